@@ -1,0 +1,129 @@
+"""The accumulation window: which micro-batch closes it, and what each loss weighs in it.
+
+A *micro-batch* is what happens between two attempts to step, or one ``accumulate()`` block. A *window* is ``size``
+micro-batches, fewer where a loader ends. Only the micro-batch that closes the window averages gradients over ranks and
+lets optimizers step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+
+from accel_nb.data.loader import Share
+
+
+class Window:
+    """Counts micro-batches by backward passes and step attempts; knows nothing of loaders but their shares."""
+
+    def __init__(self, size: int, world_size: int, on_sync: Callable[[bool], None]) -> None:
+        self.number = 0
+        self.share: Share | None = None
+        # What a mean loss, and a loss that is a sum over samples, are multiplied by.
+        self.mean_factor = 1.0
+        self.sum_factor = 1.0
+        # The present micro-batch closes the window.
+        self.closes = True
+        # The last micro-batch that began did; what users read as sync_gradients.
+        self.synchronises = True
+        # A backward pass has run in the present micro-batch, or in the window.
+        self.has_backward = False
+        self.is_dirty = False
+        self._size = 1
+        self._world_size = world_size
+        self._on_sync = on_sync
+        self._num_held = 0
+        self._is_last = False
+        self._in_block = False
+        self._last_decision = (True, 0, 1.0)
+        self.size = size
+
+    @property
+    def size(self) -> int:
+        """How many micro-batches a full window has."""
+        return self._size
+
+    @size.setter
+    def size(self, size: int) -> None:
+        self._size = size
+        self._weigh()
+        self._decide()
+
+    @property
+    def num_held(self) -> int:
+        """How many micro-batches of this window have ended without a step."""
+        return self._num_held
+
+    def take_share(self, share: Share | None) -> None:
+        """Hear what part of its global batch the next micro-batch is; None once no loader is iterated."""
+        self.share = share
+        self._is_last = share is not None and share.is_last
+        self._weigh()
+        if not self._in_block:
+            self._decide()
+
+    def note_backward(self) -> None:
+        """Hear of a backward pass."""
+        self.has_backward = True
+        self.is_dirty = True
+
+    def moment(self) -> tuple[bool, int, float]:
+        """Return, for clipping and stepping now: whether the window closes, its number, its gradients' factor.
+
+        The factor makes a short window the mean over its own micro-batches.
+        """
+        if self.has_backward or self._in_block:
+            return self.closes, self.number, self._size / (self._num_held + 1)
+        return self._last_decision  # another optimizer after the same backward pass
+
+    def attempt(self) -> tuple[bool, int, float]:
+        """Hear that an optimizer is about to step, and return the `moment` that it does so in."""
+        decision = self.moment()
+        if self.has_backward and not self._in_block:
+            self._last_decision = decision
+            self.synchronises = decision[0]
+            self._end_micro_batch()
+        return decision
+
+    def __enter__(self) -> None:
+        """Begin a micro-batch that lasts as long as the block."""
+        self._decide()
+        self.synchronises = self.closes
+        self._in_block = True
+        self.has_backward = False
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End the micro-batch; one that raised does not count."""
+        self._in_block = False
+        if kind is None:
+            self._last_decision = (self.closes, self.number, self._size / (self._num_held + 1))
+            self._end_micro_batch()
+        self.has_backward = False
+
+    def _end_micro_batch(self) -> None:
+        self.has_backward = False
+        self._is_last = False
+        if self.closes:
+            self.number += 1
+            self._num_held = 0
+            self.is_dirty = False
+        else:
+            self._num_held += 1
+        self._decide()
+
+    def _decide(self) -> None:
+        closes = self._num_held + 1 >= self._size or self._is_last
+        if closes != self.closes:
+            self.closes = closes
+            self._on_sync(closes)
+
+    def _weigh(self) -> None:
+        share, world_size = self.share, self._world_size
+        weight, sum_weight = 1.0, 1.0
+        if share is not None and share.total_samples:
+            weight = world_size * share.num_samples / share.total_samples
+            sum_weight = float(world_size) if share.num_samples else 0.0
+        self.mean_factor = weight / self._size
+        self.sum_factor = sum_weight / self._size

@@ -1,0 +1,243 @@
+"""Taking objects in: each is changed in place to work with the others, and given back at the end."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.stepper import Stepper
+from accel_nb.accelerator.wrapped import OptimizerGate, gate_scheduler, release_scheduler
+from accel_nb.data.loader import is_sharded, shard, unshard
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.comm import Communicator
+from accel_nb.strategies.base import Bundle
+from accel_nb.strategies.inplace import plain_class
+
+BatchMeaning = Literal["global", "per-worker"]
+
+_CLAIM = "_accel_nb_claim"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Which accelerator an object belongs to, and how to free the object when that accelerator is gone."""
+
+    owner: weakref.ref[Any]
+    release: Callable[[Any], object]
+
+
+@dataclass
+class Kinds:
+    """Objects by what is done with them."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    loaders: list[DataLoader[Any]] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, objects: Iterable[Any]) -> Kinds:
+        """Sort objects, each once."""
+        kinds = cls()
+        seen: set[int] = set()
+        for item in objects:
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            kinds._list_for(item).append(item)
+        return kinds
+
+    def _list_for(self, item: Any) -> list[Any]:
+        if isinstance(item, nn.Module):
+            return self.models
+        if isinstance(item, Optimizer):
+            return self.optimizers
+        if isinstance(item, LRScheduler):
+            return self.schedulers
+        if isinstance(item, DataLoader):
+            return self.loaders
+        return self.others
+
+
+class Preparer:
+    """Prepares objects for one accelerator and remembers how to give them back."""
+
+    def __init__(self, owner: Any, stepper: Stepper, comm: Communicator, device: torch.device) -> None:
+        self._owner = weakref.ref(owner)
+        self._stepper = stepper
+        self._comm = comm
+        self._device = device
+        self._objects: dict[int, Any] = {}
+        # The meaning of each loader's batch, as "64 = 2 x 32".
+        self.batches: dict[int, str] = {}
+
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self._objects
+
+    @property
+    def objects(self) -> list[Any]:
+        """Everything that is prepared, in the order in which it came."""
+        return list(self._objects.values())
+
+    def prepare(
+        self, objects: Sequence[Any], *, batch: BatchMeaning, is_training: Callable[[], bool], move_models: bool = True
+    ) -> None:
+        """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are."""
+        kinds = Kinds.of(item for item in objects if item not in self)
+        for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers):
+            self._take_over(item)
+        models = self._roots(kinds.models)
+        if move_models:
+            for model in models:
+                self._move(model)
+        for optimizer in kinds.optimizers:
+            self._move_state(optimizer)
+        bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
+        self._stepper.strategy.wrap(bundle)
+        for model in models:
+            if plain_class(model) is not type(model):
+                setattr(type(model), _CLAIM, Claim(self._owner, self._stepper.strategy.unwrap))
+        for optimizer in kinds.optimizers:
+            gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
+            setattr(optimizer.step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))  # type: ignore[attr-defined]
+        for scheduler in kinds.schedulers:
+            self._gate_scheduler(scheduler)
+        for loader in kinds.loaders:
+            self._shard(loader, batch, is_training)
+        for item in (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
+            self._objects[id(item)] = item
+        self._stepper.include(bundle)
+
+    def release(self, objects: Iterable[Any]) -> None:
+        """Give objects back as they came; what is not prepared is left alone."""
+        released = [item for item in objects if item in self]
+        for item in released:
+            del self._objects[id(item)]
+            self.batches.pop(id(item), None)
+            if isinstance(item, nn.Module):
+                self._stepper.strategy.unwrap(item)
+            elif isinstance(item, Optimizer):
+                self._stepper.gates.pop(id(item)).release()
+            elif isinstance(item, LRScheduler):
+                release_scheduler(item)
+            elif isinstance(item, DataLoader):
+                unshard(item)
+        self._stepper.exclude(released)
+
+    def _take_over(self, item: Any) -> None:
+        """Free the object from an accelerator that is gone; raise if its accelerator is alive."""
+        claim = _claim_on(item)
+        if claim is None:
+            return
+        owner = claim.owner()
+        if owner is not None and not owner.is_closed:
+            raise MisuseError(
+                f"this {type(item).__name__} is prepared by another Accelerator that is still in use: call close() on "
+                "that one, or free_memory(...) with this object, before preparing it here"
+            )
+        claim.release(item)
+
+    def _roots(self, models: list[nn.Module]) -> list[nn.Module]:
+        """Leave out modules inside of others, and free those that were prepared before the module around them."""
+        inside = {
+            id(part): part
+            for model in [*models, *self._stepper.bundle.models]
+            for part in model.modules()
+            if part is not model
+        }
+        roots = [model for model in models if id(model) not in inside]
+        covered = {id(part) for model in roots for part in model.modules() if part is not model}
+        self.release([model for model in self._stepper.bundle.models if id(model) in covered])
+        return roots
+
+    def _move(self, model: nn.Module) -> None:
+        if any(tensor.device != self._device for tensor in (*model.parameters(), *model.buffers())):
+            nn.Module.to(model, self._device)
+
+    def _move_state(self, optimizer: Optimizer) -> None:
+        """Move an optimizer's state to where its parameters are now."""
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        if any(isinstance(value, Tensor) and value.dim() and value.device != self._device for value in state):
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def _gate_scheduler(self, scheduler: LRScheduler) -> None:
+        gate = self._stepper.gates.get(id(scheduler.optimizer))
+        if gate is None:
+            raise MisuseError(
+                f"the optimizer of this {type(scheduler).__name__} is not prepared: prepare both, as in "
+                "prepare(model, optimizer, scheduler)"
+            )
+        gate_scheduler(scheduler, gate)
+        setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
+
+    def _shard(self, loader: DataLoader[Any], batch: BatchMeaning, is_training: Callable[[], bool]) -> None:
+        shard(
+            loader,
+            comm=self._comm,
+            batch=batch,
+            device=self._device,
+            on_share=self._stepper.window.take_share,
+            is_training=is_training,
+        )
+        size, workers = loader.batch_size, self._comm.world.size
+        if size is not None and workers > 1:
+            total = size if batch == "global" else size * workers
+            self.batches[id(loader)] = f"batch {total} = {workers} x {total // workers}" + (
+                "" if total % workers == 0 else f" or {total // workers + 1}"
+            )
+        elif size is not None:
+            self.batches[id(loader)] = f"batch {size}"
+
+
+def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:
+    """Return one prepared object in a few words, for the receipt."""
+    label = f"{name} " if name else ""
+    kind = type(item).__name__
+    if isinstance(item, nn.Module):
+        count = sum(parameter.numel() for parameter in item.parameters())
+        return f"{label}{kind} ({count:,} parameters)"
+    if isinstance(item, DataLoader):
+        return f"{label}{kind} ({batches.get(id(item), 'no batch size')})"
+    return f"{label}{kind}"
+
+
+def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device) -> list[str]:
+    """Return what cannot equal a run on one device, one line each."""
+    if num_workers == 1:
+        return []
+    notes: list[str] = []
+    modules = [part for item in objects if isinstance(item, nn.Module) for part in item.modules()]
+    if any(isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) for part in modules):
+        remedy = "; nn.SyncBatchNorm.convert_sync_batchnorm shares them" if device.type == "cuda" else ""
+        notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
+    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
+        notes.append("dropout differs from a run on one device: each worker draws its own")
+    trains = any(isinstance(item, Optimizer) for item in objects)
+    if trains and not any(isinstance(item, DataLoader) for item in objects):
+        notes.append("no DataLoader is prepared: every worker trains on the same batches")
+    return notes
+
+
+def is_prepared(item: Any) -> bool:
+    """Whether some accelerator that is alive has changed this object."""
+    if isinstance(item, DataLoader):
+        return is_sharded(item)
+    claim = _claim_on(item)
+    return claim is not None and (owner := claim.owner()) is not None and not owner.is_closed
+
+
+def _claim_on(item: Any) -> Claim | None:
+    if isinstance(item, Optimizer):
+        return getattr(getattr(item.step, "__func__", None), _CLAIM, None)
+    return vars(type(item)).get(_CLAIM)

@@ -1,0 +1,119 @@
+"""Gates: optimizers and schedulers whose steps wait for the end of an accumulation window.
+
+Both stay the objects that they were. An optimizer gets two bound methods, since learning rate schedulers bind one of
+their own in the same place; a scheduler gets a class made for it, since its state dict is its ``__dict__``.
+"""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from accel_nb.strategies.inplace import restore, specialise
+
+
+class Stepping(Protocol):
+    """What an optimizer's gate asks whether and how to step."""
+
+    def step(self, gate: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
+        """Step the gate's optimizer, or do not."""
+        ...
+
+    def may_zero(self, gate: OptimizerGate) -> bool:
+        """Whether gradients may be cleared now."""
+        ...
+
+
+class OptimizerGate:
+    """Stands between one optimizer's ``step`` and ``zero_grad`` and those who call them."""
+
+    def __init__(self, optimizer: Optimizer, stepping: Stepping) -> None:
+        self.optimizer = optimizer
+        self.num_attempts = 0
+        self.num_ran = 0
+        # Windows whose gradients were made ready, and that the optimizer stepped in.
+        self.finished_in = -1
+        self.stepped_in = -1
+        # Parameters that belong to no prepared module; the number of parameters they were found among.
+        self.strays: Sequence[tuple[int, int, Tensor]] = ()
+        self.num_checked = -1
+        self._stepping = stepping
+        self._is_inside = False
+        self._closure: Callable[[], Any] | None = None
+        self._result: Any = None
+        self._saved = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
+        self._step = optimizer.step
+        self._zero_grad = optimizer.zero_grad
+        self._install()
+
+    @property
+    def learning_rate(self) -> float:
+        """The first group's learning rate; NaN where reading it would wait for the device."""
+        rate = self.optimizer.param_groups[0].get("lr", math.nan)
+        if type(rate) is float:
+            return rate
+        if isinstance(rate, Tensor):
+            return rate.item() if rate.device.type == "cpu" else math.nan
+        return float(rate)
+
+    def run(self, step: Callable[[Optimizer], Any], closure: Callable[[], Any] | None = None) -> Any:
+        """Call ``step`` with the gate open: the optimizer's own step runs when ``step`` comes to it."""
+        self._is_inside, self._closure = True, closure
+        try:
+            return step(self.optimizer)
+        finally:
+            self._is_inside, self._closure = False, None
+
+    def release(self) -> None:
+        """Give the optimizer its own methods back."""
+        for name, saved in self._saved.items():
+            vars(self.optimizer).pop(name, None)
+            if saved is not None:
+                setattr(self.optimizer, name, saved)
+
+    def _install(self) -> None:
+        optimizer: Any = self.optimizer
+
+        # Functions, not methods of the gate: what is bound must be bound to the optimizer.
+        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
+            if not self._is_inside:
+                return self._stepping.step(self, closure)
+            optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at for its warning
+            return self._step() if self._closure is None else self._step(self._closure)
+
+        def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            if self._stepping.may_zero(self):
+                self._zero_grad(*args, **kwargs)
+
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else a later scheduler binds its own above
+        optimizer.step = types.MethodType(step, optimizer)
+        optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
+
+
+def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate) -> LRScheduler:
+    """Let ``scheduler.step`` do nothing where its optimizer was asked to step since the last call and did not.
+
+    So a scheduler that is stepped for each batch counts optimizer steps, and one that is stepped for each epoch
+    counts epochs.
+    """
+    own_step = type(scheduler).step
+    seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
+
+    def step(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
+        nonlocal seen_attempts, seen_ran
+        is_held = gate.num_attempts > seen_attempts and gate.num_ran == seen_ran
+        seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
+        return None if is_held else own_step(self, *args, **kwargs)
+
+    return specialise(scheduler, {"step": step})
+
+
+def release_scheduler(scheduler: LRScheduler) -> LRScheduler:
+    """Undo `gate_scheduler`."""
+    return restore(scheduler)

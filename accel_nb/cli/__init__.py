@@ -1,0 +1,5 @@
+"""The command line: ``accel-nb``."""
+
+from accel_nb.cli.main import main
+
+__all__ = ["main"]

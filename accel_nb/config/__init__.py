@@ -1,0 +1,35 @@
+"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch."""
+
+from accel_nb.config.files import read_file, write_file
+from accel_nb.config.flags import flags_to_line, parse_flags, usage
+from accel_nb.config.layers import (
+    Layer,
+    Origin,
+    Resolved,
+    Row,
+    ambient_layers,
+    environment_layer,
+    resolve,
+    using_layers,
+)
+from accel_nb.config.schema import OPTIONS, Config, DdpOptions, Option
+
+__all__ = [
+    "OPTIONS",
+    "Config",
+    "DdpOptions",
+    "Layer",
+    "Option",
+    "Origin",
+    "Resolved",
+    "Row",
+    "ambient_layers",
+    "environment_layer",
+    "flags_to_line",
+    "parse_flags",
+    "read_file",
+    "resolve",
+    "using_layers",
+    "usage",
+    "write_file",
+]

@@ -1,0 +1,218 @@
+"""Flags of the magic and the command line, and back: ``--gpus 2 --no-panel`` <-> a layer.
+
+pydantic-settings parses them over the schema's own models. Each flag is handed to it by itself, so that one mistake
+does not hide the next; what it refuses is explained here.
+"""
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from accel_nb.config.layers import Layer, did_you_mean, quoted
+from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, SECTIONS, Config, Option
+
+MAX_LINE = 16_384
+
+_BY_FLAG = {f"--{option.flag}": option for option in OPTIONS.values()}
+_NEGATED = {f"--no-{option.flag}": option for option in OPTIONS.values() if option.is_switch}
+_KNOWN: Mapping[str, Option] = _BY_FLAG | _NEGATED
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"  # with those that text processors make of two hyphens
+_PLANNED = {f"--{name.replace('_', '-')}" for name in PLANNED_OPTIONS}
+
+
+def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
+    """Return the flags of a magic's line, or of a list of arguments, as a layer.
+
+    Never raises for what the user wrote: problems travel in ``Layer.problems``, and ``resolve`` reports them together
+    with values that are not allowed.
+    """
+    text = line if isinstance(line, str) else " ".join(line)
+    bad = next((char for char in text if not char.isprintable() and char != "\t"), None)
+    if bad is not None:
+        return Layer("flags", {}, source, problems=(f"the flags hold the character {bad!a}; remove it",))
+    if len(text) > MAX_LINE:
+        return Layer(
+            "flags", {}, source, problems=(f"the flags are longer than {MAX_LINE} characters; use --config FILE",)
+        )
+    try:
+        words = shlex.split(line) if isinstance(line, str) else list(line)
+    except ValueError:
+        return Layer("flags", {}, source, problems=(f"a quotation mark in {quoted(line)} is never closed; close it",))
+    reading = _Reading()
+    parser = _parser() if words else None
+    for group in _groups(words):
+        reading.add(group, parser)
+    return Layer("flags", reading.values, source, reading.places, tuple(reading.problems))
+
+
+def flags_to_line(given: Config | Layer) -> str:
+    """Return the flags that give these options; of a Config, those that are not at their default.
+
+    Raises:
+        ValueError: if a value cannot be written as a flag, such as text with a line break.
+    """
+    if isinstance(given, Layer):
+        values = dict(given.values)
+    else:
+        values = given.model_dump(exclude_defaults=True)
+    flat: dict[str, Any] = {}
+    for name, value in values.items():
+        flat |= {f"{name}.{leaf}": inner for leaf, inner in value.items()} if isinstance(value, dict) else {name: value}
+    return " ".join(_flag(OPTIONS[name], value) for name, value in flat.items())
+
+
+def usage(command: str = "%%accelerate") -> str:
+    """Return a compact table of every flag, its value, default and meaning."""
+    rows = [(_usage_flag(option), option) for option in OPTIONS.values()]
+    width = min(40, max(len(flag) for flag, _ in rows))
+    lines = [f"{command} [flags]", ""]
+    for flag, option in rows:
+        default = "" if option.default in (None, ()) else f" (default {_text(option.default)})"
+        lines.append(f"  {flag:<{width}}  {option.field.description}{default}")
+    return "\n".join(lines)
+
+
+@dataclass
+class _Reading:
+    """What the flags gave so far."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    places: dict[str, str] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+
+    def add(self, group: list[str], parser: "_Parser | None") -> None:
+        """Take a flag with the words that follow it."""
+        name = group[0].partition("=")[0]
+        option = _KNOWN.get(name)
+        if option is None or parser is None:
+            self.problems.append(_unknown(group))
+            return
+        try:
+            value = parser.read(group, option)
+        except ValueError:
+            self.problems.append(_refused(group, option))
+            return
+        place = _shown(group)
+        if option.name in self.values and self.values[option.name] != value:
+            self.problems.append(f"{self.places[option.name]} and {place} disagree; remove one of the two")
+            return
+        self.values[option.name], self.places[option.name] = value, place
+
+
+class _Parser(Protocol):
+    def read(self, group: list[str], option: Option) -> Any:
+        """Return the value that one flag gives; raises ValueError for what the library refuses."""
+        ...
+
+
+def _parser() -> _Parser:
+    from pydantic_settings import BaseSettings, CliSettingsSource
+
+    class FlagSettings(BaseSettings, Config, enable_decoding=False, defer_build=True):  # pyright: ignore
+        """The schema as settings; lists stay text, which the schema's own validators read."""
+
+    source: CliSettingsSource[Any] = CliSettingsSource(
+        FlagSettings,
+        cli_prog_name="accelerate",
+        cli_parse_none_str="\0",  # the schema reads "none" itself
+        cli_avoid_json=True,
+        cli_exit_on_error=False,
+        cli_implicit_flags="dual",
+        cli_kebab_case=True,
+        cli_shortcuts={
+            option.name.replace("_", "-"): option.flag
+            for option in OPTIONS.values()
+            if option.flag != option.name.replace("_", "-")
+        },
+    )
+
+    class Parser:
+        def read(self, group: list[str], option: Option) -> Any:
+            value: Any = source(args=group)()
+            for part in option.name.split("."):
+                value = value[part]
+            return value
+
+    return Parser()
+
+
+def _groups(words: Sequence[str]) -> list[list[str]]:
+    """Split words into flags, each with what follows it; words before the first flag are a group too."""
+    groups: list[list[str]] = []
+    for word in words:
+        if groups and not _is_flag_like(word):
+            groups[-1].append(word)
+        else:
+            groups.append([word])
+    return groups
+
+
+def _is_flag_like(word: str) -> bool:
+    return word.startswith("-") and not word[1:2].isdigit() and word[1:2] != "."
+
+
+def _unknown(group: list[str]) -> str:
+    word = group[0].partition("=")[0]
+    if word in _PLANNED:
+        return f"{word} is not served by this version; remove the flag"
+    if word.removeprefix("--") in SECTIONS:
+        flags = ", ".join(flag for flag in _BY_FLAG if flag.startswith(f"{word}."))
+        return f"{word} is a group of flags{': ' if flags else ' that holds none yet'}{flags}; name one of its flags"
+    hint = did_you_mean(word.lstrip(_DASHES), _suggestions())
+    if word.startswith("--"):
+        return f"{quoted(word)} is no flag{hint or '; the option reference lists all flags'}"
+    if word.startswith("-"):
+        return f"{quoted(word)} is no flag{hint}; flags start with two dashes"
+    hint = hint if word[:1] in _DASHES or f"--{word}" in _KNOWN else ""
+    return f"{' '.join(map(quoted, group))} stands before any flag{hint}; only flags can be given here"
+
+
+def _suggestions() -> dict[str, str]:
+    by_name = {option.name.replace("_", "-"): f"--{option.flag}" for option in OPTIONS.values()}
+    return by_name | {flag[2:]: flag for flag in _KNOWN}
+
+
+def _refused(group: list[str], option: Option) -> str:
+    """Say why the library refused a known flag."""
+    name, has_value, _ = group[0].partition("=")
+    extra = group[1:] if option.is_switch or has_value else group[2:]
+    if option.is_switch and has_value:
+        return f"{_shown(group[:1])}: the flag takes no value; write --{option.flag} or --no-{option.flag}"
+    if extra:
+        words = " ".join(map(quoted, extra))
+        return (
+            f"{words} after {_shown(group[: -len(extra)])} belongs to no flag; remove it, or quote a value with spaces"
+        )
+    if not option.is_switch and not has_value and len(group) == 1:
+        return f"{name} needs a value; give {option.allowed}"
+    return f"{_shown(group)} cannot be read; give {option.allowed}"
+
+
+def _shown(group: list[str]) -> str:
+    text = " ".join(shlex.quote(word) for word in group)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+def _flag(option: Option, value: Any) -> str:
+    if option.is_switch and isinstance(value, bool):
+        return f"--{option.flag}" if value else f"--no-{option.flag}"
+    text = _text(value)
+    if not text.isprintable():
+        raise ValueError(f"{option.name}: {value!a} cannot be written as a flag")
+    plain = text and not text.startswith("-")
+    return f"--{option.flag}{' ' if plain else '='}{shlex.quote(text) if text else ''}"
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
+
+
+def _usage_flag(option: Option) -> str:
+    if not option.is_switch:
+        return f"--{option.flag} {option.metavar}"
+    return f"--[no-]{option.flag}"

@@ -1,0 +1,398 @@
+"""Layers of options, and how they become one frozen Config that remembers where each value came from.
+
+From weakest to strongest: default < file < environment < notebook < flags < code.
+"""
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from types import MappingProxyType
+from typing import Any
+
+from pydantic import ValidationError
+
+from accel_nb.config.schema import (
+    ALTERNATIVES,
+    OPTIONS,
+    PLANNED_OPTIONS,
+    PLANNED_VALUES,
+    SCHEMA_VERSION,
+    SECTIONS,
+    Config,
+    clashes,
+    idle_options,
+    rank_problems,
+)
+from accel_nb.errors import ConfigError
+
+LAYER_NAMES = ("default", "file", "environment", "notebook", "flags", "code")
+"""The kinds of layers, weakest first."""
+
+ENVIRONMENT_PREFIX = "ACCEL_NB_"
+
+_EMPTY: Mapping[str, str] = MappingProxyType({})
+_REMEDIES = {
+    "file": "correct or remove the line",
+    "environment": "correct or unset the variable",
+    "notebook": "correct it in the sidebar",
+    "flags": "correct or remove the flag",
+    "code": "correct the argument",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """Options that one place gives.
+
+    ``values`` may be nested (``{"ddp": {"static_graph": True}}``) or dotted (``{"ddp.static_graph": True}``).
+    ``source`` says where they stand, as ``"train.yaml"`` or ``"Accelerator(...)"``; ``places`` says it more closely
+    for single options. ``problems`` were found while the layer was read; ``resolve`` reports them with its own.
+    """
+
+    name: str
+    values: Mapping[str, Any]
+    source: str
+    places: Mapping[str, str] = field(default_factory=lambda: _EMPTY)
+    problems: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.name not in LAYER_NAMES:
+            raise ValueError(f"a layer is one of {LAYER_NAMES}, not {self.name!r}")
+
+    def origin(self, option: str) -> "Origin":
+        """Where this layer's value of the option stands."""
+        return Origin(self.name, self.places.get(option, self.source))
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where a value came from: the kind of layer and the place in it."""
+
+    layer: str
+    source: str
+
+    def __str__(self) -> str:
+        if self.layer == "default":
+            return "default"
+        return f"{self.source} ({self.layer})"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of ``Resolved.explain()``."""
+
+    option: str
+    value: Any
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """The config of a run, the origin of each of its values, and notes about settings that have no effect."""
+
+    config: Config
+    origins: Mapping[str, Origin]
+    notes: tuple[str, ...] = ()
+
+    def explain(self) -> list[Row]:
+        """Return option, value and origin of every option, in the order of the schema."""
+        values = _dotted(self.config)
+        return [Row(option, values[option], self.origins[option]) for option in OPTIONS]
+
+    def table(self) -> str:
+        """Return ``explain()`` and the notes as lines of text."""
+        rows = [(row.option, quoted(_shown(row.value)), str(row.origin)) for row in self.explain()]
+        widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+        lines = [f"{option:<{widths[0]}}  {value:<{widths[1]}}  {origin}" for option, value, origin in rows]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """The values that some layer gave, by dotted name; defaults left out."""
+        return {row.option: row.value for row in self.explain() if row.origin.layer != "default"}
+
+    @property
+    def layers(self) -> tuple[Layer, ...]:
+        """Layers that resolve to this config again: what ``using_layers`` takes in a worker."""
+        layers: list[Layer] = []
+        for name in LAYER_NAMES[1:]:
+            places = {option: origin.source for option, origin in self.origins.items() if origin.layer == name}
+            is_named_file = name == "file" and self.config.config is not None  # kept when empty: read once only
+            if places or is_named_file:
+                values = {option: value for option, value in self.given.items() if option in places}
+                source = str(self.config.config) if is_named_file else next(iter(places.values()))
+                layers.append(Layer(name, values, source, places))
+        return tuple(layers)
+
+    def check_world(self, size: int) -> None:
+        """Raise ConfigError when an option names a rank that a world of ``size`` workers does not have."""
+        problems = rank_problems(self.config, size)
+        if problems:
+            raise ConfigError(
+                [f"{option} from {self.origins[option]}: {message}" for option, message in problems.items()]
+            )
+
+    def to_json(self) -> str:
+        """Return the one JSON document that travels to the workers."""
+        return json.dumps(
+            {
+                "version": SCHEMA_VERSION,
+                "config": self.config.model_dump(mode="json"),
+                "origins": {option: [origin.layer, origin.source] for option, origin in self.origins.items()},
+                "notes": list(self.notes),
+            },
+            allow_nan=False,
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> "Resolved":
+        """Rebuild what ``to_json`` wrote; raises ConfigError for anything else."""
+        try:
+            document = json.loads(text)
+            if document["version"] != SCHEMA_VERSION:
+                raise ConfigError(f"the config has version {document['version']!r}; this one reads {SCHEMA_VERSION}")
+            origins = {str(name): Origin(str(layer), str(at)) for name, (layer, at) in document["origins"].items()}
+            notes = tuple(str(note) for note in document["notes"])
+            config = Config.model_validate(document["config"])
+        except (ValidationError, json.JSONDecodeError, RecursionError, KeyError, TypeError, AttributeError) as error:
+            raise ConfigError("the config document is damaged: not what Resolved.to_json() wrote") from error
+        except ConfigError:
+            raise
+        except ValueError as error:
+            raise ConfigError("the config document is damaged: its origins are not pairs") from error
+        if set(origins) != set(OPTIONS) or any(origin.layer not in LAYER_NAMES for origin in origins.values()):
+            raise ConfigError("the config document is damaged: its origins are not those of the schema's options")
+        return cls(config, MappingProxyType(origins), notes)
+
+
+_ambient: ContextVar[tuple[Layer, ...]] = ContextVar("accel_nb_layers", default=())
+
+
+def ambient_layers() -> tuple[Layer, ...]:
+    """Return the layers that an Accelerator built here starts from; none outside of a cell."""
+    return _ambient.get()
+
+
+@contextmanager
+def using_layers(layers: Iterable[Layer]) -> Iterator[None]:
+    """Make ``layers`` the ambient ones inside of the ``with`` block."""
+    token = _ambient.set(tuple(layers))
+    try:
+        yield
+    finally:
+        _ambient.reset(token)
+
+
+def environment_layer(environ: Mapping[str, str]) -> Layer:
+    """Return the options that variables named ``ACCEL_NB_...`` give; ``environ`` is only read."""
+    values: dict[str, Any] = {}
+    places: dict[str, str] = {}
+    problems: list[str] = []
+    by_variable = {option.variable: name for name, option in OPTIONS.items()}
+    for variable, text in sorted(environ.items()):
+        if not variable.startswith(ENVIRONMENT_PREFIX):
+            continue
+        name = by_variable.get(variable)
+        planned = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
+        if name is not None:
+            values[name] = text
+            places[name] = f"{variable}={quoted(text)}"
+        elif planned in PLANNED_OPTIONS:
+            problems.append(f"{variable} is not served by this version; unset the variable")
+        else:
+            hint = did_you_mean(variable, list(by_variable))
+            problems.append(f"{variable} sets no option of accel_nb{hint}; correct or unset the variable")
+    return Layer("environment", values, "the environment", places, tuple(problems))
+
+
+def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None = None) -> Resolved:
+    """Stack the layers, weakest first whatever their order here, and return the config with every value's origin.
+
+    Of two layers of the same kind the later one wins. A layer that sets ``config`` names a file, which is read by
+    ``read`` (by default ``read_file``) unless the file's layer is among the layers already.
+
+    Raises:
+        ConfigError: with one line for each problem of any layer.
+    """
+    stack = sorted(layers, key=lambda layer: LAYER_NAMES.index(layer.name))
+    problems: list[str] = []
+    checked = [(layer, _checked(layer, problems)) for layer in stack]
+    checked = _with_file(checked, problems, read)
+    _check_code_against_flags(checked, problems)
+
+    values: dict[str, Any] = {}
+    origins: dict[str, Origin] = {}
+    notes: list[str] = []
+    for layer, given in checked:
+        for option, value in given.items():
+            values[option], origins[option] = value, layer.origin(option)
+            notes += _set_aside(option, values, origins)
+
+    config = Config.model_validate(nested(values))
+    for clash in clashes(config):
+        places = " and ".join(f"{option} from {origins[option]}" for option in clash.options if option in origins)
+        problems.append(f"{places}: {clash.message}")
+    if problems:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    notes += [
+        f"{option} from {origins[option]} has no effect: {reason}"
+        for option, reason in idle_options(config, values).items()
+    ]
+    default = Origin("default", "default")
+    return Resolved(
+        config, MappingProxyType({option: origins.get(option, default) for option in OPTIONS}), tuple(notes)
+    )
+
+
+def _with_file(
+    checked: list[tuple[Layer, dict[str, Any]]], problems: list[str], read: Callable[[str], Layer] | None
+) -> list[tuple[Layer, dict[str, Any]]]:
+    path = next((given["config"] for _, given in reversed(checked) if given.get("config") is not None), None)
+    if path is None or any(layer.name == "file" and layer.source == path for layer, _ in checked):
+        return checked
+    if read is None:
+        from accel_nb.config.files import read_file as read  # loads yaml, which most runs never need
+    try:
+        layer = read(path)
+    except ConfigError as error:
+        problems += error.problems
+        return checked
+    given = _checked(layer, problems)
+    weaker = sum(LAYER_NAMES.index(other.name) <= LAYER_NAMES.index("file") for other, _ in checked)
+    return [*checked[:weaker], (layer, given), *checked[weaker:]]
+
+
+def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
+    """Return the layer's valid values by dotted name and add a line to ``problems`` for each other one."""
+    problems += layer.problems
+    given: dict[str, Any] = {}
+    for name, value in _flat(layer, problems).items():
+        option = OPTIONS.get(name)
+        if option is None:
+            problems.append(unknown_option(name, layer))
+        elif isinstance(value, str) and value in PLANNED_VALUES.get(name, ()):
+            problems.append(f"{name}: {quoted(value)} from {layer.origin(name)} is not served by this version")
+        elif name == "config" and layer.name == "file":
+            problems.append(f"config: {layer.origin(name)} names a further file; one file only, remove the line")
+        else:
+            try:
+                given[name] = _dotted(Config.model_validate(nested({name: value})))[name]
+            except (ValidationError, RecursionError):
+                problems.append(
+                    f"{name}: {quoted(value)} from {layer.origin(name)} is not allowed; "
+                    f"give {option.allowed}; {_REMEDIES.get(layer.name, 'correct it')}"
+                )
+    return given
+
+
+def unknown_option(name: str, layer: Layer) -> str:
+    """Return the line about an option that does not exist or is not served yet."""
+    if name in PLANNED_OPTIONS:
+        return f"{name} is not served by this version ({layer.origin(name)}); remove it"
+    flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
+    shown = name if name.isprintable() and len(name) <= 80 else quoted(name)
+    return f"{shown} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
+
+
+def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:
+    """Return ``"; did you mean X?"`` with the nearest known name, or an empty string.
+
+    A mapping maps what may have been meant to what to suggest. The last part of a dotted name counts as a name too.
+    """
+    names = dict(known) if isinstance(known, Mapping) else {item: item for item in known}
+    names = {item.rpartition(".")[2]: meant for item, meant in reversed(names.items())} | names
+    near = get_close_matches(name[:80], names, n=1)
+    return f"; did you mean {names[near[0]]}?" if near else ""
+
+
+def quoted(value: object) -> str:
+    """Return the value as one short printable piece of text."""
+    if value is None:
+        return "none"
+    try:
+        text = value if isinstance(value, str) and value.isprintable() and value and " " not in value else ascii(value)
+    except Exception:  # the repr of a stranger's object, or of a number with too many digits
+        text = f"a value of type {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _shown(value: object) -> object:
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or None
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
+
+
+def _flat(layer: Layer, problems: list[str]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in layer.values.items():
+        if name not in SECTIONS:
+            found = {name: value}
+        elif isinstance(value, Mapping):
+            found = {f"{name}.{leaf}": inner for leaf, inner in value.items()}
+        elif value is None:
+            found = {}  # "ddp:" with nothing below it
+        else:
+            problems.append(
+                f"{name}: {quoted(value)} from {layer.origin(name)} is not allowed; {name} is a group of options"
+            )
+            continue
+        for option, inner in found.items():
+            if not isinstance(option, str):
+                problems.append(f"{quoted(option)} is no option ({layer.source}); the names of options are text")
+            elif option in flat:
+                problems.append(f"{option} stands twice in {layer.source}, nested and dotted; remove one")
+            else:
+                flat[option] = inner
+    return flat
+
+
+def nested(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return dotted values as a tree."""
+    tree: dict[str, Any] = {}
+    for name, value in values.items():
+        section, _, leaf = name.rpartition(".")
+        (tree.setdefault(section, {}) if section else tree)[leaf] = value
+    return tree
+
+
+def _dotted(config: Config) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for name in OPTIONS:
+        section, _, leaf = name.rpartition(".")
+        values[name] = getattr(getattr(config, section) if section else config, leaf)
+    return values
+
+
+def _set_aside(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:
+    """Drop what ``option``, just set, replaces from a weaker layer; the same strength is a clash, found later."""
+    for pair in ALTERNATIVES:
+        if option not in pair or values[option] is None:
+            continue
+        other = pair[1 - pair.index(option)]
+        weaker = other in origins and _strength(origins[other]) < _strength(origins[option])
+        if weaker and values[other] is not None:
+            note = f"{other} from {origins[other]} is set aside: {option} from {origins[option]} replaces it"
+            del values[other], origins[other]
+            return [note]
+    return []
+
+
+def _strength(origin: Origin) -> int:
+    return min(LAYER_NAMES.index(origin.layer), LAYER_NAMES.index("flags"))  # code and flags must agree
+
+
+def _check_code_against_flags(checked: list[tuple[Layer, dict[str, Any]]], problems: list[str]) -> None:
+    last: dict[str, dict[str, tuple[Layer, Any]]] = {"flags": {}, "code": {}}
+    for layer, given in checked:
+        if layer.name in last:
+            last[layer.name].update({option: (layer, value) for option, value in given.items()})
+    for option, (code, value) in last["code"].items():
+        flags, flag_value = last["flags"].get(option, (code, value))
+        if value != flag_value:
+            problems.append(
+                f"{option}: {quoted(value)} from {code.origin(option)} and {quoted(flag_value)} from "
+                f"{flags.origin(option)} disagree; remove one of the two"
+            )

@@ -1,0 +1,418 @@
+"""Every option of accel_nb, declared once: type, limits, unit, help line and default.
+
+Flags, environment variables, the YAML file, the sidebar's form, the TypeScript types and ``docs/options.md`` are all
+derived from the models below. To add an option, add a field; to add a strategy's options, add a section to
+``StrategySections`` and run ``python -m accel_nb.config.export``.
+"""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from keyword import iskeyword
+from types import MappingProxyType
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic.fields import FieldInfo
+
+SCHEMA_VERSION = 1
+MAX_WORKERS = 1024
+MAX_SEED = 2**63 - 1
+MONTH_S = 30 * 24 * 3600
+
+PLANNED_OPTIONS = ("tpus", "zero_stage", "checkpoint", "every", "resume", "max_restarts", "background")
+"""Options of the design that this version refuses by name."""
+
+PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType({"precision": ("fp8",)})
+"""Values of served options that this version refuses by name."""
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+_REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+# Flags and environment variables bring text, files and code bring values. Each reader below turns text into a value
+# and leaves anything else alone, so that the strict types behind them decide (True is not 1, 4.0 is not 4).
+def _read_text(value: object) -> object:
+    return None if value == "none" else value
+
+
+def _read_whole(value: object) -> object:
+    if isinstance(value, str):
+        value = value.strip()
+        return int(value) if _WHOLE.fullmatch(value) else _read_text(value)
+    return value
+
+
+def _read_real(value: object) -> object:
+    if isinstance(value, str):
+        value = value.strip()
+        return float(value) if _REAL.fullmatch(value) else _read_text(value)
+    return value
+
+
+def _read_switch(value: object) -> object:
+    return _SWITCH.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def _read_names(value: object) -> object:
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
+    return value
+
+
+def _read_ranks(value: object) -> object:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if isinstance(value, str):
+        value = value.strip()
+        if value in ("all", "none"):
+            return _read_text(value)
+        value = _read_names(value)
+    return tuple(_read_whole(item) for item in value) if isinstance(value, tuple | list) else value
+
+
+def _unique(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value
+
+
+def _run_name(value: str | None) -> str | None:
+    if value is None:
+        return None
+    if not value.isprintable() or value != value.strip() or set(value) & set("/\\") or value in (".", ".."):
+        raise ValueError("not a run name")
+    return value
+
+
+def _plain_path(value: str | None) -> str | None:
+    if value is not None and not value.isprintable():
+        raise ValueError("not a path")
+    return value
+
+
+def _identifier(value: str) -> str:
+    if not value.isidentifier() or iskeyword(value):
+        raise ValueError("not a Python name")
+    return value
+
+
+Whole = Annotated[int, Field(strict=True)]
+Workers = Annotated[int, Field(strict=True, ge=1, le=MAX_WORKERS)]
+Rank = Annotated[int, Field(strict=True, ge=0, lt=MAX_WORKERS)]
+Ranks = Annotated[tuple[Rank, ...], Field(min_length=1)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Switch = Annotated[bool, BeforeValidator(_read_switch), Field(strict=True)]
+Name = Annotated[str, AfterValidator(_identifier), Field(strict=True, max_length=256)]
+
+
+def _option(default: Any, description: str, *, unit: str | None = None, **extra: Any) -> Any:
+    """Declare an option; ``extra`` may hold ``flag``, ``metavar``, ``allowed`` and JSON Schema keywords."""
+    return Field(default, description=description, json_schema_extra={"unit": unit, **extra})
+
+
+class Section(BaseModel):
+    """A frozen group of options; a name that is not declared is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True, validate_default=False)
+
+
+class SingleOptions(Section):
+    """Options of the strategy for one process; it has none."""
+
+
+class DdpOptions(Section):
+    """Options of PyTorch's DistributedDataParallel, with PyTorch's own names and defaults."""
+
+    find_unused_parameters: Switch = _option(
+        False, "Look in every backward pass for parameters that took no part; slower, needed for conditional branches."
+    )
+    bucket_cap_mb: Annotated[Annotated[Whole, Field(ge=1, le=65536)], BeforeValidator(_read_whole)] = _option(
+        25, "Size of the gradient buckets that are reduced together.", unit="MiB"
+    )
+    static_graph: Switch = _option(False, "Promise that every step uses the same parameters in the same order.")
+    broadcast_buffers: Switch = _option(
+        True, "Copy rank 0's buffers (such as batch-norm statistics) to every rank before each forward pass."
+    )
+
+
+class StrategySections(Section):
+    """One section for each strategy; the names of the fields are the names of the strategies."""
+
+    single: SingleOptions = Field(default_factory=SingleOptions, description="One process, one device; no options.")
+    ddp: DdpOptions = Field(
+        default_factory=DdpOptions, description="PyTorch DistributedDataParallel: one model replica per rank."
+    )
+
+
+STRATEGIES = ("auto", *StrategySections.model_fields)
+"""What ``strategy`` may be."""
+
+
+def _strategy(value: str) -> str:
+    if value not in STRATEGIES:
+        raise ValueError("not a strategy")
+    return value
+
+
+class Config(StrategySections):
+    """All options of a run, each within its own limits.
+
+    ``resolve`` builds it from layers and checks what must hold between options; a Config that is built by hand is
+    checked field by field only.
+    """
+
+    gpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(_read_whole)] = _option(
+        None, "Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker.", unit="GPUs"
+    )
+    cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(_read_whole)] = _option(
+        None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
+    )
+    precision: Literal["no", "fp16", "bf16", "auto"] = _option(
+        "no", "Number format of the forward and backward pass; auto takes the best that the device really has."
+    )
+    strategy: Annotated[str, Field(strict=True), AfterValidator(_strategy)] = _option(
+        "auto", "How the workers share the training; auto chooses by worker count and devices.", enum=list(STRATEGIES)
+    )
+    accumulate: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)], BeforeValidator(_read_whole)] = _option(
+        1, "Batches whose gradients are summed up before one optimizer step.", unit="batches"
+    )
+    clip: Annotated[Annotated[Real, Field(gt=0)] | None, BeforeValidator(_read_real)] = _option(
+        None, "Clip the gradients to this total norm before each optimizer step.", unit="norm", metavar="NORM"
+    )
+    seed: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)] | None, BeforeValidator(_read_whole)] = _option(
+        None, "Seed of Python, NumPy and PyTorch in every worker.", metavar="S"
+    )
+    batch: Annotated[Literal["per-worker", "global"] | None, BeforeValidator(_read_text)] = _option(
+        None,
+        "What the loader's batch size means: each worker's batch, or the batch of all workers together; none given: "
+        "global for a plain cell, per-worker for a cell that uses the accelerator.",
+    )
+    name: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=64)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_run_name),
+    ] = _option(
+        None,
+        "Name of the run, as trackers and the sidebar show it.",
+        metavar="RUN",
+        allowed="1 to 64 printable characters without / and \\, or none",
+    )
+    prepare: Switch = _option(True, "Prepare the models, optimizers and loaders of a plain cell automatically.")
+    pull: Annotated[tuple[Name, ...], BeforeValidator(_read_names), AfterValidator(_unique)] = _option(
+        (),
+        "Names to bring back to the notebook although they are large.",
+        metavar="NAMES",
+        allowed="Python names, separated by commas",
+    )
+    bring_back: Switch = _option(
+        True, "Bring the names that the cell binds and the weights that it trains back to the notebook.", flag="return"
+    )
+    show_ranks: Annotated[Literal["all"] | tuple[Rank, ...], BeforeValidator(_read_ranks), AfterValidator(_unique)] = (
+        _option((), "Ranks whose output is shown unfolded besides rank 0's; none given: rank 0 only.", unit="ranks")
+    )
+    ranks: Annotated[Ranks | None, BeforeValidator(_read_ranks), AfterValidator(_unique)] = _option(
+        None, "Run the cell on these ranks only; none given: on all.", unit="ranks"
+    )
+    static: Switch = _option(False, "Draw the panel as a picture instead of a live widget.")
+    panel: Switch = _option(True, "Show the panel with loss and memory below the cell.")
+    dry_run: Switch = _option(False, "Print the plan and start nothing.")
+    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(_read_real)] = _option(
+        None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS"
+    )
+    config: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "YAML file with options; everything else overrides it.",
+        metavar="FILE",
+        allowed="the path of a YAML file, or none",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One leaf of the schema: its dotted name and all that is known about it."""
+
+    name: str
+    field: FieldInfo
+
+    @property
+    def section(self) -> str | None:
+        """The section that the option stands in, such as a strategy's; None at the root."""
+        return self.name.rpartition(".")[0] or None
+
+    @property
+    def extra(self) -> Mapping[str, Any]:
+        """The machine-readable facts beside the type: unit, flag, metavar, allowed."""
+        extra = self.field.json_schema_extra
+        return extra if isinstance(extra, dict) else {}
+
+    @property
+    def flag(self) -> str:
+        """The flag's name without dashes in front."""
+        return self.extra.get("flag", self.name.replace("_", "-"))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that sets the option."""
+        return "ACCEL_NB_" + self.name.upper().replace(".", "__")
+
+    @property
+    def default(self) -> Any:
+        """The value when no layer gives one."""
+        return self.field.default
+
+    @property
+    def is_switch(self) -> bool:
+        """Whether the option is on or off."""
+        return self.field.annotation is bool
+
+    @property
+    def allowed(self) -> str:
+        """What may be given, in words."""
+        return _in_words(self._json_schema)
+
+    @property
+    def metavar(self) -> str:
+        """What stands for the value in the usage text; empty for a switch."""
+        return "" if self.is_switch else self.extra.get("metavar") or _metavar(self._json_schema)
+
+    @property
+    def _json_schema(self) -> Mapping[str, Any]:
+        schema = json_schema()
+        section, _, leaf = self.name.rpartition(".")
+        if section:
+            schema = schema["$defs"][schema["properties"][section]["$ref"].rpartition("/")[2]]
+        return schema["properties"][leaf]
+
+
+def _leaves(model: type[Section], prefix: str = "") -> dict[str, Option]:
+    leaves: dict[str, Option] = {}
+    sections: dict[str, Option] = {}
+    for name, field in model.model_fields.items():
+        if is_section(field):
+            sections.update(_leaves(field.annotation, f"{prefix}{name}."))  # pyright: ignore[reportArgumentType]
+        else:
+            leaves[prefix + name] = Option(prefix + name, field)
+    return leaves | sections
+
+
+def is_section(field: FieldInfo) -> bool:
+    """Whether the field is a group of options rather than an option."""
+    return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
+
+
+OPTIONS: Mapping[str, Option] = MappingProxyType(_leaves(Config))
+"""Every option by its dotted name, root options first."""
+
+SECTIONS = tuple(name for name, field in Config.model_fields.items() if is_section(field))
+"""The names of the groups of options."""
+
+
+@cache
+def json_schema() -> Mapping[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of all options, with units."""
+    schema = Config.model_json_schema()
+    return MappingProxyType({"$schema": "https://json-schema.org/draft/2020-12/schema", **schema})
+
+
+def _in_words(node: Mapping[str, Any]) -> str:
+    if "allowed" in node:
+        return node["allowed"]
+    if "anyOf" in node:
+        return _either([_in_words(part) for part in node["anyOf"]])
+    if "enum" in node:
+        return _either([str(choice) for choice in node["enum"]])
+    if "const" in node:
+        return str(node["const"])
+    kind = node.get("type")
+    if kind == "array":
+        return f"a comma list in which each is {_in_words(node['items'])}"
+    if kind in ("integer", "number"):
+        return ("a whole number" if kind == "integer" else "a number") + _limits(node)
+    return {"boolean": "true or false", "null": "none"}.get(str(kind), "text")
+
+
+def _either(parts: list[str]) -> str:
+    return f"{', '.join(parts[:-1])} or {parts[-1]}" if len(parts) > 1 else parts[0]
+
+
+def _limits(node: Mapping[str, Any]) -> str:
+    above, low, below, high = (node.get(key) for key in ("exclusiveMinimum", "minimum", "exclusiveMaximum", "maximum"))
+    if node.get("type") == "integer":
+        low = above + 1 if above is not None else low
+        high = below - 1 if below is not None else high
+        return f" from {low} to {high}"
+    parts = [f" {word} {limit}" for word, limit in (("above", above), ("up to", high)) if limit is not None]
+    return " and".join(parts)
+
+
+def _metavar(node: Mapping[str, Any]) -> str:
+    parts = [part for part in node.get("anyOf", [node]) if part.get("type") != "null"]
+    if any("enum" in part or "const" in part for part in parts) or len(parts) > 1:
+        return "|".join(_metavar_of(part) for part in parts)
+    return _metavar_of(parts[0])
+
+
+def _metavar_of(part: Mapping[str, Any]) -> str:
+    if "enum" in part:
+        return "|".join(map(str, part["enum"]))
+    if "const" in part:
+        return str(part["const"])
+    return {"integer": "N", "number": "X", "array": "LIST"}.get(str(part.get("type")), "TEXT")
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Options that are each allowed and cannot stand together; ``message`` says why and what to do."""
+
+    options: tuple[str, ...]
+    message: str
+
+
+ALTERNATIVES = (("gpus", "cpus"),)
+"""Options of which a run has at most one: the one from the higher layer sets the other aside."""
+
+
+def clashes(config: Config) -> list[Clash]:
+    """Return what must hold between options and does not."""
+    found = [
+        Clash((first, second), "only one of the two can be given; remove one")
+        for first, second in ALTERNATIVES
+        if getattr(config, first) is not None and getattr(config, second) is not None
+    ]
+    if not config.bring_back and config.pull:
+        found.append(Clash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+    size_from = "cpus" if config.gpus is None else "gpus"
+    size = getattr(config, size_from)
+    if isinstance(size, int) and (config.gpus is None or config.cpus is None):
+        found += [Clash((option, size_from), message) for option, message in rank_problems(config, size).items()]
+    return found
+
+
+def rank_problems(config: Config, size: int) -> dict[str, str]:
+    """Return a message for each option that names a rank outside of a world of ``size``."""
+    problems: dict[str, str] = {}
+    for option in ("ranks", "show_ranks"):
+        value = getattr(config, option)
+        outside = [rank for rank in value if rank >= size] if isinstance(value, tuple) else []
+        if outside:
+            listed = ", ".join(map(str, outside))
+            problems[option] = f"rank {listed} is outside of a world of {size}; ranks go from 0 to {size - 1}"
+    return problems
+
+
+def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return, for each given option that has no effect in this config, the reason."""
+    idle = {
+        name: f"it belongs to {option.section}, and strategy is {config.strategy}"
+        for name in given
+        if (option := OPTIONS[name]).section in StrategySections.model_fields
+        and config.strategy not in ("auto", option.section)
+    }
+    if config.static and not config.panel and "static" in given:
+        idle["static"] = "the panel is off"
+    return idle

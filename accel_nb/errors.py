@@ -1,0 +1,52 @@
+"""Every error that accel_nb raises on purpose.
+
+Each message names what was given, where it came from, what is allowed and what to do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class AccelNbError(Exception):
+    """Root of the errors below: catch it to catch them all."""
+
+
+class ConfigError(AccelNbError, ValueError):
+    """One or more options are wrong; ``problems`` holds one line for each."""
+
+    def __init__(self, problems: Sequence[str] | str) -> None:
+        self.problems = [problems] if isinstance(problems, str) else list(problems)
+        super().__init__("\n".join(self.problems))
+
+
+class CellSyntaxError(AccelNbError, ValueError):
+    """The cell's text is not Python; found in the kernel, before any worker sees it."""
+
+
+class MisuseError(AccelNbError, RuntimeError):
+    """The training API was used in an order or with objects that cannot work."""
+
+
+class UnsyncedGradientError(MisuseError):
+    """An optimizer is about to step parameters whose gradients never left this rank."""
+
+
+class ShippingError(AccelNbError, TypeError):
+    """A name that the cell uses cannot be sent to the workers."""
+
+
+class PoolError(AccelNbError, RuntimeError):
+    """The worker pool could not do what was asked of it."""
+
+
+class IllegalTransition(PoolError):
+    """A pool was asked to move between two states that are not connected."""
+
+
+class WorkerDied(PoolError):
+    """A worker process ended while it was needed; ``rank`` says which."""
+
+    def __init__(self, message: str, *, rank: int) -> None:
+        self.rank = rank
+        super().__init__(message)

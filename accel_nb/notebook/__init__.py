@@ -1,0 +1,1 @@
+"""The notebook side: magics, session, what a cell uses, what its output looks like."""

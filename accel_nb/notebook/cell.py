@@ -1,0 +1,224 @@
+"""What a cell uses and binds, read from its text and from the functions that it calls; runs nothing, needs no torch."""
+
+from __future__ import annotations
+
+import ast
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
+"""A cell that uses one of these is left exactly as written."""
+
+
+@dataclass(frozen=True, slots=True)
+class CellNames:
+    """The names of a cell: those it needs from the notebook, those it binds itself, and what it seems to be."""
+
+    needed: tuple[str, ...]
+    bound: tuple[str, ...]
+    is_explicit: bool
+    is_empty: bool
+
+
+def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
+    """Find the names that a parsed cell needs from ``namespace``, through the functions and classes it uses too.
+
+    A name that the cell surely binds before it reads it is not needed, whatever it holds in the notebook.
+    """
+    reader = _Reader()
+    for statement in tree.body:
+        reader.visit(statement)
+    needed = _follow((name for name in reader.loaded), namespace)
+    mentioned = {*reader.loaded, *reader.attributes, *needed.mentioned}
+    return CellNames(
+        needed=tuple(name for name in needed.names if name in namespace),
+        bound=tuple(dict.fromkeys(reader.stored)),
+        is_explicit=bool(ACCELERATOR_NAMES & mentioned),
+        is_empty=not tree.body,
+    )
+
+
+class _Reader(ast.NodeVisitor):
+    """Walks a cell in the order in which it runs."""
+
+    def __init__(self) -> None:
+        self.loaded: dict[str, None] = {}
+        self.stored: list[str] = []
+        self.attributes: set[str] = set()
+        self._surely: set[str] = set()
+        self._conditional = 0
+        self._hidden: list[set[str]] = []
+
+    def visit_Name(self, node: ast.Name) -> None:
+        if any(node.id in names for names in self._hidden):
+            return
+        if isinstance(node.ctx, ast.Load):
+            self._load(node.id)
+        else:
+            self._store(node.id)
+
+    def visit_Attribute(self, node: ast.Attribute) -> None:
+        self.attributes.add(node.attr)
+        self.generic_visit(node)
+
+    def visit_Assign(self, node: ast.Assign) -> None:
+        self._visit_all([node.value, *node.targets])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> None:
+        if isinstance(node.target, ast.Name):
+            self._load(node.target.id)
+        self._visit_all([node.value, node.target])
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._visit_all([node.annotation, *([node.value, node.target] if node.value else [])])
+
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        self._visit_all([node.iter, node.target])
+        self._visit_conditional([*node.body, *node.orelse])
+
+    visit_AsyncFor = visit_For
+
+    def visit_While(self, node: ast.While) -> None:
+        self.visit(node.test)
+        self._visit_conditional([*node.body, *node.orelse])
+
+    def visit_If(self, node: ast.If) -> None:
+        self.visit(node.test)
+        self._visit_conditional([*node.body, *node.orelse])
+
+    def visit_Try(self, node: ast.Try) -> None:
+        self._visit_conditional([*node.body, *node.handlers, *node.orelse])
+        self._visit_all(node.finalbody)
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
+        for alias in node.names:
+            self._store((alias.asname or alias.name).partition(".")[0])
+            self.attributes.add(alias.name)
+
+    visit_ImportFrom = visit_Import
+
+    def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
+        self._visit_all([*node.decorator_list, *node.args.defaults, *(d for d in node.args.kw_defaults if d)])
+        self._store(node.name)
+        self._visit_body(node)
+
+    visit_AsyncFunctionDef = visit_FunctionDef
+
+    def visit_Lambda(self, node: ast.Lambda) -> None:
+        self._visit_all([*node.args.defaults, *(d for d in node.args.kw_defaults if d)])
+        self._visit_body(node)
+
+    def visit_ClassDef(self, node: ast.ClassDef) -> None:
+        self._visit_all([*node.decorator_list, *node.bases, *(keyword.value for keyword in node.keywords)])
+        self._store(node.name)
+        self._visit_body(node)
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
+        local = {name.id for g in node.generators for name in ast.walk(g.target) if isinstance(name, ast.Name)}
+        self.visit(node.generators[0].iter)
+        self._hidden.append(local)
+        self.generic_visit(node)
+        self._hidden.pop()
+
+    visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
+
+    def _visit_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) -> None:
+        """Read a body that runs later, when names may have been bound: whatever is free in it counts as needed."""
+        code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec")
+        for name in global_names(code):
+            if name not in self._surely:
+                self.loaded.setdefault(name)
+        self.attributes |= {name for part in _all_codes(code) for name in part.co_names}
+
+    def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
+        for node in nodes:
+            self.visit(node)
+
+    def _visit_conditional(self, nodes: Iterable[ast.AST]) -> None:
+        """Read statements that may not run: what they bind is not surely bound after them."""
+        before = set(self._surely)
+        self._visit_all(nodes)
+        self._surely = before
+
+    def _load(self, name: str) -> None:
+        if name not in self._surely:
+            self.loaded.setdefault(name)
+
+    def _store(self, name: str) -> None:
+        self.stored.append(name)
+        self._surely.add(name)
+
+
+def _as_statement(node: ast.AST) -> ast.stmt:
+    return ast.copy_location(ast.Expr(node), node) if isinstance(node, ast.Lambda) else node  # type: ignore[return-value]
+
+
+def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _all_codes(constant)
+
+
+def global_names(code: types.CodeType) -> set[str]:
+    """Return the names that a code object and those nested in it look up as globals."""
+    import dis
+
+    return {
+        instruction.argval
+        for part in _all_codes(code)
+        for instruction in dis.get_instructions(part)
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    names: list[str]
+    mentioned: set[str]
+
+
+def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
+    """Add the names that functions and classes defined in the notebook look up, however deep."""
+    found: dict[str, None] = {}
+    mentioned: set[str] = set()
+    waiting = list(names)
+    seen: set[int] = set()
+    while waiting:
+        name = waiting.pop(0)
+        mentioned.add(name)
+        if name in found or name not in namespace:
+            continue
+        found[name] = None
+        for code in _codes_of(namespace[name], seen):
+            waiting += sorted(global_names(code))
+            mentioned |= {item for part in _all_codes(code) for item in part.co_names}
+    return _Followed(list(found), mentioned)
+
+
+def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
+    """Yield the code of what was defined in the notebook: functions, methods, and the classes of instances."""
+    if id(value) in seen:
+        return
+    seen.add(id(value))
+    if isinstance(value, types.FunctionType):
+        if value.__module__ == "__main__":
+            yield value.__code__
+            for cell in value.__closure__ or ():
+                try:
+                    yield from _codes_of(cell.cell_contents, seen)
+                except ValueError:
+                    continue  # an empty cell holds nothing to follow
+    elif isinstance(value, types.MethodType):
+        yield from _codes_of(value.__func__, seen)
+        yield from _codes_of(value.__self__, seen)
+    elif isinstance(value, type):
+        if value.__module__ == "__main__":
+            for item in vars(value).values():
+                yield from _codes_of(getattr(item, "__func__", getattr(item, "fget", item)), seen)
+            for base in value.__mro__[1:]:
+                yield from _codes_of(base, seen)
+    elif isinstance(value, property | staticmethod | classmethod) or type(value).__module__ == "__main__":
+        yield from _codes_of(type(value), seen)

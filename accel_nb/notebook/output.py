@@ -1,0 +1,134 @@
+"""The output of one running cell: receipt, panel, rank 0's text and displays; the other ranks folded away."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Collection, Sequence
+from typing import Any
+
+from IPython.display import display
+
+from accel_nb.notebook.logs import Decoder, RankLog
+from accel_nb.notebook.receipt import as_bundle, receipt_line, starting_line
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.failure import Answer
+from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
+from accel_nb.ui import Panel
+
+FLUSH_S = 0.03
+SHOWN_BYTES = 1024 * 1024
+"""After this many bytes of a cell, rank 0's text goes to the log only, and its end is shown when the cell ends."""
+
+
+class CellOutput:
+    """Draws a cell's output; the pool's listener while it runs."""
+
+    def __init__(self, specs: Sequence[WorkerSpec], *, panel: Panel, shown_ranks: Collection[int], is_new: bool) -> None:
+        self._specs = specs
+        self._panel = panel
+        self._shown_ranks = set(shown_ranks)
+        self._reports: dict[int, Prepared] = {}
+        self._decoders: dict[tuple[int, str], Decoder] = {}
+        self._waiting: list[tuple[str, str]] = []
+        self._flushed_at = 0.0
+        self._num_shown = 0
+        self.logs = {rank: RankLog() for rank in range(len(specs))}
+        self._receipt = display(as_bundle(starting_line(specs, is_new=is_new)), raw=True, display_id=True)
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        """Keep what a rank wrote, and show it if the rank is one to show."""
+        self.logs[rank].write(data)
+        if rank not in self._shown_ranks or self._num_shown > SHOWN_BYTES:
+            return
+        self._num_shown += len(data)
+        text = self._decoders.setdefault((rank, stream), Decoder()).decode(data)
+        if len(self._shown_ranks) > 1:
+            text = "".join(f"[rank {rank}] {line}" for line in text.splitlines(keepends=True))
+        self._waiting.append((stream, text))
+        if time.monotonic() - self._flushed_at > FLUSH_S:
+            self._flush()
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        """Show a rank's rich output, or take in an event."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if topic == "event":
+            self._take_event(from_message(body))
+        elif rank in self._shown_ranks:
+            self._flush()
+            self._show(topic, body)
+
+    def measured(self, events: Sequence[Event]) -> None:
+        """Take in numbers."""
+        self._panel.feed(events)
+
+    def answered(self, answer: Answer) -> None:
+        """Mark on the panel how a rank ended."""
+        now = time.time()
+        if answer.outcome in ("raised", "died"):
+            self._panel.feed([RankFailed(answer.rank, now, answer.outcome)])
+        elif answer.outcome == "interrupted":
+            self._panel.feed([Interrupted(answer.rank, now)])
+
+    def tick(self) -> None:
+        """Show what waits."""
+        self._flush()
+        self._panel.refresh()
+
+    def finish(self, status: str, lines: Sequence[str]) -> None:
+        """Complete the output: the rest of the text, the receipt, the panel's picture, and ``lines`` of notes."""
+        self._flush()
+        self._update_receipt()
+        if self._num_shown > SHOWN_BYTES:
+            log = self.logs[min(self._shown_ranks)]
+            hidden = log.num_bytes - self._num_shown
+            print(f"\n[... {max(hidden, 0):,} more bytes; `%accelerate logs` shows them. The end:]\n{log.last_lines()}")
+        self._panel.finish(status)  # type: ignore[arg-type]
+        for line in [*self._folded(), *lines]:
+            display(as_bundle(line), raw=True)
+
+    def _take_event(self, event: Event) -> None:
+        if isinstance(event, Prepared):
+            self._reports[event.rank] = event
+            if len(self._reports) == len(self._specs):
+                self._update_receipt()
+        else:
+            self._panel.feed([event])
+
+    def _update_receipt(self) -> None:
+        self._receipt.update(as_bundle(receipt_line(self._specs, list(self._reports.values()))), raw=True)
+
+    def _show(self, topic: str, body: dict[str, Any]) -> None:
+        from IPython.core.getipython import get_ipython
+
+        publisher = get_ipython().display_pub
+        if topic == "clear":
+            publisher.clear_output(wait=bool(body.get("wait")))
+            return
+        publisher.publish(
+            body["data"],
+            body["metadata"],
+            transient=body.get("transient") or {},
+            update=bool(body.get("update", False)),
+        )
+
+    def _flush(self) -> None:
+        self._flushed_at = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        for stream, text in waiting:
+            (sys.stdout if stream == "stdout" else sys.stderr).write(text)
+        if waiting:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _folded(self) -> list[str]:
+        """Say that ranks printed something that is not shown, unless it is what a shown rank printed too."""
+        shown = {log.text() for rank, log in self.logs.items() if rank in self._shown_ranks}
+        hidden = [
+            f"rank {rank} printed {log.num_lines} line{'s' if log.num_lines != 1 else ''}: `%accelerate logs {rank}`"
+            for rank, log in self.logs.items()
+            if rank not in self._shown_ranks and log.num_bytes and log.text() not in shown
+        ]
+        return hidden[:4] + ([f"and {len(hidden) - 4} more ranks"] if len(hidden) > 4 else [])

@@ -1,0 +1,24 @@
+"""What a run would do, in words, before anything starts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from accel_nb.config import Resolved
+from accel_nb.pool.engine import WorkerSpec
+
+
+def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
+    """Return the plan: workers and devices, then every option that was given, with where it came from."""
+    config = resolved.config
+    devices = ", ".join(f"{count} x {device}" for device, count in Counter(spec.device for spec in specs).items())
+    strategy = config.strategy
+    if strategy == "auto":
+        strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
+    lines = [
+        f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, {specs[0].num_threads} threads each",
+        f"strategy {strategy}, precision {config.precision}, accumulate {config.accumulate}",
+    ]
+    lines += [f"{row.option} = {row.value} from {row.origin}" for row in resolved.explain() if row.option in resolved.given]
+    return "\n".join([*lines, *(f"note: {note}" for note in resolved.notes)])

@@ -1,0 +1,209 @@
+"""What a worker runs: notebook cells, statement by statement, on the training core. Never imported by the kernel."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace
+from accel_nb.config import Resolved, using_layers
+from accel_nb.notebook.shell import make_shell
+from accel_nb.pool import pickling
+from accel_nb.pool.arena import Parcel
+from accel_nb.pool.returning import Returner, Snapshot
+from accel_nb.pool.shipping import Delivery
+from accel_nb.pool.worker import Handled, Worker
+from accel_nb.runtime import rng
+from accel_nb.runtime.comm import LocalComm, TorchComm
+from accel_nb.telemetry.events import current_sink
+
+_POINT = "__accel_nb_prepare__"
+_NO_POINT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass, ast.Global)
+
+
+class CellProgram:
+    """Runs cells on one rank and finds what has to go back."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._shell = make_shell(self._show)
+        self._namespace: dict[str, Any] = self._shell.user_ns
+        self._ignored = frozenset(self._namespace)
+        self._returner = Returner()
+        self._accelerators: dict[str, tuple[str, Accelerator]] = {}
+        self._kernel_names: set[str] = set()
+
+    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        """Do one task: ``run`` a cell, or ``pull`` names."""
+        if task == "run":
+            return self._run(body, descriptors)
+        if task == "pull":
+            return self._pull(body)
+        raise ValueError(f"a worker has no task {task!r}")
+
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        """Return type, message, traceback and the pickled error itself."""
+        lines = self._shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
+        return {"error": self._describe(error, list(lines))}
+
+    def reopened(self) -> None:
+        """Drop what was built on the old process group; the next cell prepares anew."""
+        for kind in list(self._accelerators):
+            self._close_accelerator(kind)
+
+    def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        os.chdir(body["cwd"])
+        if body["parcel"] is not None:
+            parcel = Parcel.from_table(descriptors[0], body["parcel"])
+            Delivery.unpack(parcel, self._namespace).apply(self._namespace, in_place=False)
+        self._kernel_names = set(body["shared"])
+        resolved = Resolved.from_json(body["config"])
+        returns = self._worker.world.is_main and resolved.config.bring_back
+        before = Snapshot.take(self._namespace, body["used"]) if returns else None
+        outcome, reply = "done", {}
+        with using_layers(resolved.layers), _reporting_to(self._worker):
+            try:
+                with self._worker.interruptible():
+                    error = self._execute(body, resolved)
+            except KeyboardInterrupt as interrupt:
+                error = interrupt
+        if isinstance(error, KeyboardInterrupt):
+            outcome = "interrupted"
+        elif error is not None:
+            outcome, reply = "raised", {"error": self._describe(error, self._shell.structured_traceback)}
+        if before is None:
+            return Handled(outcome, {**reply, "returned": None})
+        parcels = self._returner.collect(
+            self._namespace,
+            before,
+            shared_names=self._kernel_names,
+            hidden=self._is_hidden,
+            wanted=resolved.config.pull,
+            rng=rng.capture() if body["wants_rng"] else None,
+        )
+        return Handled(outcome, {**reply, "returned": parcels.body}, tuple(parcels.descriptors))
+
+    def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
+        """Run the cell in the shell and return what it raised."""
+        shell = self._shell
+        is_plain = body["is_plain"]
+        with ExitStack() as stack:
+            transformers = []
+            if not body["is_empty"]:
+                accelerator = self._accelerator("plain" if is_plain else "explicit", resolved)
+                self._namespace["accelerator"] = accelerator
+                if is_plain and resolved.config.prepare:
+                    stack.enter_context(plain_torch(accelerator))
+                    transformers = [_InsertPoints()]
+                    names = [*body["used"], *body["bound"]]
+                    setattr(builtins, _POINT, lambda: self._prepare(accelerator, names))
+            shell.ast_transformers = transformers
+            shell.cell_text = body["source"]
+            shell.execution_count = body["execution_count"]
+            result = shell.run_cell(body["source"], store_history=False)
+        error = result.error_before_exec or result.error_in_exec
+        if isinstance(error, SystemExit):
+            words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
+            shell.structured_traceback = [f"RuntimeError: {words}"]
+            return RuntimeError(words)
+        return error
+
+    def _prepare(self, accelerator: Accelerator, names: list[str]) -> None:
+        """Prepare what has been bound since the last point, once there is something that trains."""
+        __tracebackhide__ = True
+        found = discover(self._namespace, names)
+        if found.optimizers or (accelerator.holds_optimizers and (found.loaders or found.schedulers)):
+            prepare_namespace(accelerator, self._namespace, names)
+
+    def _pull(self, body: dict[str, Any]) -> Handled:
+        missing = [name for name in body["names"] if name not in self._namespace]
+        if missing:
+            raise NameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
+        if not self._worker.world.is_main:
+            return Handled("done", {"returned": None})
+        before = Snapshot(dict(self._namespace), {})
+        parcels = self._returner.collect(
+            self._namespace,
+            before,
+            shared_names=set(body["shared"]),
+            hidden=lambda name, value: name not in body["names"],
+            wanted=body["names"],
+        )
+        return Handled("done", {"returned": parcels.body}, tuple(parcels.descriptors))
+
+    def _accelerator(self, kind: str, resolved: Resolved) -> Accelerator:
+        """Return the accelerator for this kind of cell, a new one when the options changed."""
+        key = resolved.to_json()
+        known = self._accelerators.get(kind)
+        if known is not None and known[0] == key:
+            return known[1]
+        self._close_accelerator(kind)
+        world, group = self._worker.world, self._worker.group
+        comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
+        accelerator = Accelerator(world=world, comm=comm)
+        self._accelerators[kind] = (key, accelerator)
+        return accelerator
+
+    def _close_accelerator(self, kind: str) -> None:
+        known = self._accelerators.pop(kind, None)
+        if known is not None:
+            known[1].close()
+
+    def _is_hidden(self, name: str, value: Any) -> bool:
+        return name in self._ignored or name == "accelerator" or name.startswith("__") or isinstance(value, Accelerator)
+
+    def _show(self, topic: str, body: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        self._worker.note(topic, body)
+
+    def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
+        try:
+            stream, buffers = pickling.dump(error, namespace=self._namespace, shared={})
+            pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < 1_000_000 else None
+        except Exception:  # an error that cannot be copied is still told by type, message and traceback
+            pickled = None
+        return {
+            "type": type(error).__qualname__,
+            "module": type(error).__module__,
+            "message": str(error),
+            "traceback": lines,
+            "pickled": pickled,
+        }
+
+
+class _InsertPoints(ast.NodeTransformer):
+    """Puts a call of the preparation before every top-level statement that could train."""
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        body: list[ast.stmt] = []
+        for statement in node.body:
+            if _could_train(statement):
+                point = ast.Expr(ast.Call(ast.Name(_POINT, ast.Load()), [], []))
+                body.append(ast.fix_missing_locations(ast.copy_location(point, statement)))
+            body.append(statement)
+        node.body = body
+        return node
+
+
+def _could_train(statement: ast.stmt) -> bool:
+    """Whether a statement holds a loop, a ``with`` or a call."""
+    if isinstance(statement, _NO_POINT):
+        return False
+    kinds = ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith | ast.Call
+    return any(isinstance(node, kinds) for node in ast.walk(statement))
+
+
+@contextmanager
+def _reporting_to(worker: Worker) -> Iterator[None]:
+    token = current_sink.set(worker)
+    try:
+        yield
+    finally:
+        current_sink.reset(token)

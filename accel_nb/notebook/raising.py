@@ -1,0 +1,103 @@
+"""How the end of a cell on the workers becomes an exception in the kernel, with the cell's own lines in its traceback."""
+
+from __future__ import annotations
+
+import base64
+import builtins
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from accel_nb.errors import PoolError, WorkerDied
+from accel_nb.notebook.logs import RankLog
+from accel_nb.pool import pickling
+from accel_nb.pool.failure import Answer, Reason, describe_exit
+
+
+def failure_of(
+    answers: Sequence[Answer], reason: Reason | None, logs: Mapping[int, RankLog], timeout_s: float | None
+) -> BaseException | None:
+    """Return the exception that a request ended with, or None.
+
+    A rank that died by itself is the cause even if another's broken connection was heard of first; else it is the
+    first failure in time. What other ranks raised because of it is folded into a note.
+    """
+    deaths = [answer for answer in answers if answer.outcome == "died" and not answer.body["killed"]]
+    cause = next(iter([*deaths, *(answer for answer in answers if answer.outcome in ("raised", "died"))]), None)
+    if reason == "interrupt":
+        return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_interrupted_words(answers)}"])
+    if reason == "timeout":
+        return TimeoutError(f"the cell ran longer than its timeout of {timeout_s:g} s and was interrupted")
+    if cause is None:
+        return None
+    if cause.outcome == "died":
+        return _death(cause, answers, logs)
+    return _error(cause, answers)
+
+
+def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
+    """Make IPython show ``lines`` as the traceback of an error."""
+    error._render_traceback_ = lambda: list(lines)  # type: ignore[attr-defined]
+    return error
+
+
+def _interrupted_words(answers: Sequence[Answer]) -> str:
+    killed = [answer.rank for answer in answers if answer.outcome == "died"]
+    if killed:
+        return f"rank {_listed(killed)} did not stop and was ended; the next cell starts with the notebook's values"
+    return "stopped on every rank; variables and models are kept"
+
+
+def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog]) -> WorkerDied:
+    dead = sorted(answer.rank for answer in answers if answer.outcome == "died")
+    words = [
+        f"rank {_listed(dead)} {describe_exit(cause.body['code'])} while the cell ran. A fresh worker takes its place; "
+        "the next cell starts with the notebook's values on every rank."
+    ]
+    if cause.rank in logs and (tail := logs[cause.rank].last_lines().strip()):
+        words.append(f"Its last output:\n{tail}")
+    return WorkerDied("\n".join(words), rank=cause.rank)
+
+
+def _error(cause: Answer, answers: Sequence[Answer]) -> BaseException:
+    told = cause.body["error"]
+    error = _rebuild(told)
+    same, other = [], []
+    for answer in answers:
+        if answer.rank != cause.rank and answer.outcome == "raised":
+            its = answer.body["error"]
+            if (its["type"], its["message"]) == (told["type"], told["message"]):
+                same.append(answer.rank)
+            else:
+                other.append(f"rank {answer.rank} then raised {its['type']}: {_first_line(its['message'])}")
+    ranks = [cause.rank, *same]
+    head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_listed(ranks)} raised:"
+    return with_traceback(error, [head, *told["traceback"], *other])
+
+
+def _rebuild(told: Mapping[str, Any]) -> BaseException:
+    """Return an error of the same type where this process can make one, else a PoolError that says the type."""
+    if told["pickled"] is not None:
+        try:
+            error = pickling.load(
+                base64.b64decode(told["pickled"]), [], namespace=sys.modules["__main__"].__dict__
+            )
+        except Exception:  # a class whose constructor cannot be replayed: told by its name below
+            error = None
+        if isinstance(error, BaseException):
+            return error
+    kind = getattr(builtins, told["type"], None) if told["module"] == "builtins" else None
+    if isinstance(kind, type) and issubclass(kind, Exception):
+        try:
+            return kind(told["message"])
+        except TypeError:
+            pass
+    return PoolError(f"{told['module']}.{told['type']}: {told['message']}")
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def _first_line(text: str) -> str:
+    return (text.splitlines() or [""])[0][:200]

@@ -1,0 +1,50 @@
+"""The one line at the top of a cell's output: what the workers themselves say they run with."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.telemetry.events import Prepared
+
+_STYLE = "font-family: var(--jp-code-font-family, monospace); font-size: 12px; opacity: 0.75; padding: 2px 0"
+
+
+def starting_line(specs: Sequence[WorkerSpec], *, is_new: bool) -> str:
+    """Return what stands there until the workers have reported."""
+    return f"{_workers(specs)} · {'starting' if is_new else 'running'}"
+
+
+def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[Prepared]) -> str:
+    """Return the receipt of a cell; ``reports`` are the last of each rank that has reported, in any order."""
+    if not reports:
+        return f"{_workers(specs)} · nothing to prepare"
+    reports = sorted(reports, key=lambda report: report.rank)
+    main = reports[0]
+    parts = [_workers(specs), _agreed("strategy", [(r.rank, r.strategy) for r in reports])]
+    parts.append("precision " + _agreed("precision", [(r.rank, r.precision) for r in reports]))
+    if main.objects:
+        parts.append("prepared " + ", ".join(main.objects))
+    parts += main.notes
+    return " · ".join(parts)
+
+
+def as_bundle(line: str) -> dict[str, str]:
+    """Return a line as a display bundle."""
+    return {"text/plain": line, "text/html": f'<div style="{_STYLE}">{html.escape(line)}</div>'}
+
+
+def _workers(specs: Sequence[WorkerSpec]) -> str:
+    devices = [spec.device for spec in specs]
+    count = f"{len(devices)} worker{'s' if len(devices) != 1 else ''}"
+    if set(devices) == {"cpu"}:
+        return f"{count} on cpu, {specs[0].num_threads} thread{'s' if specs[0].num_threads != 1 else ''} each"
+    return f"{count} on {', '.join(devices)}"
+
+
+def _agreed(what: str, values: Sequence[tuple[int, str]]) -> str:
+    """Return the value that all ranks report, or all of them when they differ."""
+    if len({value for _, value in values}) == 1:
+        return values[0][1]
+    return f"{what} DIFFERS: " + ", ".join(f"rank {rank} {value}" for rank, value in values)

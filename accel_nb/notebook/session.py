@@ -1,0 +1,287 @@
+"""One notebook's connection to its workers: starts them, ships names, runs cells, takes results in."""
+
+from __future__ import annotations
+
+import ast
+import os
+import sys
+import time
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.config import Resolved
+from accel_nb.errors import PoolError
+from accel_nb.notebook.cell import CellNames, read_cell
+from accel_nb.notebook.interrupts import counted_interrupts
+from accel_nb.notebook.logs import RankLog
+from accel_nb.notebook.output import CellOutput
+from accel_nb.notebook.raising import failure_of
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.failure import Answer, Reason
+from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.pool import Listener, Pool
+from accel_nb.pool.returning import Receiver
+from accel_nb.pool.shipping import Ledger
+from accel_nb.ui import Panel
+
+PROGRAM = "accel_nb.notebook.program:CellProgram"
+PRELOAD = ("accel_nb.notebook.program",)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell to run: its text as the notebook has it, and that text as plain Python."""
+
+    source: str
+    tree: ast.Module
+    execution_count: int
+
+
+@dataclass(slots=True)
+class Status:
+    """What `%accelerate status` shows."""
+
+    state: str
+    specs: tuple[WorkerSpec, ...]
+    pids: dict[int, int]
+    zygote_pid: int | None
+    kept: dict[str, str]
+    last_cell_s: float | None
+
+
+@dataclass(slots=True)
+class Session:
+    """Owns the engine and the pool of one kernel. Starts no process until `warm_up` or the first cell."""
+
+    namespace: dict[str, Any]
+    hidden_names: Collection[str] = ()
+    logs: dict[int, RankLog] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
+    """Names whose newest values stayed on the workers, with the reason."""
+    _engine: LocalEngine | None = None
+    _pool: Pool | None = None
+    _ledger: Ledger = field(default_factory=Ledger)
+    _receiver: Receiver = field(default_factory=Receiver)
+    _last_cell_s: float | None = None
+
+    def warm_up(self) -> None:
+        """Start the process that workers are forked from, in the background; returns at once."""
+        if self._engine is None:
+            self._engine = LocalEngine(PROGRAM, preload=PRELOAD)
+
+    def run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str) -> None:
+        """Run a cell on the workers and bring back what it bound and trained; raises what the cell raised."""
+        config = resolved.config
+        names = read_cell(cell.tree, self._visible())
+        if names.is_empty:
+            return
+        started = time.monotonic()
+        is_new = self._pool is None or self._pool.specs != tuple(specs)
+        shown = range(len(specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
+        if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
+            shown = config.ranks
+        panel = Panel(config.name or "run", len(specs), mode=mode)  # type: ignore[arg-type]
+        output = CellOutput(specs, panel=panel, shown_ranks=shown, is_new=is_new)
+        lines: list[str] = list(resolved.notes)
+        status = "failed"
+        self.logs = output.logs
+        try:
+            answers, reason = self._run(cell, names, resolved, specs, output)
+            lines += self._take_in(answers)
+            error = failure_of(answers, reason, self.logs, config.timeout)
+            status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+        finally:
+            output.finish(status, lines)
+            self._last_cell_s = time.monotonic() - started
+        if error is not None:
+            raise error
+
+    def pull(self, names: Sequence[str]) -> list[str]:
+        """Fetch names from rank 0, however large; returns those that arrived."""
+        pool = self._living_pool()
+        body = {"names": list(names), "shared": self._ledger.names()}
+        answers, reason = self._request(pool, "pull", {rank: body for rank in range(pool.size)}, _Quiet())
+        error = failure_of(answers, reason, {}, None)
+        if error is not None:
+            raise error
+        lines = self._take_in(answers)
+        if lines:
+            raise PoolError("; ".join(lines))
+        return list(names)
+
+    def push(self, names: Sequence[str]) -> None:
+        """Send names anew with the next cell that uses them, whatever the workers hold."""
+        missing = [name for name in names if name not in self.namespace]
+        if missing:
+            raise NameError(f"the notebook has no name {', '.join(map(repr, missing))}")
+        self._ledger.forget(names)
+
+    def status(self) -> Status:
+        """Describe the pool."""
+        engine, pool = self._engine, self._pool
+        state = pool.state if pool else "not started" if engine is None else "warm" if engine.is_warm else "warming up"
+        return Status(
+            state=state,
+            specs=pool.specs if pool else (),
+            pids=engine.pids if engine and pool else {},
+            zygote_pid=engine.zygote_pid if engine else None,
+            kept=dict(self.kept),
+            last_cell_s=self._last_cell_s,
+        )
+
+    def stop(self) -> None:
+        """End every process; the next cell starts new ones. Harmless when nothing runs."""
+        if self._pool is not None:
+            self._pool.close()
+        elif self._engine is not None:
+            self._engine.stop()
+        self._pool = self._engine = None
+        self._receiver.close()
+        self._ledger.forget()
+        self.kept = {}
+
+    def _run(
+        self, cell: Cell, names: CellNames, resolved: Resolved, specs: Sequence[WorkerSpec], output: CellOutput
+    ) -> tuple[list[Answer], Reason | None]:
+        pool = self._pool_for(specs)
+        resolved.check_world(pool.size)
+        delivered = self._ledger.prepare(names.needed, self.namespace, rng=self._changed_rng())
+        parcel, sent = delivered or (None, [])
+        self._ledger.record(sent, self.namespace)
+        body = {
+            "source": cell.source,
+            "execution_count": cell.execution_count,
+            "used": list(names.needed),
+            "bound": list(names.bound),
+            "shared": self._ledger.names(),
+            "is_plain": not names.is_explicit,
+            "is_empty": names.is_empty,
+            "parcel": None if parcel is None else parcel.table(),
+            "config": resolved.to_json(),
+            "cwd": os.getcwd(),
+            "wants_rng": "torch" in sys.modules,
+        }
+        ranks = resolved.config.ranks or range(pool.size)
+        try:
+            return self._request(
+                pool,
+                "run",
+                {rank: body for rank in ranks},
+                output,
+                descriptors=[] if parcel is None else [parcel.descriptor],
+                timeout_s=resolved.config.timeout,
+            )
+        finally:
+            if parcel is not None:
+                parcel.close()
+
+    def _request(
+        self,
+        pool: Pool,
+        task: str,
+        bodies: dict[int, dict[str, Any]],
+        listener: Listener,
+        *,
+        descriptors: Sequence[int] = (),
+        timeout_s: float | None = None,
+    ) -> tuple[list[Answer], Reason | None]:
+        with counted_interrupts() as presses:
+            answers, reason = pool.run(
+                task, bodies, listener, descriptors=descriptors, presses=presses, timeout_s=timeout_s
+            )
+        if any(answer.outcome == "died" for answer in answers):
+            self._ledger.forget()
+            self.kept = {}
+        return answers, reason
+
+    def _take_in(self, answers: Iterable[Answer]) -> list[str]:
+        """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did."""
+        lines: list[str] = []
+        for answer in answers:
+            returned = answer.body.get("returned")
+            if returned is None:
+                for descriptor in answer.descriptors:
+                    with suppress(OSError):
+                        os.close(descriptor)
+                continue
+            names = self._receiver.receive(returned, answer.descriptors, self.namespace)
+            self._ledger.record(names, self.namespace)
+            for name in names:
+                self.kept.pop(name, None)
+            for name, reason in returned["kept"].items():
+                if name not in names:
+                    self._ledger.record_only_there(name, self.namespace)
+                self.kept[name] = reason
+            if returned["kept"]:
+                listed = ", ".join(f"{name} ({reason})" for name, reason in returned["kept"].items())
+                fetch = [name for name, reason in returned["kept"].items() if reason.endswith("large")]
+                hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
+                lines.append(f"stayed on the workers: {listed}{hint}")
+        return lines
+
+    def _pool_for(self, specs: Sequence[WorkerSpec]) -> Pool:
+        """Return a pool of living workers at these places, starting or replacing what is needed."""
+        if self._pool is not None and self._pool.specs == tuple(specs) and self._pool.look_around():
+            self._ledger.forget()
+            self.kept = {}
+        if self._pool is not None and (self._pool.specs != tuple(specs) or self._pool.state != "ready"):
+            self.stop()
+        if self._pool is None:
+            self.warm_up()
+            assert self._engine is not None
+            try:
+                self._pool = Pool(self._engine, specs)
+                self._pool.wait_ready()
+            except BaseException:
+                self.stop()
+                raise
+        return self._pool
+
+    def _living_pool(self) -> Pool:
+        if self._pool is None:
+            raise PoolError("no workers run; the first %%accelerate cell starts them")
+        return self._pool
+
+    def _visible(self) -> dict[str, Any]:
+        return {
+            name: value
+            for name, value in self.namespace.items()
+            if name not in self.hidden_names and not name.startswith("__") and name != "accelerator"
+        }
+
+    def _changed_rng(self) -> dict[str, Any] | None:
+        """Return the kernel's generator states if they are not those that the workers gave back last."""
+        if "torch" not in sys.modules:
+            return None
+        import torch
+
+        from accel_nb.runtime import rng
+
+        states, known = rng.capture(), self._receiver.rng
+        is_same = known is not None and all(
+            name in known and torch.equal(state, known[name]) for name, state in states.items()
+        )
+        return None if is_same else dict(states)
+
+
+class _Quiet:
+    """A listener for requests that show nothing."""
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        """Show nothing."""
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        """Close what came along."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def measured(self, events: Sequence[Any]) -> None:
+        """Show nothing."""
+
+    def answered(self, answer: Answer) -> None:
+        """Show nothing."""
+
+    def tick(self) -> None:
+        """Show nothing."""

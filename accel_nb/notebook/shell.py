@@ -1,0 +1,117 @@
+"""The IPython shell of a worker: runs a cell as the notebook would and sends what it shows to the kernel."""
+
+from __future__ import annotations
+
+import builtins
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Any as AnyTrait
+from traitlets import Type
+from traitlets.config import Config
+
+Show = Callable[[str, dict[str, Any]], None]
+"""Takes a topic (``display`` or ``result``) and a JSON-ready body."""
+
+
+class WorkerDisplayPublisher(DisplayPublisher):
+    """Sends rich displays to the kernel."""
+
+    show: Any = AnyTrait()
+
+    def publish(self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any) -> None:
+        """Send one display, or an update of one."""
+        body = {"data": data, "metadata": metadata or {}, "transient": transient or {}, "update": update}
+        self.show("display", _json_ready(body))
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Ask the kernel to clear what the cell has shown."""
+        self.show("clear", {"wait": wait})
+
+
+class WorkerDisplayHook(DisplayHook):
+    """Sends the value of the last expression to the kernel."""
+
+    show: Any = AnyTrait()
+
+    def __call__(self, result: Any = None) -> None:
+        """Send the value, unless it is None or the cell ends in a semicolon."""
+        if result is None or self.quiet():
+            return
+        data, metadata = self.compute_format_data(result)
+        self.show("result", _json_ready({"data": data, "metadata": metadata}))
+        self.fill_exec_result(result)
+
+    def quiet(self) -> bool:
+        """Whether the cell ends in a semicolon."""
+        return self.semicolon_at_end_of_expression(self.shell.cell_text)  # type: ignore[attr-defined]
+
+
+class WorkerShell(InteractiveShell):
+    """Runs cells in a worker; keeps the traceback of an error instead of printing it."""
+
+    display_pub_class = Type(WorkerDisplayPublisher)
+    displayhook_class = Type(WorkerDisplayHook)
+    cell_text = ""
+    structured_traceback: list[str] = []
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
+        self.structured_traceback = list(stb) if not isinstance(stb, str) else stb.splitlines()
+
+    def showtraceback(self, *args: Any, **options: Any) -> None:
+        """Keep the traceback for the kernel; an interrupt needs none."""
+        if issubclass(sys.exc_info()[0] or Exception, KeyboardInterrupt | SystemExit):
+            self.structured_traceback = []
+        else:
+            super().showtraceback(*args, **options)
+
+    def ask_exit(self) -> None:
+        """Turn ``exit()`` into SystemExit, which ends the cell and is reported."""
+        raise SystemExit(0)
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """Refuse graphical event loops: a worker has no screen."""
+        if gui is not None:
+            raise RuntimeError(f"a worker has no screen for a {gui!r} event loop; show figures inline")
+
+
+def make_shell(show: Show) -> WorkerShell:
+    """Make the shell of this worker, with a fresh ``__main__`` as its namespace."""
+    main = types.ModuleType("__main__", "The namespace of the notebook's cells in this worker.")
+    sys.modules["__main__"] = main
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "linux"
+    config.InteractiveShell.xmode = "Context"
+    shell = WorkerShell.instance(config=config, user_module=main, user_ns=main.__dict__)
+    shell.display_pub.show = show  # type: ignore[attr-defined]
+    shell.displayhook.show = show  # type: ignore[attr-defined]
+    builtins.input = _no_input
+    warnings.filterwarnings("ignore", message="To exit: use", module="IPython")
+    return shell
+
+
+def _no_input(prompt: object = "") -> str:
+    raise RuntimeError(
+        "input() cannot ask from a worker: nobody could answer on every rank. "
+        "Ask in a normal cell and use the answer here by its name."
+    )
+
+
+def _json_ready(value: Any) -> Any:
+    """Return display data as JSON: bytes (pictures) in base64, what JSON has no word for as text."""
+    import base64
+
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    if isinstance(value, dict):
+        return {str(key): _json_ready(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_json_ready(item) for item in value]
+    return value if isinstance(value, str | int | float | bool | type(None)) else str(value)

@@ -1,0 +1,1 @@
+"""Persistent worker processes behind a six-call engine seam."""

@@ -1,0 +1,106 @@
+"""Control messages between processes: JSON over an anonymous socket pair, file descriptors beside them.
+
+A message is one packet of a ``SOCK_SEQPACKET`` pair, so it arrives whole or not at all. A message too long for a
+packet travels in an anonymous memory file whose descriptor the packet carries. Nothing is ever unpickled here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+MAX_PACKET = 64 * 1024
+MAX_MESSAGE = 256 * 1024 * 1024
+MAX_DESCRIPTORS = 16
+
+Message = dict[str, Any]
+
+
+class ChannelError(ValueError):
+    """What arrived on a channel is not a message."""
+
+
+class Channel:
+    """One end of a message pair; not thread-safe."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, socket.socket]:
+        """Make a pair: our end as a channel, the other as a bare socket to hand to another process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(ours), theirs
+
+    @classmethod
+    def from_descriptor(cls, descriptor: int) -> Channel:
+        """Take over an inherited descriptor."""
+        return cls(socket.socket(fileno=descriptor))
+
+    def fileno(self) -> int:
+        """Return the descriptor, for selectors."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
+        """Send one message; blocks while the other side's queue is full. Raises OSError when it is gone."""
+        body = json.dumps(message, separators=(",", ":"), allow_nan=True).encode()
+        if len(body) > MAX_MESSAGE:
+            raise ChannelError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
+        if len(body) <= MAX_PACKET:
+            socket.send_fds(self._socket, [b"i" + body], list(descriptors))
+            return
+        spill = os.memfd_create("accel_nb_message", os.MFD_CLOEXEC)
+        try:
+            with os.fdopen(spill, "wb", closefd=False) as file:
+                file.write(body)
+            socket.send_fds(self._socket, [b"s"], [spill, *descriptors])
+        finally:
+            os.close(spill)
+
+    def receive(self) -> tuple[Message, list[int]]:
+        """Wait for one message and its descriptors (now ours to close). Raises EOFError when the other side is gone."""
+        try:
+            packet, descriptors, flags, _ = socket.recv_fds(self._socket, MAX_PACKET + 1, MAX_DESCRIPTORS)
+        except ConnectionResetError:
+            raise EOFError from None
+        if not packet:
+            raise EOFError
+        try:
+            if flags & (socket.MSG_TRUNC | socket.MSG_CTRUNC):
+                raise ChannelError("a packet was cut short")
+            return self._parse(packet, descriptors), descriptors
+        except BaseException:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            raise
+
+    def close(self) -> None:
+        """Close this end; closing twice is harmless."""
+        self._socket.close()
+
+    @staticmethod
+    def _parse(packet: bytes, descriptors: list[int]) -> Message:
+        if packet[:1] == b"s" and descriptors:
+            spill = descriptors.pop(0)
+            try:
+                if os.fstat(spill).st_size > MAX_MESSAGE:
+                    raise ChannelError(f"a message is over the limit of {MAX_MESSAGE} bytes")
+                with os.fdopen(os.dup(spill), "rb") as file:
+                    file.seek(0)
+                    body = file.read()
+            finally:
+                os.close(spill)
+        elif packet[:1] == b"i":
+            body = packet[1:]
+        else:
+            raise ChannelError(f"a packet of an unknown kind {packet[:1]!r}")
+        try:
+            message = json.loads(body)
+        except ValueError as error:
+            raise ChannelError(f"a message is not JSON: {error}") from None
+        if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
+            raise ChannelError("a message is not an object with a kind")
+        return message

@@ -1,0 +1,305 @@
+"""The engine for this machine: one zygote, workers forked from it, nothing with a name or a port."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+
+from accel_nb.errors import PoolError
+from accel_nb.pool.channel import Channel
+from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, WorkerSpec
+from accel_nb.pool.messages import Exited, Fork, Forked, Kill, Start, ZygoteReady, decode, encode
+from accel_nb.runtime.environment import zygote_environment
+from accel_nb.telemetry.ring import RingReader, create_ring
+
+READ_BYTES = 256 * 1024
+ZYGOTE_PATIENCE_S = 180.0
+_READ_ORDER = ("stdout", "stderr", "control", "zygote")
+
+
+@dataclass(slots=True)
+class _Link:
+    """The kernel's ends of one worker."""
+
+    control: Channel
+    monitor: Channel
+    stdout: int
+    stderr: int
+    ring: RingReader
+    pid: int | None = None
+
+    def close(self) -> None:
+        self.control.close()
+        self.monitor.close()
+        self.ring.close()
+        for descriptor in (self.stdout, self.stderr):
+            os.close(descriptor)
+
+
+class LocalEngine:
+    """Runs workers on this machine. The zygote starts when the engine is built, in the background."""
+
+    def __init__(self, program: str, *, preload: Sequence[str] = (), timeout_s: float = 1800.0) -> None:
+        self._program = program
+        self._preload = list(preload)
+        self._timeout_s = timeout_s
+        self._specs: list[WorkerSpec] = []
+        self._links: dict[int, _Link] = {}
+        self._selector = selectors.DefaultSelector()
+        self._pending: list[Arrival] = []
+        self._store: int | None = None
+        self._ready: ZygoteReady | None = None
+        self._launch()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the zygote has said that it can fork."""
+        self._look_at_zygote()
+        return self._ready is not None
+
+    @property
+    def zygote_pid(self) -> int:
+        """The process id of the zygote."""
+        return self._zygote.pid
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers by rank, as far as known."""
+        return {rank: link.pid for rank, link in self._links.items() if link.pid is not None}
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Fork one worker for each spec; waits for the zygote's imports when it is not ready yet."""
+        if self._links:
+            raise PoolError("this engine runs already; stop it before starting again")
+        if self._zygote.poll() is not None:
+            self._relaunch()
+        self._specs = list(specs)
+        self._await_zygote()
+        self._renew_store()
+        for rank in range(len(specs)):
+            self._fork(rank)
+
+    def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:
+        """Send a record to a rank; False when it is gone."""
+        link = self._links.get(rank)
+        if link is None:
+            return False
+        try:
+            (link.monitor if urgent else link.control).send(encode(record), descriptors)
+        except OSError:
+            return False
+        return True
+
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        """Return what arrived; waits at most ``timeout_s`` seconds for the first of it."""
+        arrivals, self._pending = self._pending, []
+        ready = self._selector.select(0 if arrivals else timeout_s)
+        # Output goes before the record that may end the request which printed it, and that before an exit notice.
+        for key, _ in sorted(ready, key=lambda item: _READ_ORDER.index(item[0].data[0])):
+            kind, rank = key.data
+            if kind == "zygote":
+                arrivals += self._read_zygote()
+            elif kind == "control":
+                arrivals += self._read_control(rank)
+            else:
+                arrivals += self._read_output(rank, kind)
+        for rank, link in self._links.items():
+            if events := link.ring.read():
+                arrivals.append(Measured(rank, tuple(events)))
+        return arrivals
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL a rank and the processes it started; the zygote does it, by the pid that it forked."""
+        self._tell_zygote(Kill(rank))
+
+    def replace(self, ranks: Sequence[int]) -> int:
+        """Fork fresh workers for ended ranks; returns the descriptor of the new store."""
+        self._renew_store()
+        for rank in ranks:
+            self._fork(rank)
+        assert self._store is not None
+        return self._store
+
+    def stop(self) -> None:
+        """End the zygote and with it every worker; frees pipes, rings and the store."""
+        self._selector.close()
+        self._control.close()
+        for rank in list(self._links):
+            self._links.pop(rank).close()
+        if self._store is not None:
+            os.close(self._store)
+            self._store = None
+        try:
+            self._zygote.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._zygote.kill()
+            self._zygote.wait()
+        if self._errors is not None:
+            os.close(self._errors)
+            self._errors = None
+
+    def _launch(self) -> None:
+        self._control, theirs = Channel.pair()
+        self._errors: int | None = os.memfd_create("accel_nb_zygote_errors", os.MFD_CLOEXEC)
+        try:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "accel_nb.pool.zygote", str(theirs.fileno()), *self._preload],
+                pass_fds=[theirs.fileno()],
+                env=zygote_environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._selector.register(self._control, selectors.EVENT_READ, ("zygote", -1))
+
+    def _relaunch(self) -> None:
+        """Start a new zygote in place of one that died, taking its workers along."""
+        self._selector.unregister(self._control)
+        self._control.close()
+        self._ready = None
+        assert self._errors is not None
+        os.close(self._errors)
+        self._launch()
+
+    def _await_zygote(self) -> None:
+        deadline = time.monotonic() + ZYGOTE_PATIENCE_S
+        while self._ready is None:
+            if self._zygote.poll() is not None or time.monotonic() > deadline:
+                raise PoolError(f"the process that workers are forked from did not start:\n{self._zygote_errors()}")
+            self._pending += self.poll(0.2)
+
+    def _look_at_zygote(self) -> None:
+        if self._ready is None and not self._links:
+            self._pending += self.poll(0)
+
+    def _zygote_errors(self) -> str:
+        assert self._errors is not None
+        size = os.fstat(self._errors).st_size
+        return os.pread(self._errors, 8192, max(0, size - 8192)).decode(errors="replace") or "(it printed nothing)"
+
+    def _tell_zygote(self, record: object, descriptors: Sequence[int] = ()) -> None:
+        try:
+            self._control.send(encode(record), descriptors)
+        except OSError as error:
+            raise PoolError(f"the process that workers are forked from is gone:\n{self._zygote_errors()}") from error
+
+    def _renew_store(self) -> None:
+        if self._store is not None:
+            os.close(self._store)
+        self._store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
+
+    def _fork(self, rank: int) -> None:
+        control, their_control = Channel.pair()
+        monitor, their_monitor = Channel.pair()
+        stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
+        stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
+        ring = create_ring()
+        for descriptor in (stdout, stderr):
+            os.set_blocking(descriptor, False)
+            with suppress(OSError):  # a system-wide limit may be lower
+                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, 1024 * 1024)
+        spec = self._specs[rank]
+        start = Start(
+            rank=rank,
+            size=len(self._specs),
+            device=spec.device,
+            num_threads=spec.num_threads,
+            program=self._program,
+            cwd=os.getcwd(),
+            sys_path=list(sys.path),
+            timeout_s=self._timeout_s,
+        )
+        assert self._store is not None
+        theirs = (their_control.fileno(), their_monitor.fileno(), their_stdout, their_stderr, ring, self._store)
+        link = _Link(control, monitor, stdout, stderr, RingReader(ring))
+        try:
+            self._tell_zygote(Fork(rank, asdict(start)), theirs)
+        except PoolError:
+            link.close()
+            raise
+        finally:
+            their_control.close()
+            their_monitor.close()
+            os.close(their_stdout)
+            os.close(their_stderr)
+        self._links[rank] = link
+        self._selector.register(control, selectors.EVENT_READ, ("control", rank))
+        self._selector.register(stdout, selectors.EVENT_READ, ("stdout", rank))
+        self._selector.register(stderr, selectors.EVENT_READ, ("stderr", rank))
+
+    def _read_zygote(self) -> list[Arrival]:
+        try:
+            message, _ = self._control.receive()
+        except (EOFError, OSError):
+            self._selector.unregister(self._control)
+            return [arrival for rank in list(self._links) for arrival in self._drop(rank, -9)]
+        record = decode(message)
+        if isinstance(record, ZygoteReady):
+            self._ready = record
+        elif isinstance(record, Forked) and record.rank in self._links:
+            self._links[record.rank].pid = record.pid
+        elif isinstance(record, Exited):
+            return self._drop(record.rank, record.code)
+        return []
+
+    def _read_control(self, rank: int) -> list[Arrival]:
+        if rank not in self._links:
+            return []
+        try:
+            message, descriptors = self._links[rank].control.receive()
+        except (EOFError, OSError):
+            with suppress(KeyError):
+                self._selector.unregister(self._links[rank].control)
+            return []  # the zygote's exit notice follows and says why
+        # What the rank printed before it sent this is in its pipes already: take it along first.
+        arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
+        link = self._links[rank]
+        if events := link.ring.read():
+            arrivals.append(Measured(rank, tuple(events)))
+        return [*arrivals, Arrived(rank, decode(message), tuple(descriptors))]
+
+    def _read_output(self, rank: int, stream: str) -> list[Arrival]:
+        link = self._links.get(rank)
+        if link is None:
+            return []
+        descriptor = link.stdout if stream == "stdout" else link.stderr
+        chunks: list[Arrival] = []
+        while True:
+            try:
+                data = os.read(descriptor, READ_BYTES)
+            except BlockingIOError:
+                return chunks
+            if not data:
+                with suppress(KeyError):
+                    self._selector.unregister(descriptor)
+                return chunks
+            chunks.append(Printed(rank, stream, data))
+            if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, Printed)) > 4 * 1024 * 1024:
+                return chunks  # the rest waits, so that one rank cannot starve the others
+
+    def _drop(self, rank: int, code: int) -> list[Arrival]:
+        """Take in the last words of an ended rank, free its ends and report it."""
+        link = self._links.get(rank)
+        if link is None:
+            return []
+        arrivals: list[Arrival] = []
+        while select.select([link.control], [], [], 0)[0] and (last_words := self._read_control(rank)):
+            arrivals += last_words
+        arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
+        for ours in (link.control, link.stdout, link.stderr):
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(ours)
+        del self._links[rank]
+        link.close()
+        return [*arrivals, Ended(rank, code)]

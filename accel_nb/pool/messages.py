@@ -1,0 +1,146 @@
+"""Every message that kernel, zygote and workers exchange, as typed records with one encoding.
+
+kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `Exited`.
+kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
+kernel -> worker's monitor thread: `Interrupt` (it reads a channel of its own, also while the worker is busy).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, ClassVar, Literal
+
+from accel_nb.pool.channel import ChannelError, Message
+
+Outcome = Literal["done", "raised", "interrupted"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring and store."""
+
+    kind: ClassVar[str] = "fork"
+    rank: int
+    start: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What a new worker needs to know; the body of `Fork`."""
+
+    rank: int
+    size: int
+    device: str
+    num_threads: int
+    program: str
+    cwd: str
+    sys_path: list[str]
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Kill:
+    """End one worker and what it started, at once."""
+
+    kind: ClassVar[str] = "kill"
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class ZygoteReady:
+    """The zygote has imported everything and can fork."""
+
+    kind: ClassVar[str] = "zygote_ready"
+    pid: int
+    import_s: float
+    num_threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A worker exists."""
+
+    kind: ClassVar[str] = "forked"
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Exited:
+    """A worker ended; ``code`` as in `subprocess`: negative is a signal."""
+
+    kind: ClassVar[str] = "exited"
+    rank: int
+    pid: int
+    code: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerReady:
+    """A worker takes requests."""
+
+    kind: ClassVar[str] = "worker_ready"
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Do ``task`` and answer with a `Reply` of the same number; descriptors belong to the task."""
+
+    kind: ClassVar[str] = "request"
+    number: int
+    task: str
+    body: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupt:
+    """If request ``number`` is still running: raise KeyboardInterrupt in it and cut its collectives."""
+
+    kind: ClassVar[str] = "interrupt"
+    number: int
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Something to show or count while a request runs."""
+
+    kind: ClassVar[str] = "note"
+    number: int
+    topic: str
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """The end of a request on one rank."""
+
+    kind: ClassVar[str] = "reply"
+    number: int
+    outcome: Outcome
+    body: dict[str, Any]
+
+
+_RECORDS: dict[str, type] = {
+    record.kind: record
+    for record in (Fork, Kill, ZygoteReady, Forked, Exited, WorkerReady, Request, Interrupt, Note, Reply)
+}
+
+
+def encode(record: Any) -> Message:
+    """Return the record as a message."""
+    return {"kind": record.kind, **asdict(record)}
+
+
+def decode(message: Message) -> Any:
+    """Return the record of a message; raises ChannelError for an unknown kind or other fields."""
+    record = _RECORDS.get(message["kind"])
+    if record is None:
+        raise ChannelError(f"unknown message kind {message['kind']!r}; known: {sorted(_RECORDS)}")
+    values = {name: value for name, value in message.items() if name != "kind"}
+    expected = {item.name for item in fields(record)}
+    if set(values) != expected:
+        raise ChannelError(f"a {message['kind']!r} message has fields {sorted(values)}, expected {sorted(expected)}")
+    return record(**values)

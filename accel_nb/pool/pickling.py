@@ -1,0 +1,196 @@
+"""Values to bytes and back, on either side of the pool, by cloudpickle with three additions.
+
+* The data of tensors and arrays travels out of band, into an arena.
+* A function defined in a cell shares the receiving namespace as its globals, so that later rebinding is seen.
+* What both sides already hold (a named model, its parameters and submodules) travels as a reference, so that an
+  optimizer that arrives steps the parameters that are already there.
+
+Both ends run the user's own code and the channel between them is anonymous: nothing here reads a file or a network.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import cloudpickle
+
+SharedId = tuple[str, str, str]
+"""How both sides name an object that they both hold: (kind, bound name, path below it)."""
+
+
+def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
+    """Return the pickle stream of a value and its out-of-band buffers.
+
+    Raises whatever the value's own reduction raises when it cannot be copied.
+    """
+    stream, buffers = io.BytesIO(), []
+    _Pickler(stream, buffers.append, namespace, shared).dump(value)
+    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, Any]) -> Any:
+    """Rebuild a value; references to shared objects are looked up in ``namespace``."""
+    return _Unpickler(io.BytesIO(stream), namespace, buffers).load()
+
+
+def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> bytes:
+    """Return a short fingerprint of a value's content, tensors and arrays included."""
+    stream, buffers = dump(value, namespace=namespace, shared=shared)
+    code = zlib.crc32(stream)
+    for buffer in buffers:
+        code = zlib.crc32(buffer, code)
+    return len(stream).to_bytes(8, "little") + code.to_bytes(4, "little")
+
+
+def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
+    """Name everything reachable by both sides below ``objects`` (name to object): modules with all their parts."""
+    ids: dict[int, SharedId] = {}
+    for name, value in objects.items():
+        ids.setdefault(id(value), ("name", name, ""))
+        if is_module(value):
+            for path, part in value.named_modules():
+                ids.setdefault(id(part), ("module", name, path))
+            for path, part in value.named_parameters():
+                ids.setdefault(id(part), ("parameter", name, path))
+            for path, part in value.named_buffers():
+                ids.setdefault(id(part), ("buffer", name, path))
+    return ids
+
+
+def is_module(value: Any) -> bool:
+    """Whether the value is a torch module, told without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether the value is a torch optimizer, told without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.Optimizer)
+
+
+def is_scheduler(value: Any) -> bool:
+    """Whether the value is a torch learning-rate scheduler, told without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+
+
+def is_loader(value: Any) -> bool:
+    """Whether the value is a torch data loader, told without importing torch."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.utils.data.DataLoader)
+
+
+def _reduce_scheduler(scheduler: Any) -> Any:
+    """Copy a scheduler without the ``step`` that an instance may carry: it belongs to one process."""
+    make, arguments, state, *rest = scheduler.__reduce_ex__(5)
+    return make, arguments, {name: value for name, value in state.items() if name != "step"}, *rest
+
+
+def _main_namespace() -> dict[str, Any]:
+    """Return the namespace of cells in this process."""
+    return sys.modules["__main__"].__dict__
+
+
+class _NamespaceReference(dict[str, Any]):
+    """Stands for the namespace of cells while a function's globals are pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _main_namespace, ()
+
+
+class _Storage:
+    """One tensor storage in a stream; tensors that share memory share it after the journey too."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild_storage, (pickle.PickleBuffer(self.data),)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(
+        self, file: io.BytesIO, keep_buffer: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=keep_buffer)
+        # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
+        self.globals_ref[id(namespace)] = _NamespaceReference()
+        self._shared = shared
+        self._storages: dict[int, tuple[_Storage, Any]] = {}
+
+    def persistent_id(self, obj: Any) -> SharedId | None:
+        return self._shared.get(id(obj))
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
+            return self._reduce_tensor(torch, obj)
+        if is_scheduler(obj):
+            return _reduce_scheduler(obj)
+        return super().reducer_override(obj)
+
+    def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            return tensor.__reduce_ex__(5)
+        data = tensor.detach()
+        device = "cpu" if data.is_cpu else "worker"
+        if not data.is_cpu:
+            data = data.cpu()
+        if data.numel() * data.element_size() * 2 < data.untyped_storage().nbytes():
+            data = data.clone()  # a small window of something large: send the window
+        storage = data.untyped_storage()
+        held, _ = self._storages.setdefault(storage.data_ptr() or id(storage), (_Storage(_as_bytes(torch, storage)), data))
+        layout = (data.storage_offset(), tuple(data.size()), data.stride())
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
+        name = str(data.dtype).removeprefix("torch.")
+        return _rebuild_tensor, (held, name, layout, requires_grad, is_parameter, device)
+
+
+def _as_bytes(torch: Any, storage: Any) -> Any:
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def _rebuild_storage(buffer: Any) -> Any:
+    import torch
+
+    view = memoryview(buffer)
+    if not view.nbytes:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+
+def _rebuild_tensor(
+    storage: Any, dtype: str, layout: tuple[Any, Any, Any], requires_grad: bool, is_parameter: bool, device: str
+) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, *layout)
+    if device == "worker" and torch.cuda.is_available():
+        tensor = tensor.cuda()
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, namespace: dict[str, Any], buffers: Iterable[memoryview]) -> None:
+        super().__init__(file, buffers=buffers)
+        self._namespace = namespace
+
+    def persistent_load(self, pid: SharedId) -> Any:
+        kind, name, path = pid
+        value = self._namespace[name]
+        if kind == "module":
+            return value.get_submodule(path)
+        if kind == "parameter":
+            return value.get_parameter(path)
+        if kind == "buffer":
+            return value.get_buffer(path)
+        return value

@@ -1,0 +1,219 @@
+"""A pool: workers that live on between requests, and one loop that waits for all of them or the first failure."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+from accel_nb.errors import PoolError
+from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, WorkerSpec
+from accel_nb.pool.failure import Answer, Ladder, Reason
+from accel_nb.pool.messages import Note, Reply, Request, WorkerReady
+from accel_nb.pool.state import State, move
+from accel_nb.telemetry.events import Event
+
+POLL_S = 0.05
+START_PATIENCE_S = 120.0
+MAX_RESTARTS = 2
+"""How often in a row workers may die while they start before the pool gives up."""
+
+
+class Listener(Protocol):
+    """Hears what happens while a request runs; called in the thread that runs it."""
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        """Hear bytes that a rank wrote."""
+        ...
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        """Hear a note; the descriptors are the listener's to close."""
+        ...
+
+    def measured(self, events: Sequence[Event]) -> None:
+        """Hear numbers."""
+        ...
+
+    def answered(self, answer: Answer) -> None:
+        """Hear that one rank is through."""
+        ...
+
+    def tick(self) -> None:
+        """Draw, if it is time; called at least every 50 ms."""
+        ...
+
+
+class Pool:
+    """Runs requests on workers; survives whatever happens to them."""
+
+    def __init__(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
+        self._engine = engine
+        self._specs = tuple(specs)
+        self._state: State = "starting"
+        self._number = 0
+        self._starting: set[int] = set()
+        self._reopening: set[int] = set()
+        self._ending: set[int] = set()
+        self._num_restarts = 0
+        engine.start(specs)
+        self._starting = set(range(self.size))
+
+    @property
+    def size(self) -> int:
+        """The number of workers."""
+        return len(self._specs)
+
+    @property
+    def specs(self) -> tuple[WorkerSpec, ...]:
+        """Where the workers run."""
+        return self._specs
+
+    @property
+    def state(self) -> State:
+        """Where the pool stands."""
+        return self._state
+
+    def wait_ready(self) -> None:
+        """Wait until every worker has said that it is ready; raises PoolError when one cannot start."""
+        deadline = time.monotonic() + START_PATIENCE_S
+        words: list[bytes] = []
+        while self._starting or self._reopening or self._ending:
+            for arrival in self._engine.poll(POLL_S):
+                self._note_start(arrival, words)
+            if time.monotonic() > deadline:
+                self._fail(f"ranks {sorted(self._starting | self._reopening)} did not become ready", words)
+        self._num_restarts = 0
+        if self._state == "starting":
+            self._state = move(self._state, "ready")
+
+    def run(
+        self,
+        task: str,
+        bodies: Mapping[int, dict[str, Any]],
+        listener: Listener,
+        *,
+        descriptors: Sequence[int] = (),
+        presses: Callable[[], int] = lambda: 0,
+        timeout_s: float | None = None,
+    ) -> tuple[list[Answer], Reason | None]:
+        """Run a task on the ranks that ``bodies`` names and wait until each is through.
+
+        Never waits for a rank that cannot finish: when one raises or dies, or ``presses()`` (the user's interrupts
+        so far) goes up, the others are stopped, by force in the end. Returns the answers in the order in which they
+        came and why the request was stopped early, if it was.
+        """
+        self.wait_ready()
+        self._state = move(self._state, "busy")
+        self._number += 1
+        ladder = Ladder(self._engine, self._number, can_cut=self.size > 1)
+        answers: list[Answer] = []
+        waiting = set(bodies)
+        for rank, body in bodies.items():
+            self._engine.send(rank, Request(self._number, task, body), descriptors)
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        while waiting:
+            for arrival in self._engine.poll(POLL_S):
+                answer = self._take(arrival, listener, waiting, ladder.killed)
+                if answer is not None:
+                    answers.append(answer)
+                    if answer.outcome == "died":
+                        ladder.died()
+                    elif answer.outcome == "raised":
+                        ladder.failed()
+                    listener.answered(answer)
+            if waiting:
+                listener.tick()
+                ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
+        self._mend({answer.rank for answer in answers if answer.outcome == "died"}, has_cut=ladder.has_cut)
+        return answers, ladder.reason
+
+    def look_around(self) -> set[int]:
+        """Find ranks that ended since the last request and start fresh ones; returns them."""
+        if self._state == "failed":
+            return set(range(self.size))
+        self.wait_ready()
+        dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, Ended)}
+        if dead:
+            self._mend(dead, has_cut=False)
+        if self._state == "starting":
+            self.wait_ready()
+        return dead
+
+    def close(self) -> None:
+        """End the workers; closing twice is harmless."""
+        self._state = move(self._state, "closed")
+        self._engine.stop()
+
+    def _take(
+        self, arrival: Arrival, listener: Listener, waiting: set[int], killed: Collection[int]
+    ) -> Answer | None:
+        if isinstance(arrival, Printed):
+            listener.printed(arrival.rank, arrival.stream, arrival.data)
+        elif isinstance(arrival, Measured):
+            listener.measured(arrival.events)
+        elif isinstance(arrival, Ended):
+            waiting.discard(arrival.rank)
+            return Answer(arrival.rank, "died", {"code": arrival.code, "killed": arrival.rank in killed})
+        elif isinstance(arrival.record, Note):
+            listener.noted(arrival.rank, arrival.record.topic, arrival.record.body, arrival.descriptors)
+        elif isinstance(arrival.record, Reply) and arrival.record.number == self._number:
+            waiting.discard(arrival.rank)
+            return Answer(arrival.rank, arrival.record.outcome, arrival.record.body, arrival.descriptors)
+        return None
+
+    def _mend(self, dead: Collection[int], *, has_cut: bool) -> None:
+        """Start what is missing and have every rank open a new process group; the next request waits for it."""
+        if not dead and not has_cut:
+            self._state = move(self._state, "ready")
+            return
+        self._state = move(self._state, "starting")
+        try:
+            store = self._engine.replace(sorted(dead))
+        except PoolError:
+            self._state = move(self._state, "failed")
+            return
+        self._number += 1
+        self._starting = set(dead)
+        self._reopening = set(range(self.size)) - set(dead)
+        for rank in sorted(self._reopening):
+            self._engine.send(rank, Request(self._number, "reopen"), [store])
+
+    def _note_start(self, arrival: Arrival, words: list[bytes]) -> None:
+        if isinstance(arrival, Printed):
+            words.append(arrival.data)
+        elif isinstance(arrival, Ended):
+            self._note_end_while_starting(arrival.rank, words)
+        elif self._ending:
+            pass  # what ranks say that are about to be ended counts no more
+        elif isinstance(arrival, Arrived) and isinstance(arrival.record, WorkerReady):
+            self._starting.discard(arrival.rank)
+        elif isinstance(arrival, Arrived) and isinstance(arrival.record, Reply):
+            if arrival.record.number != self._number:
+                return
+            if arrival.record.outcome != "done":
+                self._fail(f"rank {arrival.rank} could not rejoin: {arrival.record.body}", words)
+            self._reopening.discard(arrival.rank)
+        if isinstance(arrival, Arrived):
+            for descriptor in arrival.descriptors:
+                os.close(descriptor)
+
+    def _note_end_while_starting(self, rank: int, words: list[bytes]) -> None:
+        """A rank that goes away now leaves the others waiting for it: end them all and start all anew."""
+        if not self._ending:
+            self._num_restarts += 1
+            if self._num_restarts > MAX_RESTARTS:
+                self._fail(f"rank {rank} ended while starting, {self._num_restarts} times in a row", words)
+            self._ending = set(range(self.size))
+            self._starting, self._reopening = set(), set()
+            for other in self._ending - {rank}:
+                self._engine.kill(other)
+        self._ending.discard(rank)
+        if not self._ending:
+            self._engine.replace(range(self.size))
+            self._starting = set(range(self.size))
+
+    def _fail(self, what: str, words: list[bytes]) -> None:
+        self._state = move(self._state, "failed")
+        tail = b"".join(words)[-4000:].decode(errors="replace")
+        raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")

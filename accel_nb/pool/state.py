@@ -1,0 +1,26 @@
+"""The states of a pool and the legal moves between them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from accel_nb.errors import IllegalTransition
+
+State = Literal["starting", "ready", "busy", "failed", "closed"]
+
+_MOVES: dict[State, frozenset[State]] = {
+    "starting": frozenset({"ready", "failed", "closed"}),
+    "ready": frozenset({"busy", "starting", "failed", "closed"}),
+    "busy": frozenset({"ready", "starting", "failed", "closed"}),
+    "failed": frozenset({"starting", "closed"}),
+    "closed": frozenset({"closed"}),
+}
+
+
+def move(current: State, target: State) -> State:
+    """Return ``target`` if a pool may go there from ``current``; raises IllegalTransition otherwise."""
+    if target not in _MOVES[current]:
+        raise IllegalTransition(
+            f"a pool that is {current!r} cannot become {target!r}; it can become {', '.join(sorted(_MOVES[current]))}"
+        )
+    return target

@@ -1,0 +1,205 @@
+"""The main loop of a worker process: take a request, let the program do it, answer.
+
+A worker has two channels. Requests and replies use the first, in the main thread. The second is read by a monitor
+thread, which can interrupt the main thread and cut the process group's connections while a collective blocks it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from accel_nb.pool.channel import Channel
+from accel_nb.pool.messages import Interrupt, Note, Outcome, Reply, Request, Start, WorkerReady, decode, encode
+from accel_nb.runtime.environment import become_rank, restore_threads
+from accel_nb.runtime.world import World
+from accel_nb.telemetry.events import Event, to_message
+from accel_nb.telemetry.ring import RingWriter
+
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Handled:
+    """How a task ended; the descriptors go with the reply and are closed after it."""
+
+    outcome: Outcome
+    body: dict[str, Any]
+    descriptors: tuple[int, ...] = ()
+
+
+class Program(Protocol):
+    """What a pool's workers run; named in `Start` as ``module:attribute`` and built as ``program(worker)``."""
+
+    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        """Do one task in the main thread; user code only inside of `Worker.interruptible`."""
+        ...
+
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        """Return what the kernel needs to show and raise an error that `handle` let through, JSON-ready."""
+        ...
+
+    def reopened(self) -> None:
+        """Hear that the process group is a new one."""
+        ...
+
+
+class Worker:
+    """One rank: its world, its process group, its way to the kernel."""
+
+    def __init__(self, start: Start, control: Channel, monitor: Channel, ring: RingWriter, store: int) -> None:
+        from accel_nb.runtime.group import Group
+
+        self.world = World(
+            rank=start.rank,
+            size=start.size,
+            local_rank=start.rank,
+            local_size=start.size,
+            device=start.device,
+        )
+        become_rank(self.world)
+        self._control = control
+        self._monitor = monitor
+        self._ring = ring
+        self._cutting = threading.Lock()
+        self._running: int | None = None
+        self._interrupted: int | None = None
+        self._number = 0
+        self._store = store
+        self.group = Group.open(self.world, _path(store), timeout_s=start.timeout_s)
+        module, _, attribute = start.program.partition(":")
+        self._program: Program = getattr(importlib.import_module(module), attribute)(self)
+
+    def emit(self, event: Event) -> None:
+        """Send an event: numbers through the ring, the rest as a note."""
+        if RingWriter.takes(event):
+            self._ring.write(event)  # type: ignore[arg-type]
+        else:
+            self.note("event", to_message(event))
+
+    def note(self, topic: str, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
+        """Tell the kernel something about the running request."""
+        self._control.send(encode(Note(self._number, topic, body)), descriptors or ())
+
+    def serve(self) -> None:
+        """Answer requests until the kernel closes the channel."""
+        signal.signal(signal.SIGINT, self._on_interrupt)
+        threading.Thread(target=self._watch, name="accel_nb monitor", daemon=True).start()
+        self._control.send(encode(WorkerReady(self.world.rank, os.getpid())))
+        while True:
+            try:
+                message, descriptors = self._control.receive()
+            except EOFError:
+                return
+            request = decode(message)
+            if isinstance(request, Request):
+                self._answer(request, descriptors)
+
+    @contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """Let interrupts of the running request raise KeyboardInterrupt inside of the block, and only there."""
+        try:
+            try:
+                self._running = self._number
+                yield
+            finally:
+                self._running = None
+        finally:
+            self._running = None
+            with self._cutting:
+                pass  # a cut that has begun belongs to this block: let it end before anything else starts
+
+    def _answer(self, request: Request, descriptors: list[int]) -> None:
+        self._number = request.number
+        action = self._reopen if request.task == "reopen" else self._program.handle
+        try:
+            handled = action(request.task, request.body, descriptors)
+        except BaseException as error:
+            handled = Handled("raised", self._program.describe_error(error))
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._control.send(encode(Reply(request.number, handled.outcome, handled.body)), handled.descriptors)
+        for descriptor in handled.descriptors:
+            os.close(descriptor)
+
+    def _reopen(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        store, self._store = self._store, os.dup(descriptors[0])
+        self.group.reopen(_path(self._store))
+        os.close(store)
+        self._program.reopened()
+        return Handled("done", {})
+
+    def _on_interrupt(self, signum: int, frame: object) -> None:
+        if self._running is not None and self._running == self._interrupted:
+            raise KeyboardInterrupt
+
+    def _watch(self) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        while True:
+            try:
+                message, _ = self._monitor.receive()
+            except (EOFError, OSError):
+                os.killpg(0, signal.SIGKILL)
+            record = decode(message)
+            if not isinstance(record, Interrupt):
+                continue
+            with self._cutting:
+                if self._running == record.number:
+                    self._interrupted = record.number
+                    signal.pthread_kill(main, signal.SIGINT)
+                    if record.cut:
+                        self.group.cut()
+
+
+def _path(descriptor: int) -> str:
+    """Return a path that opens an inherited anonymous file: a store that leaves nothing on disk."""
+    return f"/proc/self/fd/{descriptor}"
+
+
+def run_worker(start: Start, descriptors: list[int], *, parent: int) -> int:
+    """Turn a freshly forked process into a worker and serve; returns the exit code."""
+    os.setsid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        return 1  # the zygote died before the line above took effect
+    control, monitor, stdout, stderr, ring, store = descriptors
+    _adopt_streams(stdout, stderr)
+    restore_threads()
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
+    import torch
+
+    torch.set_num_threads(start.num_threads)
+    worker = Worker(
+        start,
+        Channel.from_descriptor(control),
+        Channel.from_descriptor(monitor),
+        RingWriter(ring),
+        store,
+    )
+    os.close(ring)
+    worker.serve()
+    return 0
+
+
+def _adopt_streams(stdout: int, stderr: int) -> None:
+    """Make the pipes this process's standard streams, for Python and for C code alike."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
+        os.dup2(source, target)
+        os.close(source)
+    sys.stdin = open(0, closefd=False)
+    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")

@@ -1,0 +1,116 @@
+"""The clean process from which workers are forked: torch imported, one thread, no device context.
+
+Run as ``python -m accel_nb.pool.zygote DESCRIPTOR PRELOAD...``. It lives as long as its control channel: when the
+kernel goes, however it goes, the channel closes, and the zygote takes every worker with it.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from contextlib import suppress
+
+from accel_nb.pool.channel import Channel
+from accel_nb.pool.messages import Exited, Fork, Forked, Kill, Start, ZygoteReady, decode, encode
+from accel_nb.pool.worker import run_worker
+
+
+class Zygote:
+    """Forks, reaps and ends workers on request."""
+
+    def __init__(self, control: Channel) -> None:
+        self._control = control
+        self._ranks: dict[int, int] = {}
+        self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+
+    def serve(self, preload: list[str]) -> None:
+        """Import ``preload``, then serve until the kernel is gone."""
+        started = time.monotonic()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
+        for name in preload:
+            importlib.import_module(name)
+        gc.collect()
+        gc.freeze()
+        num_threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+        self._control.send(encode(ZygoteReady(os.getpid(), time.monotonic() - started, num_threads)))
+        try:
+            while True:
+                readable, _, _ = select.select([self._control, self._wakeup_read], [], [])
+                if self._wakeup_read in readable:
+                    with suppress(BlockingIOError):
+                        os.read(self._wakeup_read, 512)
+                    self._reap()
+                if self._control in readable:
+                    message, descriptors = self._control.receive()
+                    self._handle(decode(message), descriptors)
+        except (EOFError, OSError):
+            pass
+        finally:
+            self._end_all()
+
+    def _handle(self, record: object, descriptors: list[int]) -> None:
+        if isinstance(record, Fork):
+            self._fork(record, descriptors)
+        elif isinstance(record, Kill):
+            for pid in [pid for pid, rank in self._ranks.items() if rank == record.rank]:
+                _kill_group(pid)
+
+    def _fork(self, record: Fork, descriptors: list[int]) -> None:
+        parent = os.getpid()
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                signal.set_wakeup_fd(-1)
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                self._control.close()
+                os.close(self._wakeup_read)
+                os.close(self._wakeup_write)
+                code = run_worker(Start(**record.start), descriptors, parent=parent)
+            except BaseException:
+                sys.excepthook(*sys.exc_info())
+            finally:
+                with suppress(Exception):
+                    sys.stdout.flush()
+                    sys.stderr.flush()
+                os._exit(code)
+        self._ranks[pid] = record.rank
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self._control.send(encode(Forked(record.rank, pid)))
+
+    def _reap(self) -> None:
+        for pid in list(self._ranks):
+            # Look first, reap later: until it is reaped the number cannot be another process's.
+            ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            if ended is None:
+                continue
+            _kill_group(pid)
+            _, status = os.waitpid(pid, 0)
+            self._control.send(encode(Exited(self._ranks.pop(pid), pid, os.waitstatus_to_exitcode(status))))
+
+    def _end_all(self) -> None:
+        for pid in self._ranks:
+            _kill_group(pid)
+        for pid in self._ranks:
+            os.waitpid(pid, 0)
+
+
+def _kill_group(pid: int) -> None:
+    """SIGKILL a worker and the processes it started; each worker leads a process group of its own."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+if __name__ == "__main__":
+    Zygote(Channel.from_descriptor(int(sys.argv[1]))).serve(sys.argv[2:])

@@ -1,0 +1,180 @@
+"""Full precision, bfloat16 and float16, by PyTorch's autocast and gradient scaler."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+
+from accel_nb.errors import ConfigError
+from accel_nb.precision.policy import Precision, PrecisionPolicy
+from accel_nb.runtime.device import choose_precision
+from accel_nb.runtime.nested import map_tensors
+
+
+class Full:
+    """Leaves every dtype as it is."""
+
+    policy = PrecisionPolicy("no")
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a context that changes nothing."""
+        return nullcontext()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss as it is."""
+        return loss
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Do nothing."""
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer."""
+        optimizer.step()
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return nothing: there is no state."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Do nothing."""
+
+
+class BFloat16(Full):
+    """Computes in bfloat16 under autocast; weights, gradients and outputs stay in float32."""
+
+    policy = PrecisionPolicy("bf16", compute=torch.bfloat16, output=torch.float32)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device_type = device.type
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return torch's autocast for bfloat16."""
+        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+
+
+class Float16:
+    """Computes in float16 under autocast, with a scaled loss so that small gradients do not vanish."""
+
+    policy = PrecisionPolicy("fp16", compute=torch.float16, output=torch.float32, loss_scaling=True)
+
+    def __init__(self, device: torch.device) -> None:
+        self._device_type = device.type
+        self._scaler = GradScaler(device.type)
+        self._unscaled: set[int] = set()
+        self._steppables: dict[int, _Steppable] = {}
+        self._must_update = False
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return torch's autocast for float16."""
+        return torch.autocast(self._device_type, dtype=torch.float16)
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the scaled loss."""
+        if self._must_update or (self._unscaled and self._was_abandoned()):
+            self._update()
+        return self._scaler.scale(loss)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the scale, and look for infinities and NaN among them."""
+        if id(optimizer) not in self._unscaled:
+            self._scaler.unscale_(self._steppable(optimizer))
+            self._unscaled.add(id(optimizer))
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer unless its gradients overflowed."""
+        steppable = self._steppable(optimizer)
+        if not has_gradient(optimizer):
+            optimizer.step()  # nothing to unscale, which the scaler would complain about
+            return True
+        self.unscale_(optimizer)
+        steppable.ran = False
+        self._scaler.step(steppable)
+        self._must_update = True
+        return steppable.ran
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the scale and its history."""
+        if self._must_update:
+            self._update()
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on with the scale of ``state``."""
+        if self._must_update:
+            self._update()
+        self._scaler.load_state_dict(state)
+
+    def _update(self) -> None:
+        """Adapt the scale after a step.
+
+        It waits for the next backward pass: optimizers that step after the same backward pass have gradients of the
+        same scale, and would be unscaled by another one if the first step had changed it.
+        """
+        self._scaler.update()
+        self._unscaled.clear()
+        self._must_update = False
+
+    def _was_abandoned(self) -> bool:
+        """Whether unscaled gradients were thrown away instead of stepped with."""
+        return not any(has_gradient(self._steppables[key].optimizer) for key in self._unscaled)
+
+    def _steppable(self, optimizer: Optimizer) -> Any:
+        steppable = self._steppables.get(id(optimizer))
+        if steppable is None or steppable.optimizer is not optimizer:
+            steppable = self._steppables[id(optimizer)] = _Steppable(optimizer)
+        return steppable
+
+
+class _Steppable:
+    """What the scaler sees of an optimizer; notes whether the scaler let the step happen.
+
+    It does not offer to skip by itself, as fused optimizers do: then nobody could tell whether it did, and learning
+    rate schedules must know.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self.ran = False
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return self.optimizer.param_groups
+
+    def step(self) -> None:
+        self.ran = True
+        self.optimizer.step()
+
+
+def has_gradient(optimizer: Optimizer) -> bool:
+    """Whether any parameter of the optimizer has a gradient."""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+
+
+def build_precision(name: str, device: torch.device | str) -> Precision:
+    """Return the precision called ``name`` (``no``, ``bf16``, ``fp16`` or ``auto``) on a device.
+
+    Raises `ConfigError` for an unknown name.
+    """
+    device = torch.device(device)
+    chosen = choose_precision(name, device)
+    if chosen == "no":
+        return Full()
+    if chosen == "bf16":
+        return BFloat16(device)
+    if chosen == "fp16":
+        return cast(Precision, Float16(device))
+    raise ConfigError(f"precision {name!r} is unknown; there are no, fp16, bf16 and auto")
+
+
+def cast_floats(nested: Any, dtype: torch.dtype) -> Any:
+    """Return a model's output with every half precision tensor in it converted to ``dtype``."""
+    if isinstance(nested, Tensor):
+        return nested.to(dtype) if nested.dtype in (torch.float16, torch.bfloat16) else nested
+
+    return map_tensors(lambda tensor: cast_floats(tensor, dtype), nested)

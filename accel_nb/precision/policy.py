@@ -1,0 +1,57 @@
+"""What a precision is: a frozen record of dtypes, and six calls."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+@dataclass(frozen=True, slots=True)
+class PrecisionPolicy:
+    """Dtypes of one precision; None leaves what is there.
+
+    ``param`` is what weights are stored in, ``compute`` what the forward and backward pass use, ``reduce`` what
+    gradients are averaged in, ``output`` what a model returns. Strategies with native precision translate this record.
+    """
+
+    name: str
+    param: torch.dtype | None = None
+    compute: torch.dtype | None = None
+    reduce: torch.dtype | None = None
+    output: torch.dtype | None = None
+    loss_scaling: bool = False
+
+
+class Precision(Protocol):
+    """How a strategy without native precision applies a policy."""
+
+    policy: PrecisionPolicy
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """Return a new context in which a forward pass computes in ``policy.compute``."""
+        ...
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """Return the loss to call backward on."""
+        ...
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Undo `scale` in the gradients of the optimizer's parameters; again before the next step does nothing."""
+        ...
+
+    def step(self, optimizer: Optimizer) -> bool:
+        """Step the optimizer; False if the gradients overflowed and the step was left out."""
+        ...
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run needs: plain numbers."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from `state_dict`."""
+        ...

@@ -1,0 +1,218 @@
+"""What ranks say to each other: tensors through collectives, everything else as checked JSON.
+
+Every rank must make the same calls in the same order; each call waits for all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.device import use
+from accel_nb.runtime.group import Group
+from accel_nb.runtime.world import World
+
+Operation = Literal["sum", "mean", "max", "min"]
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Communicator(Protocol):
+    """The collectives that the rest of the package is written against."""
+
+    world: World
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Replace ``tensor`` by the sum, mean, maximum or minimum over all ranks, and return it."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order; shapes and dtypes must be equal on all ranks."""
+        ...
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Reduce over ranks and return this rank's share of the first dim, which the world size must divide."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by rank ``source``'s, and return it."""
+        ...
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order; raises `MisuseError` for what JSON cannot hold."""
+        ...
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """Return rank ``source``'s value; raises `MisuseError` there for what JSON cannot hold."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        ...
+
+
+class LocalComm:
+    """The communicator of a world of one: nothing leaves the process."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
+        if self.world.size != 1:
+            raise ValueError(f"a local communicator serves a world of 1, not of {self.world.size}")
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Return the tensor as it is."""
+        _operation(op)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return a list with a copy of the tensor."""
+        return [tensor.detach().clone()]
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Return a copy of the tensor."""
+        _operation(op)
+        return tensor.detach().clone()
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Return the tensor as it is."""
+        return tensor
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Return a list with the value after its way through JSON, as other communicators do."""
+        return [_decode(_encode(value))]
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """Return the value after its way through JSON, as other communicators do."""
+        return _decode(_encode(value))
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+
+class TorchComm:
+    """The communicator over torch's default process group.
+
+    Tensors may live on the CPU or on this rank's device; where the backend knows only the device they are copied
+    there and back.
+    """
+
+    def __init__(self, world: World, group: Group) -> None:
+        self.world = world
+        self.group = group
+        self._device = use(world.device)
+        self._only_device = dist.get_backend() == "nccl"
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Replace ``tensor`` by its reduction over all ranks, and return it."""
+        operation = _operation(op)
+        work = self._sendable(tensor)
+        dist.all_reduce(work, operation)
+        if op == "mean":
+            work.div_(self.world.size)
+        return tensor if work is tensor else tensor.copy_(work)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, on the device that ``tensor`` is on."""
+        work = self._sendable(tensor.detach())
+        gathered = [torch.empty_like(work) for _ in range(self.world.size)]
+        dist.all_gather(gathered, work)
+        return [part.to(tensor.device) for part in gathered]
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Return this rank's share of the reduced first dim."""
+        operation = _operation(op)
+        work = self._sendable(tensor.detach())
+        if work.dim() == 0 or work.shape[0] % self.world.size:
+            raise MisuseError(
+                f"reduce_scatter of shape {tuple(tensor.shape)}: the first dim must be a multiple of {self.world.size}"
+            )
+        share = work.shape[0] // self.world.size
+        if self._only_device:
+            result = work.new_empty(share, *work.shape[1:])
+            dist.reduce_scatter_tensor(result, work, operation)
+        else:  # gloo learnt it in torch 2.7 only
+            work = work.clone()
+            dist.all_reduce(work, operation)
+            result = work.narrow(0, self.world.rank * share, share).clone()
+        if op == "mean":
+            result.div_(self.world.size)
+        return result.to(tensor.device)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by rank ``source``'s, and return it."""
+        work = self._sendable(tensor)
+        dist.broadcast(work, source)
+        return tensor if work is tensor else tensor.copy_(work)
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's value; a rank whose value JSON cannot hold raises on every rank."""
+        message, problem = self._message(value)
+        lengths = [int(n) for n in self.all_gather(torch.tensor([len(message) if problem is None else -1]))]
+        self._raise_for(problem, [rank for rank, length in enumerate(lengths) if length < 0])
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(message)] = _as_bytes(message)
+        parts = self.all_gather(padded)
+        return [_decode(bytes(part[:length].tolist())) for part, length in zip(parts, lengths, strict=True)]
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """Return rank ``source``'s value; where JSON cannot hold it, every rank raises."""
+        message, problem = self._message(value) if self.world.rank == source else (b"", None)
+        length = int(self.broadcast(torch.tensor([len(message) if problem is None else -1]), source))
+        self._raise_for(problem, [source] if length < 0 else [])
+        content = _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8)
+        return _decode(bytes(self.broadcast(content, source).tolist()))
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        if self._only_device:
+            dist.barrier(device_ids=[self._device.index])
+        else:
+            dist.barrier()
+
+    def _sendable(self, tensor: Tensor) -> Tensor:
+        if self._only_device and tensor.device.type == "cpu":
+            tensor = tensor.to(self._device)
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+    def _message(self, value: Any) -> tuple[bytes, MisuseError | None]:
+        try:
+            return _encode(value), None
+        except MisuseError as error:
+            return b"", error
+
+    def _raise_for(self, problem: MisuseError | None, ranks: list[int]) -> None:
+        # Raised on every rank, or those with a good value would wait for one that never comes.
+        if problem is not None:
+            raise problem
+        if ranks:
+            raise MisuseError(f"rank {ranks[0]} tried to send a value that is not JSON; its own error says which")
+
+
+def _operation(op: str) -> Any:
+    try:
+        return _OPERATIONS[op]
+    except KeyError:
+        raise MisuseError(f"reduction {op!r} is unknown; there are {', '.join(_OPERATIONS)}") from None
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise MisuseError(
+            f"cannot send {type(value).__name__} between ranks: {error}. Send numbers, text, lists and dicts with "
+            "text keys; tensors go through gather, reduce and broadcast"
+        ) from error
+
+
+def _decode(message: bytes) -> Any:
+    return json.loads(message)
+
+
+def _as_bytes(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)

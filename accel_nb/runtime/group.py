@@ -1,0 +1,189 @@
+"""The process group: opened over a file, cut from another thread when a rank is blocked, and opened again.
+
+A rank that waits in a gloo collective cannot be woken by a signal: the wait is in C++. What wakes it is the end of its
+connections. So the group remembers which sockets appeared while it and its subgroups were made, and `Group.cut`
+shuts down exactly those. NCCL communicators are aborted instead.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from accel_nb.runtime.world import World
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_TIMEOUT_S = 1800.0
+
+_DESCRIPTORS = Path("/proc/self/fd")
+_SOCKET = re.compile(r"socket:\[(\d+)\]")
+_MAKER = "_new_process_group_helper"  # what init_process_group, new_group and device meshes all end in
+
+
+class Group:
+    """torch's default process group of this process; at most one is open at a time.
+
+    Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have come. ``cut`` may
+    be called from any thread, on any rank.
+    """
+
+    def __init__(self, world: World, *, timeout_s: float, owned: bool) -> None:
+        self.world = world
+        self._timeout_s = timeout_s
+        self._owned = owned
+        self._sockets: set[int] = set()
+        self._make: Callable[..., Any] | None = None
+
+    @classmethod
+    def open(cls, world: World, store_path: str | os.PathLike[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
+        """Open the group over a file that every rank can reach and that nobody has used before."""
+        group = cls(world, timeout_s=timeout_s, owned=True)
+        group._open(os.fspath(store_path))
+        return group
+
+    @classmethod
+    def adopt(cls, world: World) -> Group:
+        """Take the default group that somebody else has opened; closing leaves it open."""
+        return cls(world, timeout_s=DEFAULT_TIMEOUT_S, owned=False)
+
+    @classmethod
+    def from_environment(cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
+        """Open the group that ``torchrun``'s variables describe."""
+        group = cls(world, timeout_s=timeout_s, owned=True)
+        group._open(None)
+        return group
+
+    @staticmethod
+    def is_open() -> bool:
+        """Whether this process has a default group, whoever opened it."""
+        return dist.is_available() and dist.is_initialized()
+
+    @property
+    def backend(self) -> str:
+        """The name of torch's backend for this world's device."""
+        return "nccl" if torch.device(self.world.device).type == "cuda" else "gloo"
+
+    def cut(self) -> int:
+        """End this rank's connections, so that whatever waits in a collective raises; returns how many there were.
+
+        The group is of no use afterwards: `reopen` or `close` it.
+        """
+        cut = _shut_down(self._sockets)
+        if self._owned and self.backend == "nccl":
+            try:
+                c10d._abort_process_group()
+            except Exception as error:  # it may be half open or gone already: there is nothing left to wake
+                logger.debug("NCCL group was not aborted: %s", error)
+        return cut
+
+    def reopen(self, store_path: str | os.PathLike[str]) -> None:
+        """Throw the group away, whatever its state, and open a new one over a new file."""
+        self.close()
+        self._open(os.fspath(store_path))
+
+    def close(self) -> None:
+        """Throw the group and its subgroups away; does nothing when that has happened, or the group is not ours."""
+        if not self._owned:
+            return
+        if self._make is not None:
+            setattr(c10d, _MAKER, self._make)
+            self._make = None
+        if dist.is_initialized():
+            try:
+                dist.destroy_process_group()
+            except Exception as error:  # after a cut a backend may fail to say goodbye; the group is gone all the same
+                logger.debug("process group did not close cleanly: %s", error)
+        self._sockets.clear()
+
+    def _open(self, store_path: str | None) -> None:
+        self._follow_new_groups()
+        try:
+            if store_path is None:
+                where: dict[str, Any] = {"init_method": "env://"}
+            else:
+                where = {"store": dist.FileStore(store_path, self.world.size)}
+            dist.init_process_group(
+                self.backend,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                timeout=timedelta(seconds=self._timeout_s),
+                **where,
+            )
+        except BaseException:
+            self.close()
+            raise
+
+    def _follow_new_groups(self) -> None:
+        """Add the sockets of every group that is made from now on, subgroups included, to those that `cut` ends."""
+        make = getattr(c10d, _MAKER)
+
+        def make_and_remember(*args: Any, **kwargs: Any) -> Any:
+            before = _socket_inodes()
+            try:
+                return make(*args, **kwargs)
+            finally:
+                self._sockets |= _socket_inodes() - before
+
+        self._make = make
+        setattr(c10d, _MAKER, make_and_remember)
+
+
+def _socket_inodes() -> set[int]:
+    return {inode for _, inode in _open_sockets()}
+
+
+def _open_sockets() -> list[tuple[int, int]]:
+    """Return descriptor and inode of every open socket; nothing where the system has no /proc."""
+    try:
+        descriptors = os.listdir(_DESCRIPTORS)
+    except OSError:
+        return []
+    found: list[tuple[int, int]] = []
+    for descriptor in descriptors:
+        try:
+            match = _SOCKET.match(os.readlink(_DESCRIPTORS / descriptor))
+        except OSError:  # closed since it was listed
+            continue
+        if match:
+            found.append((int(descriptor), int(match[1])))
+    return found
+
+
+def _shut_down(inodes: set[int]) -> int:
+    """Shut down the connected internet sockets among ``inodes``; the descriptors stay open, with their owner."""
+    count = 0
+    for descriptor, inode in _open_sockets():
+        if inode not in inodes:
+            continue
+        try:
+            copy = os.dup(descriptor)
+        except OSError:
+            continue
+        # The number may have been given to another file since it was listed: the copy cannot change any more.
+        if os.fstat(copy).st_ino != inode:
+            os.close(copy)
+            continue
+        with socket.socket(fileno=copy) as connection:
+            if connection.family in (socket.AF_INET, socket.AF_INET6) and not _is_listening(connection):
+                try:
+                    connection.shutdown(socket.SHUT_RDWR)
+                    count += 1
+                except OSError:  # the other side was faster
+                    continue
+    return count
+
+
+def _is_listening(connection: socket.socket) -> bool:
+    """Whether a socket waits for connections: gloo ends the process when accepting fails, so these stay."""
+    return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

@@ -1,0 +1,218 @@
+"""Walking through batches: tensors inside tuples, lists, mappings and dataclasses.
+
+A *batch* is what a collate function returned. A list or tuple as long as the batch holds one value for each sample
+if it has no array (file names, say) or arrays of other lengths (boxes per image); every other one is a list of fields.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from typing import Any, TypeGuard, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
+    """Return ``nested`` with ``fn`` applied to each tensor; other leaves are kept as they are.
+
+    Containers are made anew, of the same type (a mapping that cannot be copied becomes a dict); nothing is changed in
+    place.
+    """
+    if isinstance(nested, Tensor):
+        return fn(nested)
+    if type(nested) is tuple:  # what most loaders yield: no generic walk
+        return tuple([fn(item) if isinstance(item, Tensor) else map_tensors(fn, item) for item in nested])
+    return _map_children(lambda child: map_tensors(fn, child), nested)
+
+
+def to_device(nested: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
+    """Return ``nested`` with each tensor on ``device``; tensors that are there already are not copied.
+
+    An object with a ``to`` method of its own (a packed sequence, a tokenizer's batch) is asked to move itself.
+    """
+
+    def move(tensor: Tensor) -> Tensor:
+        return tensor.to(device, non_blocking=non_blocking)
+
+    def walk(item: Any) -> Any:
+        if isinstance(item, Tensor):
+            return move(item)
+        own = getattr(item, "to", None)
+        if callable(own) and not isinstance(item, type):
+            try:
+                return own(device, non_blocking=non_blocking)
+            except TypeError:  # a `to` that knows only the device
+                return own(device)
+        return _map_children(walk, item)
+
+    if type(nested) is tuple:
+        return tuple([move(item) if isinstance(item, Tensor) else walk(item) for item in nested])
+    return walk(nested)
+
+
+def find_tensors(nested: Any) -> Iterator[Tensor]:
+    """Yield every tensor in ``nested``, depth first."""
+    if isinstance(nested, Tensor):
+        yield nested
+    else:
+        for child in _children(nested):
+            yield from find_tensors(child)
+
+
+def first_batch_size(nested: Any) -> int | None:
+    """Return the number of samples in a batch: the length of the first array's first axis.
+
+    Without an array it is the length of the first list; None where there is neither (a lone number, say).
+    """
+    array = next(_arrays(nested), None)
+    if array is not None:
+        return array.shape[0]
+    return _first_length(nested)
+
+
+def slice_batch(nested: Any, start: int, stop: int) -> Any:
+    """Return samples ``start`` to ``stop`` of a batch; tensors are views, not copies.
+
+    Arrays whose first axis is not the batch (a scalar, a shared table) are kept whole.
+    """
+    size = first_batch_size(nested)
+    if size is None:
+        return nested
+    if type(nested) is tuple and all(isinstance(item, Tensor) and item.dim() and len(item) == size for item in nested):
+        return tuple([item[start:stop] for item in nested])
+
+    def cut(item: Any) -> Any:
+        if _is_array(item):
+            return item[start:stop] if item.shape[0] == size else item
+        if _is_one_per_sample(item, size):
+            return item[start:stop]
+        return _map_children(cut, item)
+
+    return cut(nested)
+
+
+def concat_batches(batches: Sequence[Any]) -> Any:
+    """Return one batch with the samples of all of them, in order.
+
+    Raises ``ValueError`` where they do not fit: another structure, or arrays of other shapes past the first axis.
+    """
+    if len(batches) == 1:
+        return batches[0]
+    sizes = [first_batch_size(batch) for batch in batches]
+    if None in sizes:
+        raise ValueError("a batch without a first axis cannot be joined with another")
+    return _concat(list(batches), cast("list[int]", sizes))
+
+
+def _concat(items: list[Any], sizes: list[int]) -> Any:
+    first = items[0]
+    if any(type(item) is not type(first) for item in items):
+        raise ValueError("batches of another structure cannot be joined")
+    if all(_is_array(item) and item.shape[0] == size for item, size in zip(items, sizes, strict=True)):
+        if len({(item.shape[1:], item.dtype) for item in items}) > 1:
+            raise ValueError("arrays of another shape or type cannot be joined")
+        return torch.cat(items) if isinstance(first, Tensor) else np.concatenate(items)
+    if any(_is_one_per_sample(item, size) for item, size in zip(items, sizes, strict=True)) and all(
+        len(item) == size for item, size in zip(items, sizes, strict=True)
+    ):
+        return _rebuild_sequence(first, [value for item in items for value in item])
+    children = [list(_children(item)) for item in items]
+    if not children[0]:
+        if not all(_equal(first, item) for item in items[1:]):
+            raise ValueError("values that belong to no sample differ from batch to batch")
+        return first
+    keys = [_keys(item) for item in items]
+    if any(key != keys[0] for key in keys):
+        raise ValueError("batches of another structure cannot be joined")
+    joined = iter([_concat(list(column), sizes) for column in zip(*children, strict=True)])
+    return _map_children(lambda _: next(joined), first)
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor):
+        return torch.equal(one, other)
+    return bool(np.all(one == other))
+
+
+def _is_array(item: Any) -> TypeGuard[Tensor | np.ndarray]:
+    return isinstance(item, Tensor | np.ndarray) and item.ndim > 0
+
+
+def _arrays(nested: Any) -> Iterator[Tensor | np.ndarray]:
+    if _is_array(nested):
+        yield nested
+    else:
+        for child in _children(nested):
+            yield from _arrays(child)
+
+
+def _first_length(nested: Any) -> int | None:
+    if isinstance(nested, list | tuple):
+        inner = next((found for child in nested if (found := _first_length(child)) is not None), None)
+        return len(nested) if inner is None else inner
+    return next((found for child in _children(nested) if (found := _first_length(child)) is not None), None)
+
+
+def _is_one_per_sample(item: Any, size: int) -> bool:
+    if not isinstance(item, list | tuple) or hasattr(item, "_fields") or len(item) != size:
+        return False
+    # A list of targets, one dict of arrays each (object detection), is per sample too: fields have the batch's size.
+    lengths = [array.shape[0] for array in _arrays(item)]
+    lengths = lengths or [found for child in item if (found := _first_length(child)) is not None]
+    return not lengths or any(length != size for length in lengths)
+
+
+def _children(nested: Any) -> Iterator[Any]:
+    if isinstance(nested, Mapping):
+        yield from nested.values()
+    elif isinstance(nested, list | tuple):
+        yield from nested
+    elif _is_dataclass(nested):
+        yield from (getattr(nested, field.name) for field in dataclasses.fields(nested))
+
+
+def _keys(nested: Any) -> list[Any] | int:
+    if isinstance(nested, Mapping):
+        return list(nested)
+    return len(list(_children(nested)))
+
+
+def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
+    kind = type(nested)
+    if kind is dict:
+        return {key: fn(value) for key, value in nested.items()}
+    if kind is list:
+        return [fn(item) for item in nested]
+    if isinstance(nested, list | tuple):
+        return _rebuild_sequence(nested, [fn(item) for item in nested])
+    if isinstance(nested, Mapping):
+        items = {key: fn(value) for key, value in nested.items()}
+        if isinstance(nested, MutableMapping):  # a copy keeps what the constructor would not take
+            try:
+                twin = copy.copy(nested)
+            except TypeError:  # its constructor wants more than it gives away
+                return items
+            twin.update(items)
+            return twin
+        return cast(Any, kind)(items)
+    if _is_dataclass(nested):
+        twin = copy.copy(nested)
+        for field in dataclasses.fields(nested):
+            object.__setattr__(twin, field.name, fn(getattr(nested, field.name)))
+        return twin
+    return nested
+
+
+def _rebuild_sequence(like: list[Any] | tuple[Any, ...], items: list[Any]) -> Any:
+    make = getattr(like, "_make", None)  # a named tuple
+    if make is not None:
+        return make(items)
+    return cast(Any, type(like))(items)
+
+
+def _is_dataclass(nested: Any) -> bool:
+    return dataclasses.is_dataclass(nested) and not isinstance(nested, type)

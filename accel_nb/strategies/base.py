@@ -1,0 +1,221 @@
+"""The seam between the accelerator and a way of training on many devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from accel_nb.precision.policy import Precision
+from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.world import World
+
+StepOutcome = Literal["ran", "skipped"]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a strategy can do; the accelerator asks these, never a name or a type.
+
+    ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
+    """
+
+    min_world: int = 1
+    max_world: int | None = None
+    rank: int = 0
+    device_types: frozenset[str] = frozenset({"cpu", "cuda"})
+    shards_params: bool = False
+    native_precision: bool = False
+
+    def fits(self, world: World) -> bool:
+        """Whether the strategy can run in this world."""
+        return self.reason_against(world) is None
+
+    def reason_against(self, world: World) -> str | None:
+        """Say why the strategy cannot run in this world; None if it can."""
+        if world.size < self.min_world:
+            return f"it needs at least {self.min_world} workers, and there is {world.size}"
+        if self.max_world is not None and world.size > self.max_world:
+            return f"it serves at most {self.max_world} worker, and there are {world.size}"
+        kind = torch.device(world.device).type
+        if kind not in self.device_types:
+            return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind}"
+        return None
+
+
+@dataclass(frozen=True)
+class Bundle:
+    """What is trained together: handed to a strategy as one, since some must see all of it."""
+
+    models: tuple[nn.Module, ...] = ()
+    optimizers: tuple[Optimizer, ...] = ()
+    schedulers: tuple[LRScheduler, ...] = ()
+
+    def __add__(self, other: Bundle) -> Bundle:
+        return Bundle(
+            self.models + other.models, self.optimizers + other.optimizers, self.schedulers + other.schedulers
+        )
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield every trainable parameter of the models, once."""
+        seen: set[int] = set()
+        for model in self.models:
+            for parameter in model.parameters():
+                if parameter.requires_grad and id(parameter) not in seen:
+                    seen.add(id(parameter))
+                    yield parameter
+
+
+class Strategy(Protocol):
+    """Built as ``cls(options, precision)``, where ``options`` is the strategy's section of the configuration.
+
+    Every rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state`
+    and `write_state` may wait for other ranks.
+    """
+
+    name: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+    precision: Precision
+
+    def __init__(self, options: Any, precision: Precision) -> None:
+        """Keep the options; touch no device and no other rank."""
+        ...
+
+    def open(self, world: World, comm: Communicator) -> None:
+        """Enter a world; before anything else."""
+        ...
+
+    def model_init(self) -> AbstractContextManager[Any]:
+        """Return the context in which models that are too large for one device are built."""
+        ...
+
+    def wrap(self, bundle: Bundle) -> Bundle:
+        """Prepare models, optimizers and schedulers jointly, in place, and return the same objects."""
+        ...
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Undo `wrap` for one model, in place; does nothing to a model that is not wrapped."""
+        ...
+
+    def data_coords(self) -> tuple[int, int]:
+        """Return which share of the data this rank reads, and how many shares there are."""
+        ...
+
+    def grad_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Say whether gradients of the next forward and backward passes are to be averaged over ranks."""
+        ...
+
+    def backward(
+        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Compute gradients of ``loss``, averaged over ranks unless `grad_sync` said otherwise."""
+        ...
+
+    def finish_gradients(self, bundle: Bundle, factor: float) -> None:
+        """Before clipping and stepping: average what is not averaged yet, and multiply by ``factor``."""
+        ...
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Make the gradients of an optimizer readable, where the precision scales losses."""
+        ...
+
+    def clip_grad_norm(
+        self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
+        """Clip the gradients of ``parameters`` (none given: of the bundle's) jointly, and return their norm before."""
+        ...
+
+    def step(self, optimizer: Optimizer) -> StepOutcome:
+        """Step the optimizer, or skip the step because gradients overflowed."""
+        ...
+
+    def read_state(self, bundle: Bundle) -> dict[str, Any]:
+        """Return a copy of all training state; every rank calls."""
+        ...
+
+    def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
+        """Put the state of `read_state` back; every rank calls."""
+        ...
+
+    def describe(self) -> dict[str, Any]:
+        """Return what the receipt shows: plain values."""
+        ...
+
+    def close(self) -> None:
+        """Unwrap everything and leave the world."""
+        ...
+
+
+class ReplicaStrategy:
+    """The part that strategies share whose every rank holds the whole model: precision, clipping, stepping, state."""
+
+    def __init__(self, options: Any, precision: Precision) -> None:
+        self.options = options
+        self.precision = precision
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide the optimizer's gradients by the loss scale, once for each step."""
+        self.precision.unscale_(optimizer)
+
+    def clip_grad_norm(
+        self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
+        """Clip to ``max_norm`` and return the norm before clipping."""
+        for optimizer in bundle.optimizers:
+            self.precision.unscale_(optimizer)
+        clipped = list(bundle.parameters()) if parameters is None else list(parameters)
+        return torch.nn.utils.clip_grad.clip_grad_norm_(clipped, max_norm, norm_type)
+
+    def step(self, optimizer: Optimizer) -> StepOutcome:
+        """Step the optimizer unless its gradients overflowed."""
+        return "ran" if self.precision.step(optimizer) else "skipped"
+
+    def read_state(self, bundle: Bundle) -> dict[str, Any]:
+        """Return copies of every state dict."""
+        return {
+            "models": [_copied(model.state_dict()) for model in bundle.models],
+            "optimizers": [_copied(optimizer.state_dict()) for optimizer in bundle.optimizers],
+            "schedulers": [_copied(scheduler.state_dict()) for scheduler in bundle.schedulers],
+            "precision": self.precision.state_dict(),
+        }
+
+    def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
+        """Load every state dict back."""
+        for model, values in zip(bundle.models, state["models"], strict=True):
+            model.load_state_dict(values)
+        for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(_copied(values))
+        for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(_copied(values))
+        self.precision.load_state_dict(state["precision"])
+
+
+def multiply_gradients(bundle: Bundle, factor: float) -> None:
+    """Multiply every gradient of the bundle's optimizers by ``factor``, in place."""
+    if factor == 1.0:
+        return
+    gradients = {
+        id(parameter): parameter.grad
+        for optimizer in bundle.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.grad is not None
+    }
+    if gradients:
+        torch._foreach_mul_(list(gradients.values()), factor)
+
+
+def _copied(state: Any) -> Any:
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if isinstance(state, dict):
+        return {key: _copied(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [_copied(value) for value in state]
+    return state

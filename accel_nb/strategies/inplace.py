@@ -1,0 +1,126 @@
+"""Changing how one object behaves without changing the object: a subclass made for the instance.
+
+The object keeps its identity, its attributes and the name of its class. Copying or pickling it gives the plain class
+back, so nothing of ours reaches a file or another process.
+"""
+
+from __future__ import annotations
+
+import copy
+import copyreg
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from accel_nb.errors import MisuseError
+from accel_nb.precision.half import cast_floats
+from accel_nb.precision.policy import Precision
+
+T = TypeVar("T")
+
+_PLAIN = "_accel_nb_plain_class"
+_OWN_FORWARD = "_accel_nb_own_forward"
+
+
+def specialise(instance: T, methods: dict[str, Callable[..., Any]]) -> T:
+    """Give one instance methods of its own, in place; `restore` takes them away again."""
+    plain = type(instance)
+
+    def __reduce_ex__(self: Any, protocol: Any) -> Any:
+        return _without_class_check(_as_plain(self, lambda: self.__reduce_ex__(protocol)))
+
+    body: dict[str, Any] = {
+        "__module__": plain.__module__,
+        "__qualname__": plain.__qualname__,
+        "__doc__": plain.__doc__,
+        "__reduce_ex__": __reduce_ex__,
+        _PLAIN: plain,
+        **methods,
+    }
+    if hasattr(plain, "__deepcopy__"):
+        body["__deepcopy__"] = lambda self, memo: _as_plain(self, lambda: copy.deepcopy(self, memo))
+    if hasattr(plain, "__copy__"):
+        body["__copy__"] = lambda self: _as_plain(self, lambda: copy.copy(self))
+    try:
+        instance.__class__ = type(plain)(plain.__name__, (plain,), body)
+    except TypeError as error:
+        raise MisuseError(
+            f"a {plain.__qualname__} cannot be prepared in place ({error}); prepare the module that it was made from"
+        ) from error
+    return instance
+
+
+def restore(instance: T) -> T:
+    """Give the instance its plain class back; does nothing to an instance that has it."""
+    plain = plain_class(instance)
+    if plain is not type(instance):
+        instance.__class__ = plain
+    return instance
+
+
+def plain_class(instance: T) -> type[T]:
+    """Return the class that the instance had before `specialise`."""
+    return vars(type(instance)).get(_PLAIN, type(instance))
+
+
+def _without_class_check(reduced: Any) -> Any:
+    """Return a reduction that pickle takes although its class is not the object's: the plain one.
+
+    pickle compares the two for ``copyreg.__newobj__`` only; ``copyreg._reconstructor``, of older protocols, does the
+    same without.
+    """
+    if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__ and len(reduced[1]) == 1:  # type: ignore[attr-defined]
+        return (copyreg._reconstructor, (*reduced[1], object, None), *reduced[2:])  # type: ignore[attr-defined]
+    return reduced
+
+
+def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
+    special = type(instance)
+    instance.__class__ = vars(special)[_PLAIN]
+    try:
+        return act()
+    finally:
+        instance.__class__ = special
+
+
+def plain_forward(model: nn.Module, precision: Precision) -> Callable[..., Any]:
+    """Return a function that runs the model's own forward in the precision's dtype.
+
+    A forward that was set on the instance counts as its own.
+    """
+    own = vars(model).get("forward")
+    forward = own if own is not None else type(model).forward.__get__(model)
+    output = precision.policy.output
+    if precision.policy.compute is None:
+        return forward
+    autocast = precision.autocast
+
+    def forward_in_precision(*args: Any, **kwargs: Any) -> Any:
+        with autocast():
+            result = forward(*args, **kwargs)
+        return result if output is None else cast_floats(result, output)
+
+    return forward_in_precision
+
+
+def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
+    """Let ``forward(*args, **kwargs)`` run when the model is called, after and before the user's own hooks."""
+    own = vars(model).pop("forward", None)
+
+    def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    methods: dict[str, Callable[..., Any]] = {"forward": forward_of_instance}
+    if own is not None:
+        methods[_OWN_FORWARD] = own
+    return specialise(model, methods)
+
+
+def take_forward_back(model: nn.Module) -> nn.Module:
+    """Undo `give_forward`."""
+    own = vars(type(model)).get(_OWN_FORWARD)
+    restore(model)
+    if own is not None:
+        model.forward = own
+    return model

@@ -1,0 +1,32 @@
+"""Choosing a strategy for a world."""
+
+from __future__ import annotations
+
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.world import World
+from accel_nb.strategies.base import Strategy
+from accel_nb.strategies.registry import Registry
+
+AUTO = "auto"
+
+
+def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
+    """Return the strategy class to run with in this world.
+
+    ``auto`` takes, among those whose capabilities fit, the one that ranks highest. Raises `ConfigError` if the
+    requested one does not fit, or none does.
+    """
+    if requested != AUTO:
+        chosen = registry.get(requested)
+        reason = chosen.capabilities.reason_against(world)
+        if reason is not None:
+            fitting = [name for name in registry.names if registry.get(name).capabilities.fits(world)]
+            raise ConfigError(
+                f"strategy {requested!r} cannot run here: {reason}; "
+                f"use {' or '.join([AUTO, *fitting])}, or change the number of workers"
+            )
+        return chosen
+    fitting = [strategy for strategy in map(registry.get, registry.names) if strategy.capabilities.fits(world)]
+    if not fitting:
+        raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device}: {registry.names}")
+    return max(fitting, key=lambda strategy: strategy.capabilities.rank)

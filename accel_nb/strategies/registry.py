@@ -1,0 +1,33 @@
+"""Finding strategies: each is one entry point of the group ``accel_nb.strategies``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from importlib.metadata import EntryPoint, entry_points
+from typing import Any
+
+from accel_nb.errors import ConfigError
+from accel_nb.strategies.base import Strategy
+
+GROUP = "accel_nb.strategies"
+
+
+class Registry:
+    """The strategies that are installed, by name; a strategy's module is imported when it is asked for."""
+
+    def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
+        found = entry_points(group=GROUP) if points is None else points
+        self._points: Mapping[str, EntryPoint] = {point.name: point for point in found}
+
+    @property
+    def names(self) -> list[str]:
+        """The known names, sorted."""
+        return sorted(self._points)
+
+    def get(self, name: str) -> type[Strategy]:
+        """Return the strategy's class; raises `ConfigError` for a name that is not installed."""
+        if name not in self._points:
+            known = ", ".join(self.names) or "none: the package is not installed; run pip install -e ."
+            raise ConfigError(f"strategy {name!r} is unknown; installed are {known}")
+        found: Any = self._points[name].load()
+        return found

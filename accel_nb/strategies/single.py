@@ -1,0 +1,69 @@
+"""One process, one device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.world import World
+from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
+from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
+
+
+class Single(ReplicaStrategy):
+    """Trains as plain PyTorch does; a model is touched only if the precision asks for it."""
+
+    name: ClassVar[str] = "single"
+    capabilities: ClassVar[Capabilities] = Capabilities(max_world=1, rank=100)
+
+    def open(self, world: World, comm: Communicator) -> None:
+        """Enter the world of one."""
+        self._wrapped: dict[int, nn.Module] = {}
+
+    def model_init(self) -> AbstractContextManager[Any]:
+        """Return a context that changes nothing."""
+        return nullcontext()
+
+    def wrap(self, bundle: Bundle) -> Bundle:
+        """Let models compute in the precision's dtype."""
+        if self.precision.policy.compute is not None:
+            for model in bundle.models:
+                if id(model) not in self._wrapped:
+                    self._wrapped[id(model)] = give_forward(model, plain_forward(model, self.precision))
+        return bundle
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Give the model its plain class back."""
+        if self._wrapped.pop(id(model), None) is not None:
+            take_forward_back(model)
+        return model
+
+    def data_coords(self) -> tuple[int, int]:
+        """Return the only share."""
+        return 0, 1
+
+    def grad_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Do nothing: there is nobody to average with."""
+
+    def backward(
+        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Compute gradients of the scaled loss."""
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+
+    def finish_gradients(self, bundle: Bundle, factor: float) -> None:
+        """Multiply the gradients by ``factor``."""
+        multiply_gradients(bundle, factor)
+
+    def describe(self) -> dict[str, Any]:
+        """Return nothing: there is nothing to add."""
+        return {}
+
+    def close(self) -> None:
+        """Unwrap every model."""
+        for model in list(self._wrapped.values()):
+            self.unwrap(model)

@@ -1,0 +1,132 @@
+"""The closed set of records that a run emits; plain data, no torch.
+
+The same records feed the panel, the sidebar, trackers and logs. Times are seconds since the epoch
+(``time.time()``), durations are seconds, memory is in bytes. ``EVENT_VERSION`` changes when a field does.
+"""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, fields
+from typing import Any, ClassVar, Protocol
+
+EVENT_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StepDone:
+    """One optimizer step finished on one rank; ``loss`` is the mean over the step's own samples."""
+
+    kind: ClassVar[str] = "step"
+    rank: int
+    step: int
+    time: float
+    loss: float
+    learning_rate: float
+    step_s: float
+    num_samples: int
+    skipped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MemorySample:
+    """What fills one rank's device (on CPU: its process), in bytes."""
+
+    kind: ClassVar[str] = "memory"
+    rank: int
+    step: int
+    time: float
+    parameters: int
+    gradients: int
+    optimizer: int
+    other: int
+    cached: int
+    free: int
+
+
+@dataclass(frozen=True, slots=True)
+class MetricLogged:
+    """A value that the cell logged by name."""
+
+    kind: ClassVar[str] = "metric"
+    rank: int
+    step: int
+    time: float
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What a worker runs with, as it reports it itself; the receipt is made of these."""
+
+    kind: ClassVar[str] = "prepared"
+    rank: int
+    time: float
+    device: str
+    strategy: str
+    precision: str
+    objects: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RankFailed:
+    """A rank raised or died."""
+
+    kind: ClassVar[str] = "failed"
+    rank: int
+    time: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Interrupted:
+    """The user interrupted the run."""
+
+    kind: ClassVar[str] = "interrupted"
+    rank: int
+    time: float
+
+
+Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted
+
+_KINDS: dict[str, type[Event]] = {
+    event.kind: event for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted)
+}
+
+
+def to_message(event: Event) -> dict[str, Any]:
+    """Return the event as a JSON-ready dict with its kind and version."""
+    return {"kind": event.kind, "version": EVENT_VERSION, **asdict(event)}
+
+
+def from_message(message: dict[str, Any]) -> Event:
+    """Rebuild an event; raises ValueError for an unknown kind, version or field set."""
+    kind, version = message.get("kind"), message.get("version")
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None or version != EVENT_VERSION:
+        raise ValueError(f"unknown event kind {kind!r} version {version!r}; known: {sorted(_KINDS)}, {EVENT_VERSION}")
+    values = {name: value for name, value in message.items() if name not in ("kind", "version")}
+    if set(values) != {field.name for field in fields(cls)}:
+        raise ValueError(f"a {kind!r} event has fields {sorted(values)}, not those of {cls.__name__}")
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+class Sink(Protocol):
+    """Takes events; must never block and never raise."""
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        ...
+
+
+class NullSink:
+    """Drops every event: what a run without a listener uses."""
+
+    def emit(self, event: Event) -> None:
+        """Drop the event."""
+
+
+current_sink: ContextVar[Sink] = ContextVar("accel_nb_sink", default=NullSink())  # noqa: B039
+"""Where an Accelerator that is built without a sink of its own reports to; the worker sets it around a cell."""

@@ -1,0 +1,92 @@
+"""What fills the device, sampled now and then: never a walk over parameters in every step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.runtime.device import memory
+from accel_nb.telemetry.events import MemorySample, Sink
+
+PERIOD_S = 0.5
+
+
+class MemoryMeter:
+    """Reports a `MemorySample` at most every half second, and at the first step."""
+
+    def __init__(self, rank: int, device: torch.device | str, sink: Sink) -> None:
+        self._rank = rank
+        self._device = torch.device(device)
+        self._sink = sink
+        self._due = 0.0
+        self._parameters = 0
+        self._gradients = 0
+        self._state = 0
+        self._counted_for: tuple[int, ...] = ()
+
+    def sample(self, step: int, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        """Report if it is time; gradients must be there to be counted, so call it between backward and zero_grad."""
+        now = time.monotonic()
+        if now < self._due:
+            return
+        self._due = now + PERIOD_S
+        self._count(tuple(models), tuple(optimizers))
+        use = memory(self._device)
+        known = self._parameters + self._gradients + self._state
+        self._sink.emit(
+            MemorySample(
+                rank=self._rank,
+                step=step,
+                time=time.time(),
+                parameters=self._parameters,
+                gradients=self._gradients,
+                optimizer=self._state,
+                other=max(0, use.allocated - known),
+                cached=max(0, use.reserved - use.allocated),
+                free=use.free,
+            )
+        )
+
+    def _count(self, models: tuple[nn.Module, ...], optimizers: tuple[Optimizer, ...]) -> None:
+        """Count anew only when something was added: models, optimizers, or the state of the first step."""
+        counted_for = (
+            *map(id, models),
+            *map(id, optimizers),
+            *[len(optimizer.state) for optimizer in optimizers],
+            self._gradients > 0,
+        )
+        if counted_for == self._counted_for:
+            return
+        parameters = {id(value): value for model in models for value in model.parameters()}
+        for optimizer in optimizers:
+            parameters.update({id(value): value for group in optimizer.param_groups for value in group["params"]})
+        buffers = [value for model in models for value in model.buffers()]
+        self._parameters = storage_bytes([*parameters.values(), *buffers])
+        self._gradients = storage_bytes([value.grad for value in parameters.values() if value.grad is not None])
+        self._state = storage_bytes([tensor for optimizer in optimizers for tensor in _tensors(optimizer.state)])
+        self._counted_for = (*counted_for[:-1], self._gradients > 0)
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Return the size of the storages behind the tensors in bytes, each counted once however many share it."""
+    storages = {}
+    for tensor in tensors:
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr(), tensor.device] = storage.nbytes()
+    return sum(storages.values())
+
+
+def _tensors(nested: Any) -> Iterable[Tensor]:
+    if isinstance(nested, Tensor):
+        yield nested
+    elif isinstance(nested, dict):
+        for value in nested.values():
+            yield from _tensors(value)
+    elif isinstance(nested, list | tuple):
+        for value in nested:
+            yield from _tensors(value)

@@ -1,0 +1,151 @@
+"""Measuring steps without waiting for the device.
+
+A loss on the CPU is read at once. A loss on another device is copied, without waiting, into a slot of pinned memory,
+and read when an event says that the copy is done; its step is reported then, in order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.telemetry.events import Sink, StepDone
+
+_NUM_SLOTS = 4096
+
+
+class StepMeter:
+    """Collects the losses of a step's micro-batches and reports each optimizer step."""
+
+    def __init__(self, rank: int, device: torch.device | str, sink: Sink) -> None:
+        self.step = 0
+        self._rank = rank
+        self._sink = sink
+        self._sum = 0.0
+        self._weight = 0
+        self._num_samples = 0
+        self._has_loss = False
+        self._started = time.perf_counter()
+        self._copies = _Copies() if torch.device(device).type == "cuda" else None
+
+    def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
+        """Count a loss that weighs ``weight`` in the step's mean.
+
+        Several losses of one micro-batch are reported as their sum: only the first of them adds its weight.
+        """
+        if is_first or not self._has_loss:
+            self._weight += weight
+            self._num_samples += num_samples
+            self._has_loss = True
+        if self._copies is None:
+            self._sum += loss.item() * weight
+        else:
+            self._copies.add(loss.detach(), weight)
+
+    def end_step(self, learning_rate: float, *, skipped: bool) -> None:
+        """Report a step of the optimizer; a second optimizer's step after the same losses is not reported."""
+        if not self._has_loss:
+            return
+        now = time.perf_counter()
+        self.step += 1
+        weight = self._weight
+        if self._copies is None:
+            loss = self._sum / weight if weight else self._sum
+            self._sink.emit(
+                StepDone(
+                    self._rank, self.step, time.time(), loss, learning_rate, now - self._started, self._num_samples,
+                    skipped,
+                )
+            )  # fmt: skip
+        else:
+            pending = _Pending(
+                self.step, time.time(), learning_rate, now - self._started, self._num_samples, skipped, weight
+            )
+            self._copies.close_step(pending)
+            self._report_ready(wait=self._copies.is_full)
+        self._sum, self._weight, self._num_samples, self._started = 0.0, 0, 0, now
+        self._has_loss = False
+
+    def flush(self) -> None:
+        """Report what is still on its way; waits for the device."""
+        if self._copies is not None:
+            self._report_ready(wait=True)
+
+    def _report_ready(self, *, wait: bool) -> None:
+        assert self._copies is not None
+        for pending, loss in self._copies.take_ready(wait=wait):
+            self._sink.emit(
+                StepDone(
+                    self._rank, pending.step, pending.time, loss / pending.weight if pending.weight else loss,
+                    pending.learning_rate, pending.step_s, pending.num_samples, pending.skipped,
+                )
+            )  # fmt: skip
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A step whose losses are still on their way from the device."""
+
+    step: int
+    time: float
+    learning_rate: float
+    step_s: float
+    num_samples: int
+    skipped: bool
+    weight: int
+
+
+class _Copies:
+    """Losses on their way from a CUDA device into a ring of pinned memory."""
+
+    def __init__(self) -> None:
+        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=True)
+        self._views = [self._slots[i] for i in range(_NUM_SLOTS)]
+        self._values: Any = self._slots.numpy()
+        self._next = 0
+        self._num_used = 0
+        self._weights: list[tuple[int, int]] = []
+        self._steps: deque[tuple[_Pending, list[tuple[int, int]], Any]] = deque()
+        self._events: list[Any] = []
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the ring has little room left."""
+        return self._num_used > _NUM_SLOTS // 2
+
+    def add(self, loss: Tensor, weight: int) -> None:
+        """Send one loss on its way."""
+        if len(self._weights) >= _NUM_SLOTS // 2:  # a window with thousands of losses: the mean of its first ones
+            return
+        slot = self._next
+        self._next = (slot + 1) % _NUM_SLOTS
+        self._num_used += 1
+        self._views[slot].copy_(loss.reshape(()), non_blocking=True)
+        self._weights.append((slot, weight))
+
+    def close_step(self, pending: _Pending) -> None:
+        """Mark the end of a step in the stream of copies."""
+        event = self._events.pop() if self._events else torch.cuda.Event()
+        event.record()
+        self._steps.append((pending, self._weights, event))
+        self._weights = []
+
+    def take_ready(self, *, wait: bool) -> list[tuple[_Pending, float]]:
+        """Return the steps whose losses have arrived, oldest first, with the weighted sum of their losses."""
+        ready: list[tuple[_Pending, float]] = []
+        while self._steps:
+            pending, weights, event = self._steps[0]
+            if wait:
+                event.synchronize()
+            elif not event.query():
+                break
+            self._steps.popleft()
+            self._events.append(event)
+            self._num_used -= len(weights)
+            ready.append((pending, sum(float(self._values[slot]) * weight for slot, weight in weights)))
+        return ready

@@ -1,0 +1,118 @@
+"""A ring of fixed-size event records in shared anonymous memory: written by one worker, read by the kernel.
+
+Writing never blocks, never grows and makes no system call; the oldest records are overwritten and the reader counts
+what it missed. The memory outlives the writer, so the last records of a killed worker can still be read.
+
+Layout: a 64-byte header whose first u64 is the number of records ever written, then ``capacity`` slots of 96 bytes:
+u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields. A slot is written before the header's count.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+
+from accel_nb.telemetry.events import Event, MemorySample, StepDone
+
+_HEADER = struct.Struct("<Q")
+_HEADER_BYTES = 64
+_SLOT = struct.Struct("<QII10d")
+_STEP, _MEMORY = 1, 2
+DEFAULT_CAPACITY = 4096
+
+
+def ring_bytes(capacity: int = DEFAULT_CAPACITY) -> int:
+    """Return the size of the shared memory for ``capacity`` records, in bytes."""
+    return _HEADER_BYTES + capacity * _SLOT.size
+
+
+def create_ring(capacity: int = DEFAULT_CAPACITY) -> int:
+    """Make the anonymous memory of a ring and return its descriptor."""
+    descriptor = os.memfd_create("accel_nb_ring", os.MFD_CLOEXEC)
+    os.ftruncate(descriptor, ring_bytes(capacity))
+    return descriptor
+
+
+class RingWriter:
+    """The worker's end: packs numeric events into the ring."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._memory = mmap.mmap(descriptor, 0)
+        self._capacity = (len(self._memory) - _HEADER_BYTES) // _SLOT.size
+        (self._count,) = _HEADER.unpack_from(self._memory, 0)
+
+    @staticmethod
+    def takes(event: Event) -> bool:
+        """Whether the event is numeric, so that the ring can carry it."""
+        return isinstance(event, StepDone | MemorySample)
+
+    def write(self, event: StepDone | MemorySample) -> None:
+        """Add one record, overwriting the oldest when full."""
+        if isinstance(event, StepDone):
+            kind, values = _STEP, _step_values(event)
+        else:
+            kind, values = _MEMORY, _memory_values(event)
+        offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
+        self._count += 1
+        _SLOT.pack_into(self._memory, offset, self._count, kind, event.rank, *values)
+        _HEADER.pack_into(self._memory, 0, self._count)
+
+    def close(self) -> None:
+        """Unmap the ring."""
+        self._memory.close()
+
+
+class RingReader:
+    """The kernel's end; remembers how far it has read and, in ``num_missed``, how much it missed."""
+
+    def __init__(self, descriptor: int) -> None:
+        self.num_read = 0
+        self.num_missed = 0
+        self._descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, 0, prot=mmap.PROT_READ)
+        self._capacity = (len(self._memory) - _HEADER_BYTES) // _SLOT.size
+
+    def read(self) -> list[Event]:
+        """Return the records written since the last call, oldest first."""
+        (written,) = _HEADER.unpack_from(self._memory, 0)
+        first = max(self.num_read, written - self._capacity)
+        self.num_missed += first - self.num_read
+        events: list[Event] = []
+        for index in range(first, written):
+            sequence, kind, rank, *values = _SLOT.unpack_from(
+                self._memory, _HEADER_BYTES + (index % self._capacity) * _SLOT.size
+            )
+            if sequence == index + 1:
+                events.append(_unpack(kind, rank, values))
+            else:
+                self.num_missed += 1
+        self.num_read = written
+        return events
+
+    def close(self) -> None:
+        """Unmap the ring and close its descriptor."""
+        self._memory.close()
+        os.close(self._descriptor)
+
+
+def _step_values(event: StepDone) -> tuple[float, ...]:
+    return (
+        event.step, event.time, event.loss, event.learning_rate, event.step_s, event.num_samples, event.skipped,
+        0.0, 0.0, 0.0,
+    )  # fmt: skip
+
+
+def _memory_values(event: MemorySample) -> tuple[float, ...]:
+    return (
+        event.step, event.time, event.parameters, event.gradients, event.optimizer, event.other, event.cached,
+        event.free, 0.0, 0.0,
+    )  # fmt: skip
+
+
+def _unpack(kind: int, rank: int, values: list[float]) -> Event:
+    if kind == _STEP:
+        step, time, loss, rate, step_s, num_samples, skipped = values[:7]
+        return StepDone(rank, int(step), time, loss, rate, step_s, int(num_samples), bool(skipped))
+    step, time, *amounts = values[:8]
+    return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))

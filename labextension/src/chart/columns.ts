@@ -1,0 +1,127 @@
+/** Rows of numbers kept by column in typed arrays, which grow by doubling and never pass a limit. */
+
+/** Above this many rows the older half is thinned. */
+export const MAX_ROWS = 1 << 20;
+
+/** The newest rows, which thinning leaves whole. */
+const KEPT_RAW = 1 << 12;
+
+/** Rows are thinned in blocks of this many, of which the lowest and the highest stay. */
+const THINNED_BLOCK = 4;
+
+export class ColumnTable {
+  /**
+   * The first column is x and must not decrease; `keyColumn` is the one whose extremes survive thinning.
+   */
+  constructor(
+    readonly numColumns: number,
+    readonly keyColumn: number,
+    private readonly maxRows: number = MAX_ROWS
+  ) {
+    this.columns = Array.from({ length: numColumns }, () => new Float64Array(256));
+  }
+
+  get length(): number {
+    return this.rows;
+  }
+
+  /** Increases whenever rows that were there before have changed place. */
+  get generation(): number {
+    return this.numRewrites;
+  }
+
+  /** The column's values so far: a view that the next append may leave behind. */
+  column(index: number): Float64Array {
+    const column = this.columns[index];
+    if (column === undefined) {
+      throw new RangeError(`no column ${index} in a table of ${this.numColumns}`);
+    }
+    return column.subarray(0, this.rows);
+  }
+
+  /** Add rows given as one array, column after column. */
+  append(block: Float64Array, numRows: number): void {
+    if (block.length !== numRows * this.numColumns) {
+      throw new RangeError(`${block.length} values are not ${numRows} rows of ${this.numColumns}`);
+    }
+    this.reserve(this.rows + numRows);
+    this.columns.forEach((column, index) => {
+      column.set(block.subarray(index * numRows, (index + 1) * numRows), this.rows);
+    });
+    this.rows += numRows;
+    if (this.rows > this.maxRows) {
+      this.thin();
+    }
+  }
+
+  clear(): void {
+    this.rows = 0;
+    this.numRewrites += 1;
+  }
+
+  private reserve(numRows: number): void {
+    const capacity = this.columns[0]?.length ?? 0;
+    if (numRows <= capacity) {
+      return;
+    }
+    const grown = Math.max(numRows, capacity * 2);
+    this.columns = this.columns.map(column => {
+      const larger = new Float64Array(grown);
+      larger.set(column.subarray(0, this.rows));
+      return larger;
+    });
+  }
+
+  private thin(): void {
+    const key = this.column(this.keyColumn);
+    const end = Math.max(0, this.rows - KEPT_RAW);
+    let kept = 0;
+    const keep = (row: number) => {
+      for (const column of this.columns) {
+        column[kept] = column[row]!;
+      }
+      kept += 1;
+    };
+    for (let start = 0; start < end; start += THINNED_BLOCK) {
+      const [first, second] = extremes(key, start, Math.min(start + THINNED_BLOCK, end));
+      keep(first);
+      if (second !== first) {
+        keep(second);
+      }
+    }
+    for (let row = end; row < this.rows; row++) {
+      keep(row);
+    }
+    this.rows = kept;
+    this.numRewrites += 1;
+  }
+
+  private columns: Float64Array[];
+  private rows = 0;
+  private numRewrites = 0;
+}
+
+/**
+ * The rows of the lowest and the highest value in `[start, end)`, in row order; NaN loses against every number, and a
+ * range without numbers gives its first row twice.
+ */
+export function extremes(values: Float64Array, start: number, end: number): [number, number] {
+  let low = -1;
+  let high = -1;
+  for (let row = start; row < end; row++) {
+    const value = values[row]!;
+    if (value !== value) {
+      continue;
+    }
+    if (low < 0 || value < values[low]!) {
+      low = row;
+    }
+    if (high < 0 || value > values[high]!) {
+      high = row;
+    }
+  }
+  if (low < 0) {
+    return [start, start];
+  }
+  return low < high ? [low, high] : [high, low];
+}

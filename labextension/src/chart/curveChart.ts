@@ -1,0 +1,303 @@
+/** One value over steps: a faint line for each rank and a bold one for their mean. */
+
+import uPlot from 'uplot';
+import type { ColumnTable } from './columns';
+import { RowPicker, lowerBound, pickRows } from './decimate';
+import { formatNumber } from './format';
+import { MARK_COLOURS, rankColour, type MarkKind } from './palette';
+import type { ITheme } from './theme';
+
+/** Ranks beyond these are in the mean only. */
+export const MAX_RANK_LINES = 16;
+
+export interface ICurveInput {
+  readonly label: string;
+  readonly tables: ReadonlyMap<number, ColumnTable>;
+  readonly column: number;
+  readonly meanRank: number;
+  readonly marks: readonly { readonly x: number; readonly kind: MarkKind }[];
+}
+
+interface ILine {
+  readonly rank: number;
+  readonly label: string;
+  readonly isBold: boolean;
+  readonly table: ColumnTable;
+  readonly picker: RowPicker;
+}
+
+/** What the legend shows under the pointer, or at the end of the run when there is none. */
+export interface IReading {
+  readonly label: string;
+  readonly colour: string;
+  readonly value: number | null;
+}
+
+export class CurveChart {
+  constructor(
+    private readonly host: HTMLElement,
+    private theme: ITheme,
+    private readonly onReadings: (x: number | null, readings: IReading[]) => void
+  ) {}
+
+  /** The points handed to the canvas at the last drawing, over all lines. */
+  numDrawn = 0;
+
+  setLogScale(isLog: boolean): void {
+    if (isLog !== this.isLog) {
+      this.isLog = isLog;
+      this.rebuild();
+    }
+  }
+
+  setTheme(theme: ITheme): void {
+    this.theme = theme;
+    this.rebuild();
+  }
+
+  resize(width: number, height: number): void {
+    if (width === this.width && height === this.height) {
+      return;
+    }
+    this.width = width;
+    this.height = height;
+    if (this.plot) {
+      this.plot.setSize({ width, height });
+      this.refresh();
+    }
+  }
+
+  draw(input: ICurveInput): void {
+    this.input = input;
+    const lines = this.updateLines(input);
+    if (this.plot === null || lines) {
+      this.rebuild();
+    } else {
+      this.refresh();
+    }
+  }
+
+  dispose(): void {
+    this.plot?.destroy();
+    this.plot = null;
+  }
+
+  /** Bring the list of lines up to date; true when it has changed. */
+  private updateLines(input: ICurveInput): boolean {
+    const wanted = linesOf(input);
+    const isSame =
+      wanted.length === this.lines.length &&
+      this.column === input.column &&
+      wanted.every((line, index) => {
+        const now = this.lines[index];
+        return now?.table === line.table && now.isBold === line.isBold;
+      });
+    if (isSame) {
+      return false;
+    }
+    this.column = input.column;
+    this.zoom = null;
+    this.lines = wanted.map(line => ({ ...line, picker: new RowPicker(line.table, input.column) }));
+    return true;
+  }
+
+  private rebuild(): void {
+    this.plot?.destroy();
+    this.plot = null;
+    if (this.width < 40 || this.height < 40 || this.lines.length === 0) {
+      return;
+    }
+    this.plot = new uPlot(this.options(), this.data(), this.host);
+    if (this.zoom) {
+      this.plot.setScale('x', { min: this.zoom[0], max: this.zoom[1] });
+    }
+    this.report();
+  }
+
+  private refresh(): void {
+    if (this.plot === null) {
+      this.rebuild();
+      return;
+    }
+    this.plot.setData(this.data(), this.zoom === null);
+    if (this.zoom) {
+      this.plot.setScale('x', { min: this.zoom[0], max: this.zoom[1] });
+    }
+    this.report();
+  }
+
+  private data(): uPlot.AlignedData {
+    const tables = this.lines.map(line => this.pointsOf(line));
+    this.numDrawn = tables.reduce((sum, [xs]) => sum + xs.length, 0);
+    return uPlot.join(tables as uPlot.AlignedData[]);
+  }
+
+  private pointsOf(line: ILine): [number[], (number | null)[]] {
+    const xs = line.table.column(0);
+    const ys = line.table.column(this.column);
+    const maxBlocks = Math.max(64, this.width);
+    let rows: number[];
+    if (this.zoom === null) {
+      rows = line.picker.pick(maxBlocks);
+    } else {
+      const from = Math.max(0, lowerBound(xs, this.zoom[0]) - 1);
+      const to = Math.min(xs.length, lowerBound(xs, this.zoom[1]) + 2);
+      rows = pickRows(ys, from, to, maxBlocks);
+    }
+    return [rows.map(row => xs[row]!), rows.map(row => this.drawable(ys[row]!))];
+  }
+
+  /** NaN and infinities are gaps, and so is what a log scale cannot show. */
+  private drawable(value: number): number | null {
+    return Number.isFinite(value) && (!this.isLog || value > 0) ? value : null;
+  }
+
+  private options(): uPlot.Options {
+    const { theme } = this;
+    const axis = {
+      stroke: theme.faintInk,
+      font: theme.font,
+      grid: { stroke: theme.grid, width: 1 },
+      ticks: { stroke: theme.grid, width: 1, size: 4 }
+    };
+    return {
+      width: this.width,
+      height: this.height,
+      padding: [8, 12, 0, 0],
+      legend: { show: false },
+      cursor: {
+        y: false,
+        points: { size: 6, width: 1.5, fill: (_plot, index) => this.colourOf(index - 1) },
+        drag: { x: true, y: false },
+        bind: { dblclick: () => () => this.resetZoom() }
+      },
+      scales: {
+        x: { time: false, range: (_plot, min, max) => (min === max ? [min - 1, max + 1] : [min, max]) },
+        y: this.isLog
+          ? {
+              distr: 3,
+              range: (_plot, min, max) =>
+                min === null || max === null || !(min > 0) ? [0.1, 1] : uPlot.rangeLog(min, max, 10, false)
+            }
+          : {}
+      },
+      axes: [
+        { ...axis, size: 30, gap: 4, space: 70, values: (_plot, ticks) => ticks.map(tickText) },
+        { ...axis, size: 52, gap: 4, values: (_plot, ticks) => ticks.map(tickText) }
+      ],
+      series: [{}, ...this.lines.map((line, index) => this.series(line, index))],
+      hooks: {
+        draw: [plot => this.drawMarks(plot)],
+        setCursor: [plot => this.report(plot.cursor.idx)],
+        setSelect: [plot => this.zoomTo(plot)]
+      }
+    };
+  }
+
+  private series(line: ILine, index: number): uPlot.Series {
+    const colour = this.colourOf(index);
+    return {
+      label: line.label,
+      stroke: line.isBold ? colour : withAlpha(colour, '8c'),
+      width: line.isBold ? 2 : 1,
+      points: { show: line.table.length < 3, size: 5 },
+      spanGaps: false
+    };
+  }
+
+  private colourOf(index: number): string {
+    const line = this.lines[index];
+    if (line === undefined) {
+      return this.theme.ink;
+    }
+    return line.rank < 0 ? this.theme.ink : rankColour(line.rank);
+  }
+
+  private drawMarks(plot: uPlot): void {
+    const { ctx, bbox } = plot;
+    const ratio = uPlot.pxRatio;
+    ctx.save();
+    ctx.lineWidth = ratio;
+    ctx.setLineDash([3 * ratio, 3 * ratio]);
+    for (const mark of this.input?.marks ?? []) {
+      const left = plot.valToPos(mark.x, 'x', true);
+      if (!(left >= bbox.left && left <= bbox.left + bbox.width)) {
+        continue;
+      }
+      ctx.strokeStyle = MARK_COLOURS[mark.kind];
+      ctx.fillStyle = MARK_COLOURS[mark.kind];
+      ctx.beginPath();
+      ctx.moveTo(left, bbox.top);
+      ctx.lineTo(left, bbox.top + bbox.height);
+      ctx.stroke();
+      ctx.beginPath();
+      ctx.moveTo(left - 4 * ratio, bbox.top);
+      ctx.lineTo(left + 4 * ratio, bbox.top);
+      ctx.lineTo(left, bbox.top + 6 * ratio);
+      ctx.fill();
+    }
+    ctx.restore();
+  }
+
+  private zoomTo(plot: uPlot): void {
+    if (plot.select.width > 4) {
+      this.zoom = [
+        plot.posToVal(plot.select.left, 'x'),
+        plot.posToVal(plot.select.left + plot.select.width, 'x')
+      ];
+      queueMicrotask(() => this.refresh());
+    }
+  }
+
+  private resetZoom(): null {
+    this.zoom = null;
+    this.refresh();
+    return null;
+  }
+
+  private report(index?: number | null): void {
+    const data = this.plot?.data;
+    const x = index === undefined || index === null ? null : (data?.[0][index] ?? null);
+    const readings = this.lines.map((line, place) => {
+      const ys = line.table.column(this.column);
+      const row =
+        x === null ? line.table.length - 1 : Math.min(lowerBound(line.table.column(0), x), ys.length - 1);
+      return { label: line.label, colour: this.colourOf(place), value: ys[row] ?? null };
+    });
+    this.onReadings(x, readings);
+  }
+
+  private plot: uPlot | null = null;
+  private input: ICurveInput | null = null;
+  private lines: ILine[] = [];
+  private column = 0;
+  private width = 0;
+  private height = 0;
+  private isLog = false;
+  private zoom: [number, number] | null = null;
+}
+
+/** Which lines to draw; a single one is bold and no mean is needed. The bold one comes last, on top. */
+function linesOf(input: ICurveInput): Omit<ILine, 'picker'>[] {
+  const ranks = [...input.tables.keys()].filter(rank => rank !== input.meanRank).sort((a, b) => a - b);
+  const mean = input.tables.get(input.meanRank);
+  const hasMean = mean !== undefined && mean.length > 0 && ranks.length > 1;
+  const lines = ranks.slice(0, MAX_RANK_LINES).map(rank => ({
+    rank,
+    label: ranks.length > 1 ? `rank ${rank}` : input.label,
+    isBold: ranks.length === 1,
+    table: input.tables.get(rank)!
+  }));
+  if (hasMean) {
+    lines.push({ rank: input.meanRank, label: 'mean', isBold: true, table: mean });
+  }
+  return lines;
+}
+
+function tickText(value: number | null): string {
+  return value === null ? '' : formatNumber(value);
+}
+
+function withAlpha(colour: string, alpha: string): string {
+  return colour.startsWith('#') ? `${colour}${alpha}` : colour;
+}

@@ -1,0 +1,89 @@
+/**
+ * Which rows of a long column to draw: the lowest and the highest of each block of rows.
+ *
+ * Blocks hold a fixed power of two of rows and start at row 0, so that a block once full is drawn the same for ever:
+ * blocks that follow the width of the chart make a growing curve shimmer. A spike always survives.
+ */
+
+import { ColumnTable, extremes } from './columns';
+
+/** The smallest power of two that puts `numRows` into at most `maxBlocks` blocks. */
+export function blockSize(numRows: number, maxBlocks: number): number {
+  let size = 1;
+  while (Math.ceil(numRows / size) > Math.max(1, maxBlocks)) {
+    size *= 2;
+  }
+  return size;
+}
+
+/** The rows to draw out of `[from, to)`, with blocks aligned to row 0. */
+export function pickRows(
+  values: Float64Array,
+  from: number,
+  to: number,
+  maxBlocks: number
+): number[] {
+  const size = blockSize(to - from, maxBlocks);
+  const rows: number[] = [];
+  for (let start = from - (from % size); start < to; start += size) {
+    pushBlock(rows, values, Math.max(start, from), Math.min(start + size, to));
+  }
+  return rows;
+}
+
+/** The rows to draw out of a whole growing column; only new blocks are looked at. */
+export class RowPicker {
+  constructor(
+    private readonly table: ColumnTable,
+    private readonly keyColumn: number
+  ) {}
+
+  pick(maxBlocks: number): number[] {
+    const { table } = this;
+    const size = blockSize(table.length, maxBlocks);
+    if (size !== this.size || table.generation !== this.generation) {
+      this.size = size;
+      this.generation = table.generation;
+      this.rows = [];
+      this.numSeen = 0;
+    }
+    const values = table.column(this.keyColumn);
+    while (this.numSeen + size <= table.length) {
+      pushBlock(this.rows, values, this.numSeen, this.numSeen + size);
+      this.numSeen += size;
+    }
+    const rows = this.rows.slice();
+    if (this.numSeen < table.length) {
+      pushBlock(rows, values, this.numSeen, table.length);
+    }
+    return rows;
+  }
+
+  private rows: number[] = [];
+  private size = 0;
+  private generation = -1;
+  private numSeen = 0;
+}
+
+/** The first row whose x is at least `x`; `xs` must not decrease. */
+export function lowerBound(xs: Float64Array, x: number): number {
+  let low = 0;
+  let high = xs.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle]! < x) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+function pushBlock(rows: number[], values: Float64Array, start: number, end: number): void {
+  const [first, second] = extremes(values, start, end);
+  rows.push(first);
+  if (second !== first) {
+    rows.push(second);
+  }
+}

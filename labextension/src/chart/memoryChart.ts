@@ -1,0 +1,179 @@
+/** What fills one rank's memory over time, stacked. */
+
+import uPlot from 'uplot';
+import type { ColumnTable } from './columns';
+import { RowPicker, lowerBound } from './decimate';
+import { formatBytes, formatSeconds } from './format';
+import { MEMORY_CATEGORIES } from './palette';
+import type { ITheme } from './theme';
+
+const TOTAL_COLUMN = 7;
+const FREE_COLUMN = 6;
+
+/** Powers of two, so that ticks fall on whole MiB and GiB. */
+const BYTE_STEPS = Array.from({ length: 44 }, (_, power) => 2 ** (power + 6));
+
+/** One moment of the map, in bytes; `values` follows `MEMORY_CATEGORIES`. */
+export interface IMemoryReading {
+  readonly timeS: number;
+  readonly values: readonly number[];
+  readonly total: number;
+  readonly peak: number;
+  readonly free: number;
+}
+
+export class MemoryChart {
+  constructor(
+    private readonly host: HTMLElement,
+    private theme: ITheme,
+    private readonly table: ColumnTable,
+    private readonly onReading: (reading: IMemoryReading | null) => void
+  ) {
+    this.picker = new RowPicker(table, TOTAL_COLUMN);
+  }
+
+  setTheme(theme: ITheme): void {
+    this.theme = theme;
+    this.plot?.destroy();
+    this.plot = null;
+    this.draw(this.top, this.end, this.hasTimeAxis);
+  }
+
+  resize(width: number, height: number): void {
+    if (width !== this.width || height !== this.height) {
+      this.width = width;
+      this.height = height;
+      this.plot?.setSize({ width, height });
+    }
+  }
+
+  /** Draw with the scales that all ranks share: up to `top` bytes and `end` seconds. */
+  draw(top: number, end: number, hasTimeAxis: boolean): void {
+    if (hasTimeAxis !== this.hasTimeAxis) {
+      this.plot?.destroy();
+      this.plot = null;
+    }
+    this.top = top;
+    this.end = end;
+    this.hasTimeAxis = hasTimeAxis;
+    if (this.width < 40 || this.height < 30) {
+      return;
+    }
+    if (this.plot === null) {
+      this.plot = new uPlot(this.options(), this.data(), this.host);
+    } else {
+      this.plot.setData(this.data());
+    }
+    this.report();
+  }
+
+  /** The largest total so far, in bytes. */
+  peak(): number {
+    const totals = this.table.column(TOTAL_COLUMN);
+    for (; this.numSeen < totals.length; this.numSeen++) {
+      this.highest = Math.max(this.highest, totals[this.numSeen]!);
+    }
+    this.numSeen = Math.min(this.numSeen, totals.length);
+    return this.highest;
+  }
+
+  dispose(): void {
+    this.plot?.destroy();
+    this.plot = null;
+  }
+
+  /** Running sums from the bottom category up; uPlot gets the highest first, so that lower ones paint over it. */
+  private data(): uPlot.AlignedData {
+    const rows = this.picker.pick(Math.max(64, this.width));
+    const sums = rows.map(() => 0);
+    const layers = MEMORY_CATEGORIES.map(category => {
+      const column = this.table.column(category.column);
+      return rows.map((row, index) => {
+        const value = column[row]!;
+        sums[index] = sums[index]! + (value > 0 ? value : 0);
+        return sums[index]!;
+      });
+    });
+    const times = this.table.column(0);
+    return [rows.map(row => times[row]!), ...layers.reverse()];
+  }
+
+  private options(): uPlot.Options {
+    const { theme } = this;
+    const axis = {
+      stroke: theme.faintInk,
+      font: theme.font,
+      grid: { stroke: theme.grid, width: 1 },
+      ticks: { stroke: theme.grid, width: 1, size: 4 }
+    };
+    return {
+      width: this.width,
+      height: this.height,
+      padding: [6, 12, this.hasTimeAxis ? 0 : 6, 0],
+      legend: { show: false },
+      cursor: { y: false, points: { show: false }, drag: { x: false, y: false } },
+      scales: {
+        x: { time: false, range: (_plot, min) => [min, Math.max(this.end, min + 1e-3)] },
+        y: { range: () => [0, Math.max(this.top, 1) * 1.08] }
+      },
+      axes: [
+        {
+          ...axis,
+          show: this.hasTimeAxis,
+          size: 30,
+          gap: 4,
+          space: 60,
+          values: (_plot, ticks) => ticks.map(formatSeconds)
+        },
+        {
+          ...axis,
+          size: 62,
+          gap: 4,
+          space: 28,
+          incrs: BYTE_STEPS,
+          values: (_plot, ticks) => ticks.map(tick => (tick === 0 ? '0' : formatBytes(tick)))
+        }
+      ],
+      series: [
+        {},
+        ...[...MEMORY_CATEGORIES].reverse().map(category => ({
+          label: category.label,
+          fill: category.colour,
+          stroke: category.colour,
+          width: 1,
+          points: { show: false }
+        }))
+      ],
+      hooks: { setCursor: [plot => this.report(plot.cursor.idx)] }
+    };
+  }
+
+  private report(index?: number | null): void {
+    const { table } = this;
+    if (table.length === 0) {
+      this.onReading(null);
+      return;
+    }
+    const times = table.column(0);
+    const x = index === undefined || index === null ? null : (this.plot?.data[0][index] ?? null);
+    const row = x === null ? table.length - 1 : Math.min(lowerBound(times, x), table.length - 1);
+    const at = (column: number) => table.column(column)[row] ?? 0;
+    this.onReading({
+      timeS: at(0),
+      values: MEMORY_CATEGORIES.map(category => at(category.column)),
+      total: at(TOTAL_COLUMN),
+      peak: this.peak(),
+      free: at(FREE_COLUMN)
+    });
+  }
+
+  private readonly picker: RowPicker;
+  private plot: uPlot | null = null;
+  private width = 0;
+  private height = 0;
+  private top = 0;
+  private end = 0;
+  private hasTimeAxis = true;
+  private highest = 0;
+  private numSeen = 0;
+}

@@ -1,0 +1,39 @@
+/** The colours of all charts: fixed tables that people with any colour vision can tell apart (after Okabe and Ito). */
+
+export const RANK_COLOURS = [
+  '#0072b2',
+  '#d55e00',
+  '#009e73',
+  '#cc79a7',
+  '#56b4e9',
+  '#e69f00',
+  '#8c6bb1',
+  '#7f7f7f'
+] as const;
+
+export function rankColour(rank: number): string {
+  return RANK_COLOURS[Math.abs(rank) % RANK_COLOURS.length] ?? RANK_COLOURS[0];
+}
+
+/** What a memory map stacks, from the bottom up; `column` is the place in a memory row. */
+export const MEMORY_CATEGORIES = [
+  { column: 1, label: 'parameters', colour: '#0072b2' },
+  { column: 2, label: 'gradients', colour: '#e69f00' },
+  { column: 3, label: 'optimizer', colour: '#009e73' },
+  { column: 4, label: 'other', colour: '#cc79a7' },
+  { column: 5, label: 'cached', colour: '#9a9a9a' }
+] as const;
+
+export const MARK_COLOURS = {
+  nan: '#d55e00',
+  skipped: '#e69f00',
+  restart: '#7f7f7f',
+  failed: '#d55e00',
+  interrupted: '#8c6bb1'
+} as const;
+
+export type MarkKind = keyof typeof MARK_COLOURS;
+
+export function isMarkKind(value: unknown): value is MarkKind {
+  return typeof value === 'string' && Object.prototype.hasOwnProperty.call(MARK_COLOURS, value);
+}

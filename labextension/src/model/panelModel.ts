@@ -1,0 +1,153 @@
+/** Everything one panel knows. It outlives the views: a second view, or one made anew, finds the whole history. */
+
+import { ColumnTable, MAX_ROWS } from '../chart/columns';
+import {
+  MEAN_RANK,
+  TABLE_COLUMNS,
+  type IBlock,
+  type IFacts,
+  type IMark,
+  type IPanelMessage
+} from './protocol';
+
+/** The series of tables that one panel may hold; a flood of names or ranks beyond is not kept. */
+const MAX_TABLES = 2048;
+
+/** One curve to choose from: a column of the step table, or a logged metric. */
+export interface ICurve {
+  readonly id: string;
+  readonly label: string;
+  readonly unit: 'ms' | '';
+  /** Ranks in order; the mean, if there is one, is under `MEAN_RANK`. */
+  readonly tables: ReadonlyMap<number, ColumnTable>;
+  readonly column: number;
+}
+
+export class PanelModel {
+  get facts(): IFacts | null {
+    return this.currentFacts;
+  }
+
+  get marks(): readonly IMark[] {
+    return this.currentMarks;
+  }
+
+  /** The number of the last message that is in here. */
+  get seq(): number {
+    return this.currentSeq;
+  }
+
+  /** The steps held, over all ranks. */
+  get numPoints(): number {
+    let sum = 0;
+    for (const [rank, table] of this.steps) {
+      sum += rank === MEAN_RANK ? 0 : table.length;
+    }
+    return sum;
+  }
+
+  /** Memory rows by rank. */
+  get memory(): ReadonlyMap<number, ColumnTable> {
+    return this.memoryByRank;
+  }
+
+  /** What can be drawn over steps, the loss first. */
+  curves(): ICurve[] {
+    const fromSteps: ICurve[] = (['loss', 'learning rate', 'step time'] as const).map(label => ({
+      id: `step:${label}`,
+      label,
+      unit: label === 'step time' ? 'ms' : '',
+      tables: this.steps,
+      column: TABLE_COLUMNS.step.indexOf(label)
+    }));
+    const logged: ICurve[] = [...this.metrics].map(([name, tables]) => ({
+      id: `metric:${name}`,
+      label: name,
+      unit: '',
+      tables,
+      column: 1
+    }));
+    return this.steps.size > 0 ? [...fromSteps, ...logged] : logged;
+  }
+
+  /**
+   * Take a message. Returns false when it does not follow on what is here (the page was reloaded in the middle of a
+   * run): the kernel must then be asked for a snapshot.
+   */
+  apply(message: IPanelMessage): boolean {
+    if (message.kind === 'snapshot') {
+      this.clear();
+    } else if (message.base !== this.currentSeq) {
+      return false;
+    }
+    for (const block of message.blocks) {
+      this.tableFor(block)?.append(block.values, block.numRows);
+    }
+    this.currentSeq = message.seq;
+    this.currentFacts = message.facts;
+    this.currentMarks = message.marks ?? this.currentMarks;
+    for (const listener of this.listeners) {
+      listener();
+    }
+    return true;
+  }
+
+  /** Call `listener` after each change, until `signal` aborts. */
+  onChange(listener: () => void, signal: AbortSignal): void {
+    this.listeners.add(listener);
+    signal.addEventListener('abort', () => this.listeners.delete(listener));
+  }
+
+  private clear(): void {
+    this.steps.clear();
+    this.metrics.clear();
+    this.memoryByRank.clear();
+    this.currentMarks = [];
+  }
+
+  private tableFor(block: IBlock): ColumnTable | null {
+    const tables = this.tablesOf(block);
+    const known = tables.get(block.rank);
+    if (known !== undefined) {
+      return known;
+    }
+    if (this.numTables() >= MAX_TABLES) {
+      return null;
+    }
+    const numColumns = TABLE_COLUMNS[block.table].length;
+    const keyColumn = block.table === 'memory' ? numColumns - 1 : 1;
+    const made = new ColumnTable(numColumns, keyColumn, MAX_ROWS);
+    tables.set(block.rank, made);
+    return made;
+  }
+
+  private tablesOf(block: IBlock): Map<number, ColumnTable> {
+    switch (block.table) {
+      case 'step':
+        return this.steps;
+      case 'memory':
+        return this.memoryByRank;
+      case 'metric': {
+        const tables = this.metrics.get(block.name) ?? new Map<number, ColumnTable>();
+        this.metrics.set(block.name, tables);
+        return tables;
+      }
+    }
+  }
+
+  private numTables(): number {
+    let sum = this.steps.size + this.memoryByRank.size;
+    for (const tables of this.metrics.values()) {
+      sum += tables.size;
+    }
+    return sum;
+  }
+
+  private readonly steps = new Map<number, ColumnTable>();
+  private readonly metrics = new Map<string, Map<number, ColumnTable>>();
+  private readonly memoryByRank = new Map<number, ColumnTable>();
+  private readonly listeners = new Set<() => void>();
+  private currentFacts: IFacts | null = null;
+  private currentMarks: readonly IMark[] = [];
+  private currentSeq = 0;
+}

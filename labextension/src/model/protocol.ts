@@ -1,0 +1,240 @@
+/**
+ * What the kernel tells a panel, checked field by field: a message may come from a forged notebook.
+ *
+ * A message is JSON beside one buffer of little-endian float64: the blocks' rows, block after block, column after column.
+ */
+
+import { isMarkKind, type MarkKind } from '../chart/palette';
+import { capText } from '../chart/format';
+
+export const PROTOCOL_VERSION = 1;
+
+/** The rank under which the mean over all ranks travels. */
+export const MEAN_RANK = -1;
+
+export const MAX_RANKS = 1024;
+const MAX_BLOCKS = 8192;
+const MAX_BLOCK_ROWS = 1 << 22;
+const MAX_MARKS = 200;
+const MAX_METRICS = 32;
+const MAX_NOTES = 16;
+
+/** The columns of each table; the first is x, `memory` ends with the total. */
+export const TABLE_COLUMNS = {
+  step: ['step', 'loss', 'learning rate', 'step time'],
+  metric: ['step', 'value'],
+  memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total']
+} as const;
+
+export type TableKind = keyof typeof TABLE_COLUMNS;
+
+export type RunStatus = 'running' | 'done' | 'failed' | 'interrupted';
+
+export interface IBlock {
+  readonly table: TableKind;
+  readonly rank: number;
+  readonly name: string;
+  readonly numRows: number;
+  readonly values: Float64Array;
+}
+
+export interface IMark {
+  readonly x: number;
+  readonly kind: MarkKind;
+  readonly rank: number;
+  readonly text: string;
+}
+
+export interface IRankFacts {
+  readonly rank: number;
+  readonly device: string;
+  readonly stepMs: number | null;
+  readonly isStraggler: boolean;
+}
+
+export interface IFacts {
+  readonly title: string;
+  readonly status: RunStatus;
+  readonly numWorkers: number;
+  readonly step: number;
+  readonly loss: number | null;
+  readonly learningRate: number | null;
+  readonly samplesPerS: number | null;
+  readonly stepMs: number | null;
+  readonly elapsedS: number | null;
+  readonly ranks: readonly IRankFacts[];
+  readonly metrics: readonly { readonly name: string; readonly value: number | null }[];
+  readonly notes: readonly string[];
+}
+
+export interface IPanelMessage {
+  readonly kind: 'delta' | 'snapshot';
+  /** The sequence number that a delta follows on. */
+  readonly base: number;
+  readonly seq: number;
+  readonly blocks: readonly IBlock[];
+  readonly facts: IFacts;
+  readonly marks: readonly IMark[] | null;
+}
+
+/** Thrown for a message that is not one of ours; the panel then stays as it is. */
+export class ProtocolError extends Error {}
+
+export function parseMessage(content: unknown, buffers: readonly ArrayBufferView[]): IPanelMessage {
+  const message = asRecord(content, 'message');
+  const { kind } = message;
+  if (message.version !== PROTOCOL_VERSION || (kind !== 'delta' && kind !== 'snapshot')) {
+    throw new ProtocolError('not a panel message of this version');
+  }
+  return {
+    kind,
+    base: asCount(message.base, 'base'),
+    seq: asCount(message.seq, 'seq'),
+    blocks: parseBlocks(message.blocks, buffers),
+    facts: parseFacts(message.facts),
+    marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks)
+  };
+}
+
+function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
+  const numbers = alignedNumbers(buffers[0]);
+  let offset = 0;
+  const blocks = asList(value, 'blocks', MAX_BLOCKS).map(item => {
+    const header = asRecord(item, 'block');
+    const table = header.table;
+    if (!isTableKind(table)) {
+      throw new ProtocolError('unknown table');
+    }
+    const numRows = asCount(header.rows, 'rows');
+    const size = numRows * TABLE_COLUMNS[table].length;
+    if (numRows > MAX_BLOCK_ROWS || offset + size > numbers.length) {
+      throw new ProtocolError('a block is longer than its buffer');
+    }
+    const values = numbers.subarray(offset, offset + size);
+    offset += size;
+    return { table, rank: asRank(header.rank), name: asText(header.name), numRows, values };
+  });
+  if (offset !== numbers.length) {
+    throw new ProtocolError('a buffer is longer than its blocks');
+  }
+  return blocks;
+}
+
+function isTableKind(value: unknown): value is TableKind {
+  return value === 'step' || value === 'metric' || value === 'memory';
+}
+
+/** Copy the buffer: it need not start on a multiple of eight. */
+function alignedNumbers(buffer: ArrayBufferView | undefined): Float64Array {
+  if (buffer === undefined) {
+    return new Float64Array(0);
+  }
+  if (buffer.byteLength % 8 !== 0) {
+    throw new ProtocolError('a buffer does not hold whole numbers');
+  }
+  const bytes = new Uint8Array(buffer.buffer, buffer.byteOffset, buffer.byteLength);
+  return new Float64Array(bytes.slice().buffer);
+}
+
+function parseFacts(value: unknown): IFacts {
+  const facts = asRecord(value, 'facts');
+  const { status } = facts;
+  if (status !== 'running' && status !== 'done' && status !== 'failed' && status !== 'interrupted') {
+    throw new ProtocolError('unknown status');
+  }
+  return {
+    title: asText(facts.title),
+    status,
+    numWorkers: asCount(facts.num_workers, 'num_workers'),
+    step: asCount(facts.step, 'step'),
+    loss: asNumber(facts.loss),
+    learningRate: asNumber(facts.learning_rate),
+    samplesPerS: asNumber(facts.samples_per_s),
+    stepMs: asNumber(facts.step_ms),
+    elapsedS: asNumber(facts.elapsed_s),
+    ranks: asList(facts.ranks, 'ranks', MAX_RANKS).map(parseRank),
+    metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(item => {
+      const metric = asRecord(item, 'metric');
+      return { name: asText(metric.name), value: asNumber(metric.value) };
+    }),
+    notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText)
+  };
+}
+
+function parseRank(value: unknown): IRankFacts {
+  const rank = asRecord(value, 'rank');
+  return {
+    rank: asRank(rank.rank),
+    device: asText(rank.device),
+    stepMs: asNumber(rank.step_ms),
+    isStraggler: rank.is_straggler === true
+  };
+}
+
+function parseMarks(value: unknown): IMark[] {
+  return asList(value, 'marks', MAX_MARKS).map(item => {
+    const mark = asRecord(item, 'mark');
+    if (!isMarkKind(mark.kind)) {
+      throw new ProtocolError('unknown mark');
+    }
+    const x = asNumber(mark.x) ?? NaN;
+    return { x, kind: mark.kind, rank: asRank(mark.rank), text: asText(mark.text) };
+  });
+}
+
+function asRecord(value: unknown, what: string): Record<string, unknown> {
+  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
+    throw new ProtocolError(`${what} is not an object`);
+  }
+  return value as Record<string, unknown>;
+}
+
+function asList(value: unknown, what: string, limit: number): unknown[] {
+  if (!Array.isArray(value) || value.length > limit) {
+    throw new ProtocolError(`${what} is not a list of at most ${limit}`);
+  }
+  return value as unknown[];
+}
+
+function asCount(value: unknown, what: string): number {
+  if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0) {
+    throw new ProtocolError(`${what} is not a count`);
+  }
+  return value;
+}
+
+function asRank(value: unknown): number {
+  if (typeof value !== 'number' || !Number.isInteger(value) || value < MEAN_RANK || value >= MAX_RANKS) {
+    throw new ProtocolError('not a rank');
+  }
+  return value;
+}
+
+/** JSON has no NaN and no infinities: they travel by name. */
+function asNumber(value: unknown): number | null {
+  switch (value) {
+    case null:
+    case undefined:
+      return null;
+    case 'nan':
+      return NaN;
+    case 'inf':
+      return Infinity;
+    case '-inf':
+      return -Infinity;
+  }
+  if (typeof value !== 'number') {
+    throw new ProtocolError('not a number');
+  }
+  return value;
+}
+
+function asText(value: unknown): string {
+  if (value === undefined || value === null) {
+    return '';
+  }
+  if (typeof value !== 'string') {
+    throw new ProtocolError('not a text');
+  }
+  return capText(value);
+}

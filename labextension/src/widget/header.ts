@@ -1,0 +1,130 @@
+/** The panel's first lines: what runs, its figures, and how each rank keeps up. */
+
+import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
+import { rankColour } from '../chart/palette';
+import type { IFacts, IRankFacts } from '../model/protocol';
+import { element, setText } from './dom';
+
+const MAX_RANK_CHIPS = 16;
+
+export class Header {
+  constructor(controls: HTMLElement) {
+    this.node = element(
+      'div',
+      'accel-nb-header',
+      element('div', 'accel-nb-title-row', this.status, this.title, controls),
+      this.tiles,
+      this.ranks
+    );
+  }
+
+  readonly node: HTMLElement;
+
+  update(facts: IFacts): void {
+    setText(this.title, facts.title);
+    setText(this.status, facts.status);
+    this.status.dataset.status = facts.status;
+    this.updateTiles(tilesOf(facts));
+    this.updateRanks(facts);
+  }
+
+  private updateTiles(wanted: ITile[]): void {
+    while (this.tiles.children.length > wanted.length) {
+      this.tiles.lastElementChild?.remove();
+    }
+    wanted.forEach(({ label, value }, index) => {
+      let tile = this.tiles.children[index];
+      if (tile === undefined) {
+        tile = element('div', 'accel-nb-tile', element('span', 'accel-nb-tile-label'), element('span', 'accel-nb-tile-value'));
+        this.tiles.append(tile);
+      }
+      const [labelNode, valueNode] = tile.children as unknown as HTMLElement[];
+      setText(labelNode as HTMLElement, label);
+      setText(valueNode as HTMLElement, value);
+    });
+  }
+
+  private updateRanks(facts: IFacts): void {
+    const shown = facts.numWorkers > 1 ? facts.ranks.slice(0, MAX_RANK_CHIPS) : [];
+    while (this.ranks.children.length > shown.length) {
+      this.ranks.lastElementChild?.remove();
+    }
+    this.ranks.hidden = shown.length === 0;
+    const slowest = Math.max(...shown.map(rank => rank.stepMs ?? 0), 1e-9);
+    shown.forEach((rank, index) => {
+      let chip = this.ranks.children[index] as HTMLElement | undefined;
+      if (chip === undefined) {
+        chip = makeChip();
+        this.ranks.append(chip);
+      }
+      updateChip(chip, rank, slowest);
+    });
+  }
+
+  private readonly title = element('span', 'accel-nb-title');
+  private readonly status = element('span', 'accel-nb-status');
+  private readonly tiles = element('div', 'accel-nb-tiles');
+  private readonly ranks = element('div', 'accel-nb-ranks');
+}
+
+interface ITile {
+  readonly label: string;
+  readonly value: string;
+}
+
+function tilesOf(facts: IFacts): ITile[] {
+  const tiles: ITile[] = [{ label: 'step', value: formatCount(facts.step) }];
+  if (facts.loss !== null) {
+    tiles.push({ label: 'loss', value: formatNumber(facts.loss) });
+  }
+  if (facts.learningRate !== null) {
+    tiles.push({ label: 'learning rate', value: formatNumber(facts.learningRate) });
+  }
+  if (facts.samplesPerS !== null) {
+    tiles.push({ label: 'samples/s', value: formatCount(facts.samplesPerS) });
+  }
+  if (facts.stepMs !== null) {
+    tiles.push({ label: 'per step', value: formatMilliseconds(facts.stepMs) });
+  }
+  if (facts.elapsedS !== null) {
+    tiles.push({ label: 'elapsed', value: elapsedText(facts.elapsedS) });
+  }
+  for (const metric of facts.metrics.slice(0, 6)) {
+    tiles.push({ label: capText(metric.name, 24), value: formatNumber(metric.value) });
+  }
+  return tiles;
+}
+
+function elapsedText(seconds: number): string {
+  if (seconds < 60) {
+    return `${seconds.toFixed(1)} s`;
+  }
+  const whole = Math.floor(seconds);
+  const pad = (value: number) => String(value).padStart(2, '0');
+  const hours = Math.floor(whole / 3600);
+  const rest = `${pad(Math.floor(whole / 60) % 60)}:${pad(whole % 60)}`;
+  return hours > 0 ? `${hours}:${rest}` : rest;
+}
+
+function makeChip(): HTMLElement {
+  return element(
+    'div',
+    'accel-nb-rank',
+    element('span', 'accel-nb-rank-name'),
+    element('span', 'accel-nb-rank-bar', element('span', 'accel-nb-rank-fill')),
+    element('span', 'accel-nb-rank-time'),
+    element('span', 'accel-nb-rank-flag')
+  );
+}
+
+function updateChip(chip: HTMLElement, rank: IRankFacts, slowest: number): void {
+  const [name, bar, time, flag] = chip.children as unknown as HTMLElement[];
+  const fill = bar?.firstElementChild as HTMLElement;
+  setText(name as HTMLElement, `rank ${rank.rank}`);
+  setText(time as HTMLElement, formatMilliseconds(rank.stepMs));
+  setText(flag as HTMLElement, rank.isStraggler ? 'slow' : '');
+  fill.style.width = `${Math.round((100 * (rank.stepMs ?? 0)) / slowest)}%`;
+  fill.style.background = rankColour(rank.rank);
+  chip.title = rank.device ? `rank ${rank.rank} on ${rank.device}: median step time` : '';
+  chip.classList.toggle('accel-nb-is-slow', rank.isStraggler);
+}

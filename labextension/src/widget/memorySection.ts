@@ -1,0 +1,132 @@
+/** The memory maps of all ranks, one below the other on common scales. */
+
+import type { ColumnTable } from '../chart/columns';
+import { formatBytes } from '../chart/format';
+import { MemoryChart, type IMemoryReading } from '../chart/memoryChart';
+import { MEMORY_CATEGORIES } from '../chart/palette';
+import type { ITheme } from '../chart/theme';
+import type { PanelModel } from '../model/panelModel';
+import { element, setText } from './dom';
+
+/** Ranks whose map is drawn; the figures of the others are the kernel's to show. */
+export const MAX_MEMORY_MAPS = 8;
+
+const CAPTION_HEIGHT = 20;
+const MIN_MAP_HEIGHT = 70;
+const TIME_AXIS_HEIGHT = 22;
+
+interface IMap {
+  readonly table: ColumnTable;
+  readonly node: HTMLElement;
+  readonly plot: HTMLElement;
+  readonly caption: HTMLElement;
+  readonly figures: HTMLElement;
+  readonly chart: MemoryChart;
+}
+
+export class MemorySection {
+  constructor(
+    private readonly model: PanelModel,
+    private theme: ITheme
+  ) {
+    const items = MEMORY_CATEGORIES.map(category => {
+      const swatch = element('span', 'accel-nb-swatch accel-nb-is-square');
+      swatch.style.background = category.colour;
+      return element('span', 'accel-nb-legend-item', swatch, element('span', 'accel-nb-legend-label', category.label));
+    });
+    this.node = element(
+      'div',
+      'accel-nb-section',
+      element(
+        'div',
+        'accel-nb-legend',
+        element('span', 'accel-nb-legend-title', 'memory'),
+        element('span', 'accel-nb-legend-items', ...items)
+      ),
+      this.list,
+      this.more
+    );
+  }
+
+  readonly node: HTMLElement;
+
+  setTheme(theme: ITheme): void {
+    this.theme = theme;
+    for (const map of this.maps.values()) {
+      map.chart.setTheme(theme);
+    }
+  }
+
+  /** Draw every map into a column of about `height` pixels. */
+  draw(height: number): void {
+    const ranks = [...this.model.memory.keys()].sort((a, b) => a - b);
+    const shown = ranks.slice(0, MAX_MEMORY_MAPS);
+    this.node.hidden = shown.length === 0;
+    this.updateMaps(shown);
+    setText(this.more, ranks.length > shown.length ? `${shown.length} of ${ranks.length} ranks drawn` : '');
+    const maps = shown.map(rank => this.maps.get(rank)!);
+    const top = Math.max(...maps.map(map => map.chart.peak()), 1);
+    const end = Math.max(...maps.map(map => lastTime(map.table)), 1e-3);
+    const each = (height - TIME_AXIS_HEIGHT) / Math.max(1, shown.length) - CAPTION_HEIGHT;
+    maps.forEach((map, index) => {
+      const isLast = index === maps.length - 1;
+      const plotHeight = Math.max(MIN_MAP_HEIGHT, Math.floor(each)) + (isLast ? TIME_AXIS_HEIGHT : 0);
+      map.chart.resize(map.plot.clientWidth, plotHeight);
+      map.chart.draw(top, end, isLast);
+    });
+  }
+
+  dispose(): void {
+    for (const map of this.maps.values()) {
+      map.chart.dispose();
+    }
+  }
+
+  private updateMaps(ranks: readonly number[]): void {
+    for (const [rank, map] of this.maps) {
+      if (!ranks.includes(rank) || this.model.memory.get(rank) !== map.table) {
+        map.chart.dispose();
+        map.node.remove();
+        this.maps.delete(rank);
+      }
+    }
+    for (const rank of ranks) {
+      const map = this.maps.get(rank) ?? this.makeMap(rank);
+      const device = this.model.facts?.ranks.find(facts => facts.rank === rank)?.device;
+      setText(map.caption, device ? `rank ${rank} · ${device}` : `rank ${rank}`);
+    }
+  }
+
+  private makeMap(rank: number): IMap {
+    const table = this.model.memory.get(rank)!;
+    const plot = element('div', 'accel-nb-plot');
+    const caption = element('span', 'accel-nb-map-name');
+    const figures = element('span', 'accel-nb-map-figures');
+    const node = element('div', 'accel-nb-map', element('div', 'accel-nb-map-caption', caption, figures), plot);
+    const chart = new MemoryChart(plot, this.theme, table, reading => showReading(figures, reading));
+    const map = { table, node, plot, caption, figures, chart };
+    this.maps.set(rank, map);
+    this.list.append(node);
+    return map;
+  }
+
+  private readonly maps = new Map<number, IMap>();
+  private readonly list = element('div', 'accel-nb-maps');
+  private readonly more = element('div', 'accel-nb-more');
+}
+
+function lastTime(table: ColumnTable): number {
+  return table.length > 0 ? (table.column(0)[table.length - 1] ?? 0) : 0;
+}
+
+function showReading(target: HTMLElement, reading: IMemoryReading | null): void {
+  if (reading === null) {
+    setText(target, '');
+    return;
+  }
+  const free = reading.free > 0 ? ` · free ${formatBytes(reading.free)}` : '';
+  setText(target, `${formatBytes(reading.total)} · peak ${formatBytes(reading.peak)}${free}`);
+  target.title = MEMORY_CATEGORIES.map(
+    (category, index) => `${category.label}: ${formatBytes(reading.values[index] ?? null)}`
+  ).join('\n');
+}

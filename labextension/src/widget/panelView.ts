@@ -1,0 +1,134 @@
+/** One view of a panel: header, the chart over steps, the memory maps. */
+
+import { capText } from '../chart/format';
+import { readTheme, watchTheme } from '../chart/theme';
+import type { ICurve, PanelModel } from '../model/panelModel';
+import { CurveSection } from './curveSection';
+import { element, setText, toggleButton } from './dom';
+import { Header } from './header';
+import { MemorySection } from './memorySection';
+
+const CHART_HEIGHT = 260;
+
+/** Below this width the memory maps go under the chart. */
+const NARROW = 620;
+
+/** Fill `host` with a live view of `model`; aborting `signal` takes it down. */
+export function showPanel(model: PanelModel, host: HTMLElement, signal: AbortSignal): void {
+  new PanelView(model, host, signal);
+}
+
+class PanelView {
+  constructor(
+    private readonly model: PanelModel,
+    private readonly host: HTMLElement,
+    signal: AbortSignal
+  ) {
+    const controls = element(
+      'div',
+      'accel-nb-controls',
+      this.chooser,
+      toggleButton('log', 'Logarithmic scale', isOn => this.curve.chart.setLogScale(isOn), signal),
+      toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal)
+    );
+    this.header = new Header(controls);
+    this.root.append(this.header.node, this.body, this.notes);
+    host.append(this.root);
+
+    const theme = readTheme(this.root);
+    this.curve = new CurveSection(model, theme);
+    this.memory = new MemorySection(model, theme);
+    this.body.append(this.curve.node, this.memory.node);
+
+    this.chooser.title = 'What to draw';
+    this.chooser.addEventListener('change', () => this.schedule(), { signal });
+    model.onChange(() => this.onModel(), signal);
+    watchTheme(() => this.onTheme(), signal);
+    const resized = new ResizeObserver(() => this.schedule());
+    resized.observe(this.root);
+    signal.addEventListener('abort', () => {
+      resized.disconnect();
+      cancelAnimationFrame(this.frame);
+      this.curve.chart.dispose();
+      this.memory.dispose();
+      this.root.remove();
+    });
+    this.onModel();
+  }
+
+  private setPaused(isPaused: boolean): void {
+    this.isPaused = isPaused;
+    this.schedule();
+  }
+
+  private onModel(): void {
+    // Read by tests, and by people who wonder whether every point has arrived.
+    this.root.dataset.points = String(this.model.numPoints);
+    this.root.dataset.seq = String(this.model.seq);
+    this.root.dataset.status = this.model.facts?.status ?? 'waiting';
+    this.schedule();
+  }
+
+  private onTheme(): void {
+    const theme = readTheme(this.root);
+    this.curve.chart.setTheme(theme);
+    this.memory.setTheme(theme);
+    this.schedule();
+  }
+
+  /** At most one drawing a frame; a hidden page gets no frames and costs nothing. */
+  private schedule(): void {
+    if (this.frame === 0) {
+      this.frame = requestAnimationFrame(() => {
+        this.frame = 0;
+        this.draw();
+      });
+    }
+  }
+
+  private draw(): void {
+    const { facts } = this.model;
+    if (facts === null || !this.host.isConnected) {
+      return;
+    }
+    this.header.update(facts);
+    setText(this.notes, facts.notes.join('  ·  '));
+    if (this.isPaused) {
+      return;
+    }
+    this.root.classList.toggle('accel-nb-is-narrow', this.root.clientWidth < NARROW);
+    const curve = this.chosenCurve();
+    this.curve.node.hidden = curve === null;
+    this.memory.draw(CHART_HEIGHT);
+    this.curve.draw(curve, CHART_HEIGHT);
+  }
+
+  private chosenCurve(): ICurve | null {
+    const curves = this.model.curves();
+    const names = curves.map(curve => curve.id).join('\n');
+    if (names !== this.chooserNames) {
+      this.chooserNames = names;
+      const chosen = this.chooser.value;
+      this.chooser.replaceChildren(
+        ...curves.map(curve => {
+          const option = element('option', '', capText(curve.label, 40));
+          option.value = curve.id;
+          return option;
+        })
+      );
+      this.chooser.value = curves.some(curve => curve.id === chosen) ? chosen : (curves[0]?.id ?? '');
+    }
+    return curves.find(curve => curve.id === this.chooser.value) ?? null;
+  }
+
+  private readonly root = element('div', 'accel-nb-panel');
+  private readonly body = element('div', 'accel-nb-body');
+  private readonly notes = element('div', 'accel-nb-notes');
+  private readonly chooser = element('select', 'accel-nb-select');
+  private readonly header: Header;
+  private readonly curve: CurveSection;
+  private readonly memory: MemorySection;
+  private chooserNames = '';
+  private isPaused = false;
+  private frame = 0;
+}

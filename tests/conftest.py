@@ -1,0 +1,93 @@
+"""Fixtures for all tests: nothing may be left behind by any of them."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+SETTLE_S = 5.0
+
+
+def _shared_memory() -> set[str]:
+    return set(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else set()
+
+
+def _descriptors() -> set[str]:
+    """Return what this process has open, as far as it tells on a leak: sockets, pipes and anonymous files by target."""
+    found: set[str] = set()
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{name}")
+        except OSError:
+            continue
+        if target.startswith(("socket:", "pipe:", "/memfd:accel_nb")):
+            found.add(target)
+    return found
+
+
+def _children(known: frozenset[int] = frozenset()) -> frozenset[int]:
+    """Return this process's descendants, without those that a known one started: a pool replaces its workers."""
+    found: set[int] = set()
+    waiting = psutil.Process().children()
+    while waiting:
+        child = waiting.pop()
+        if child.pid not in known:
+            found.add(child.pid)
+            try:
+                waiting += child.children()
+            except psutil.NoSuchProcess:
+                continue
+    return frozenset(found)
+
+
+def _environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def _threads() -> set[str]:
+    return {thread.name for thread in threading.enumerate()}
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float = SETTLE_S) -> bool:
+    """Look again and again until a condition holds or the deadline passes; returns whether it holds."""
+    event, deadline = threading.Event(), time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        event.wait(0.01)
+    return True
+
+
+@pytest.fixture(autouse=True)
+def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves processes, threads, variables, sockets, pipes or shared memory."""
+    if request.node.get_closest_marker("ui"):
+        yield  # the browser and the server outlive single tests
+        return
+    # A module's shared processes (a kernel, a fork server) belong to its fixtures: they exist before this point.
+    before = _children(), _threads(), _environment(), _shared_memory(), _descriptors()
+    yield
+    children, threads, environment, shared, descriptors = before
+    assert _environment() == environment, "environment variables changed"
+    checks: dict[str, Callable[[], Collection[object]]] = {
+        "processes": lambda: _children(children),
+        "threads": lambda: _threads() - threads,
+        "/dev/shm": lambda: _shared_memory() - shared,
+        "sockets, pipes or anonymous files": lambda: (
+            _descriptors() - descriptors if len(_descriptors()) > len(descriptors) else set()
+        ),
+    }
+    for what, left in checks.items():
+        assert wait_for(lambda left=left: not left()), f"left behind {what}: {left()}"
+
+
+@pytest.fixture
+def project() -> Path:
+    """Return the folder of the repository."""
+    return Path(__file__).parents[1]

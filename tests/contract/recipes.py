@@ -1,0 +1,125 @@
+"""One small training run in float64, written by hand for one process, and the same run on an accelerator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
+from accel_nb.runtime.world import World
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What to train and how; ``num_samples`` that the batch does not divide leaves a tail."""
+
+    num_samples: int = 23
+    batch: int = 6
+    epochs: int = 2
+    accumulate: int = 1
+    clip: float | None = None
+    reduction: str = "mean"
+    optimizer: str = "sgd"
+    scheduler: bool = False
+
+
+def parts(recipe: Recipe, *, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
+    """Return model, optimizer, scheduler and loader, the same in every process."""
+    torch.manual_seed(11)
+    model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
+    if recipe.optimizer == "sgd":
+        optimizer: Any = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    x, y = torch.randn(recipe.num_samples, 5, dtype=dtype), torch.randn(recipe.num_samples, 3, dtype=dtype)
+    loader = DataLoader(TensorDataset(x, y), batch_size=recipe.batch, shuffle=True)
+    return model, optimizer, scheduler, loader
+
+
+def loss_of(recipe: Recipe, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Return the recipe's loss: a mean or a sum over samples."""
+    return nn.functional.mse_loss(output, target, reduction=recipe.reduction)
+
+
+def by_hand(recipe: Recipe) -> dict[str, torch.Tensor]:
+    """Train in one plain process, as a careful person would write it, and return the weights."""
+    model, optimizer, scheduler, loader = parts(recipe)
+    for _ in range(recipe.epochs):
+        window = 0
+        for number, (x, y) in enumerate(loader, 1):
+            loss_of(recipe, model(x), y).backward()
+            window += 1
+            if window < recipe.accumulate and number < len(loader):
+                continue
+            for parameter in model.parameters():
+                assert parameter.grad is not None
+                parameter.grad /= window
+            if recipe.clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+            optimizer.step()
+            if recipe.scheduler:
+                scheduler.step()
+            optimizer.zero_grad()
+            window = 0
+    return weights_of(model)
+
+
+def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Tensor]:
+    """Train the recipe with the explicit API, the loader's batch being everybody's."""
+    model, optimizer, scheduler, loader = parts(recipe)
+    accelerator = Accelerator(
+        world=world, gradient_accumulation_steps=recipe.accumulate, batch="global", cpu=True, **options
+    )
+    model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+    for _ in range(recipe.epochs):
+        for x, y in loader:
+            with accelerator.accumulate(model):
+                accelerator.backward(loss_of(recipe, model(x), y))
+                if recipe.clip is not None:
+                    accelerator.clip_grad_norm_(model.parameters(), recipe.clip)
+                optimizer.step()
+                if recipe.scheduler:
+                    scheduler.step()
+                optimizer.zero_grad()
+    accelerator.close()
+    return weights_of(model)
+
+
+def plain(world: World, recipe: Recipe, *, zero_first: bool = False) -> dict[str, torch.Tensor]:
+    """Train the recipe as a plain cell; accumulation and clipping come from the options."""
+    model, optimizer, scheduler, loader = parts(recipe)
+    accelerator = Accelerator(
+        world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True
+    )
+    prepare_namespace(accelerator, locals(), ["model", "optimizer", "scheduler", "loader"])
+    with plain_torch(accelerator):
+        for _ in range(recipe.epochs):
+            for x, y in loader:
+                if zero_first:
+                    optimizer.zero_grad()
+                loss_of(recipe, model(x.to("cuda")), y.cuda()).backward()
+                optimizer.step()
+                if recipe.scheduler:
+                    scheduler.step()
+                if not zero_first:
+                    optimizer.zero_grad()
+    accelerator.close()
+    return weights_of(model)
+
+
+def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of the model's weights."""
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def assert_equal_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Fail unless the weights agree to 1e-6."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")

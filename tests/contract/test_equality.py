@@ -1,0 +1,42 @@
+"""Training on N workers gives the weights that one process would have."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from accel_nb.runtime.world import World
+from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit, plain
+from tests.ranks.launch import run_ranks
+
+GRID = [
+    Recipe(num_samples=samples, accumulate=accumulate, clip=clip, scheduler=True)
+    for samples, accumulate, clip in itertools.product((24, 23, 13), (1, 2, 3), (None, 0.3))
+]
+MORE = [Recipe(optimizer="adamw", accumulate=2), Recipe(reduction="sum"), Recipe(reduction="sum", accumulate=3)]
+
+
+def train_all(world: World, recipes: list[Recipe]) -> list[dict[str, object]]:
+    """Run every recipe in one launch: a process group may serve any number of runs."""
+    return [
+        {
+            "explicit": explicit(world, recipe),
+            "plain": plain(world, recipe),
+            "zero first": plain(world, recipe, zero_first=True),
+        }
+        for recipe in recipes
+    ]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_weights_equal_those_of_one_plain_process(size: int) -> None:
+    recipes = GRID + MORE
+    per_rank = run_ranks(train_all, size, recipes) if size > 1 else [train_all(World(), recipes)]
+    for number, recipe in enumerate(recipes):
+        expected = by_hand(recipe)
+        for rank, (way, found) in itertools.product(range(size), per_rank[0][number].items()):
+            found = per_rank[rank][number][way]
+            try:
+                assert_equal_weights(found, expected)
+            except AssertionError as error:
+                raise AssertionError(f"{way}, rank {rank} of {size}, {recipe}") from error

@@ -1,0 +1,262 @@
+"""One suite over every installed strategy and every precision: a new one gets it without a new file."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import pytest
+import torch
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import MisuseError
+from accel_nb.precision import build_precision
+from accel_nb.runtime.comm import LocalComm, TorchComm
+from accel_nb.runtime.group import Group
+from accel_nb.runtime.world import World
+from accel_nb.strategies import Bundle, Registry
+from tests.contract.recipes import Recipe, loss_of, parts, weights_of
+from tests.ranks.launch import run_ranks
+from torch import nn
+
+STRATEGIES = Registry().names
+PRECISIONS = ["no", "bf16", "fp16"]
+
+
+@pytest.fixture(params=STRATEGIES)
+def strategy(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+def on_smallest_world(strategy: str, fn: Any, *args: Any) -> list[Any]:
+    """Run ``fn(world, strategy, *args)`` on the smallest world that the strategy serves."""
+    size = Registry().get(strategy).capabilities.min_world
+    return [fn(World(), strategy, *args)] if size == 1 else run_ranks(fn, size, strategy, *args)
+
+
+def build(world: World, strategy: str, precision: str, recipe: Recipe) -> tuple[Any, ...]:
+    model, optimizer, scheduler, _ = parts(recipe, dtype=torch.float32)
+    accelerator = Accelerator(world=world, strategy=strategy, mixed_precision=precision, cpu=True)
+    accelerator.prepare(model, optimizer, scheduler)
+    return accelerator, model, optimizer, scheduler
+
+
+def step(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, seed: int) -> float:
+    generator = torch.Generator().manual_seed(100 * seed + accelerator.process_index)
+    x, y = torch.randn(4, 5, generator=generator), torch.randn(4, 3, generator=generator)
+    loss = nn.functional.mse_loss(model(x), y)
+    accelerator.backward(loss)
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def state_goes_round(world: World, strategy: str, precision: str) -> bool:
+    accelerator, model, optimizer, scheduler = build(world, strategy, precision, Recipe(optimizer="adamw"))
+    inner, bundle = accelerator._strategy, Bundle((model,), (optimizer,), (scheduler,))
+    step(accelerator, model, optimizer, 1)
+    scheduler.step()
+    saved = inner.read_state(bundle)
+    first = [step(accelerator, model, optimizer, seed) for seed in (2, 3)]
+    scheduler.step()
+    inner.write_state(bundle, saved)
+    second = [step(accelerator, model, optimizer, seed) for seed in (2, 3)]
+    accelerator.close()
+    return first == second
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_training_goes_on_equally_after_state_was_read_and_written(strategy: str, precision: str) -> None:
+    assert all(on_smallest_world(strategy, state_goes_round, precision))
+
+
+def computes_in(world: World, strategy: str, precision: str) -> dict[str, Any]:
+    accelerator, model, optimizer, _ = build(world, strategy, precision, Recipe())
+    seen: list[torch.dtype] = []
+    handle = model[1].register_forward_hook(lambda module, inputs, output: seen.append(inputs[0].dtype))
+    output = model(torch.randn(2, 5))
+    with torch.no_grad():
+        silent = model(torch.randn(2, 5))
+    handle.remove()
+    step(accelerator, model, optimizer, 1)
+    accelerator.close()
+    return {"inner": seen, "outer": [output.dtype, silent.dtype], "weights": model[0].weight.dtype}
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_forward_computes_in_the_precision_and_returns_float32(strategy: str, precision: str) -> None:
+    expected = build_precision(precision, "cpu").policy.compute or torch.float32
+    for facts in on_smallest_world(strategy, computes_in, precision):
+        assert facts["inner"] == [expected, expected]
+        assert facts["outer"] == [torch.float32, torch.float32]
+        assert facts["weights"] == torch.float32
+
+
+def overflows(world: World, strategy: str) -> dict[str, Any]:
+    accelerator, model, optimizer, scheduler = build(world, strategy, "fp16", Recipe())
+    before, rate = weights_of(model), scheduler.get_last_lr()
+    huge = torch.full((2, 5), 1e4) if world.is_last else torch.ones(2, 5)
+    accelerator.backward(model(huge).square().sum() * 1e30)
+    optimizer.step()
+    scheduler.step()
+    was_skipped = accelerator.optimizer_step_was_skipped
+    unchanged = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    held = scheduler.get_last_lr() == rate
+    optimizer.zero_grad()
+    step(accelerator, model, optimizer, 1)
+    scheduler.step()
+    facts = {
+        "skipped": was_skipped,
+        "unchanged": unchanged,
+        "held": held,
+        "goes on": not accelerator.optimizer_step_was_skipped,
+        "scheduler goes on": scheduler.get_last_lr() != rate,
+    }
+    accelerator.close()
+    return facts
+
+
+def test_step_is_skipped_on_every_rank_when_float16_overflows_on_one(strategy: str) -> None:
+    for facts in on_smallest_world(strategy, overflows):
+        assert all(facts.values()), facts
+
+
+def leaves_no_trace(world: World, strategy: str, precision: str) -> dict[str, bool]:
+    model, optimizer, scheduler, _ = parts(Recipe(), dtype=torch.float32)
+    plain, keys, scheduler_keys = type(model), list(model.state_dict()), set(scheduler.state_dict())
+    optimizer_before = dict(vars(optimizer))
+    accelerator = Accelerator(world=world, strategy=strategy, mixed_precision=precision, cpu=True)
+    same = accelerator.prepare(model, optimizer, scheduler) == (model, optimizer, scheduler)
+    step(accelerator, model, optimizer, 1)
+    stream = io.BytesIO()
+    torch.save(model, stream)
+    stream.seek(0)
+    copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+    copies.append(torch.load(stream, weights_only=False))
+    facts = {
+        "same objects": same,
+        "is instance": isinstance(model, plain) and type(model).__name__ == plain.__name__,
+        "keys": list(model.state_dict()) == keys and set(scheduler.state_dict()) == scheduler_keys,
+        "plain copies": all(type(copied) is plain for copied in copies),
+        "equal copies": all(torch.equal(copied[0].weight, model[0].weight) for copied in copies),
+        "plain optimizer copy": "step" not in vars(copy.deepcopy(optimizer))
+        or "accel_nb" not in repr(vars(copy.deepcopy(optimizer))["step"]),
+        "plain scheduler copy": type(pickle.loads(pickle.dumps(scheduler))) is type(scheduler).__mro__[1],
+        "no word of ours": b"accel_nb" not in pickle.dumps((model, optimizer, scheduler)),
+    }
+    accelerator.unwrap_model(model)
+    accelerator.close()
+    facts["plain after close"] = type(model) is plain and vars(optimizer).keys() <= optimizer_before.keys() | {
+        "_opt_called"
+    }
+    return facts
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_copies_are_plain_and_closing_leaves_no_trace(strategy: str, precision: str) -> None:
+    for facts in on_smallest_world(strategy, leaves_no_trace, precision):
+        assert all(facts.values()), facts
+
+
+def opens_again(world: World, strategy: str, folder: str) -> bool:
+    recipe = Recipe()
+    results = []
+    for number in range(2):
+        if world.size > 1:
+            Group.adopt(world).close()
+        model, optimizer, _, loader = parts(recipe)
+        accelerator = Accelerator(world=world, strategy=strategy, batch="global", cpu=True)
+        accelerator.prepare(model, optimizer, loader)
+        for x, y in loader:
+            accelerator.backward(loss_of(recipe, model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+        accelerator.close()
+        results.append(weights_of(model))
+        if world.size > 1:
+            torch.distributed.destroy_process_group()
+            Group.open(world, f"{folder}/store{number}")
+    return all(torch.equal(results[0][name], results[1][name]) for name in results[0])
+
+
+def test_a_world_can_be_closed_and_another_opened_in_one_process(strategy: str, tmp_path: Any) -> None:
+    assert all(on_smallest_world(strategy, opens_again, str(tmp_path)))
+
+
+def trains_side_by_side(world: World, strategy: str) -> bool:
+    alone = []
+    for precision in ("no", "bf16"):
+        accelerator, model, optimizer, _ = build(world, strategy, precision, Recipe())
+        alone.append([step(accelerator, model, optimizer, seed) for seed in range(3)])
+        accelerator.close()
+    pair = [build(world, strategy, precision, Recipe()) for precision in ("no", "bf16")]
+    together: list[list[float]] = [[], []]
+    for seed in range(3):
+        for losses, (accelerator, model, optimizer, _) in zip(together, pair, strict=True):
+            losses.append(step(accelerator, model, optimizer, seed))
+    for accelerator, *_ in pair:
+        accelerator.close()
+    return alone == together
+
+
+def test_two_accelerators_do_not_disturb_each_other(strategy: str) -> None:
+    assert all(on_smallest_world(strategy, trains_side_by_side))
+
+
+def prepares_twice(world: World, strategy: str) -> str:
+    accelerator, model, optimizer, _ = build(world, strategy, "bf16", Recipe())
+    assert accelerator.prepare(model) is model
+    other = Accelerator(world=world, strategy=strategy, cpu=True)
+    try:
+        other.prepare(model)
+    except MisuseError as error:
+        message = str(error)
+    del accelerator
+    other.prepare(model, optimizer)  # the first one is gone
+    step(other, model, optimizer, 1)
+    other.close()
+    return message
+
+
+def test_an_object_belongs_to_one_living_accelerator(strategy: str) -> None:
+    for message in on_smallest_world(strategy, prepares_twice):
+        assert "prepared by another Accelerator" in message
+
+
+def clips(world: World, strategy: str, precision: str) -> list[float]:
+    accelerator, model, optimizer, _ = build(world, strategy, precision, Recipe())
+    accelerator.backward(model(torch.ones(2, 5)).square().sum() * 100)
+    before = float(accelerator.clip_grad_norm_(model.parameters(), 0.5))
+    after = float(accelerator.clip_grad_norm_(model.parameters(), 0.5))
+    accelerator.clip_grad_value_(model.parameters(), 0.01)
+    largest = max(float(parameter.grad.abs().max()) for parameter in model.parameters())
+    accelerator.close()
+    return [before, after, largest]
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+def test_clipping_sees_true_gradients(strategy: str, precision: str) -> None:
+    for before, after, largest in on_smallest_world(strategy, clips, precision):
+        assert before > 10
+        assert after == pytest.approx(0.5, rel=1e-3)
+        assert largest == pytest.approx(0.01, rel=1e-3)
+
+
+def test_capabilities_are_honest_about_the_world(strategy: str) -> None:
+    cls = Registry().get(strategy)
+    inner = cls(None, build_precision("no", "cpu"))
+    assert cls.name == strategy
+    size = cls.capabilities.min_world
+    if size == 1:
+        inner.open(World(), LocalComm())
+        assert inner.data_coords() == (0, 1)
+        inner.close()
+    else:
+        assert run_ranks(coordinates, size, strategy) == [(rank, size) for rank in range(size)]
+
+
+def coordinates(world: World, strategy: str) -> tuple[int, int]:
+    inner = Registry().get(strategy)(None, build_precision("no", "cpu"))
+    inner.open(world, TorchComm(world, Group.adopt(world)))
+    return inner.data_coords()

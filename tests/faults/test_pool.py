@@ -1,0 +1,228 @@
+"""Faults in real worker processes: whatever one rank does, the pool answers and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from accel_nb.errors import IllegalTransition
+from accel_nb.pool.state import move
+from tests.conftest import wait_for
+from tests.support.pools import Recorder, run_code, running_pool
+
+REDUCE = """
+import torch, torch.distributed as dist
+value = torch.ones(1)
+dist.all_reduce(value)
+result = value.item()
+"""
+
+
+@pytest.fixture(scope="module")
+def pool_and_engine():
+    with running_pool(2) as both:
+        yield both
+
+
+@pytest.fixture
+def pool(pool_and_engine):
+    return pool_and_engine[0]
+
+
+def results(pool) -> list:
+    answers, _ = run_code(pool, REDUCE)
+    return sorted((answer.rank, answer.outcome, answer.body.get("result")) for answer in answers)
+
+
+HEALTHY = [(0, "done", 2.0), (1, "done", 2.0)]
+
+
+def after(seconds: float):
+    """Return presses(): none until ``seconds`` have passed, then one."""
+    start = time.monotonic()
+    return lambda: int(time.monotonic() - start > seconds)
+
+
+def test_workers_keep_their_names_between_requests(pool):
+    run_code(pool, "kept = worker.world.rank + 10")
+    answers, _ = run_code(pool, "result = kept")
+    assert sorted(answer.body["result"] for answer in answers) == [10, 11]
+
+
+def test_one_rank_raises_while_the_other_waits_in_a_collective(pool):
+    answers, reason = run_code(pool, "raise ValueError('only here')", REDUCE)
+    assert reason == "failure"
+    assert (answers[0].rank, answers[0].outcome, answers[0].body["error"]["message"]) == (0, "raised", "only here")
+    assert results(pool) == HEALTHY
+
+
+def test_interrupt_keeps_state_with_one_rank_asleep_and_one_in_a_collective(pool):
+    run_code(pool, "kept = 5")
+    answers, reason = run_code(pool, "import threading; threading.Event().wait(100)", REDUCE, presses=after(0.2))
+    assert reason == "interrupt"
+    assert {answer.outcome for answer in answers} <= {"interrupted", "raised"}
+    answers, _ = run_code(pool, "result = kept")
+    assert [answer.body["result"] for answer in answers] == [5, 5]
+    assert results(pool) == HEALTHY
+
+
+def test_interrupt_reaches_a_rank_that_waits_in_a_subgroup(pool):
+    code = """
+import torch, torch.distributed as dist
+group = dist.new_group([0, 1])
+if worker.world.rank == 0:
+    dist.all_reduce(torch.ones(1), group=group)
+"""
+    answers, _ = run_code(pool, code + "else:\n    import threading; threading.Event().wait(100)", presses=after(0.3))
+    assert len(answers) == 2
+    assert not any(answer.outcome == "died" for answer in answers)
+    assert results(pool) == HEALTHY
+
+
+def test_mismatched_collectives_are_interrupted(pool):
+    one = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))"
+    two = "import torch, torch.distributed as dist\ndist.barrier(); dist.broadcast(torch.ones(4), 0)"
+    answers, _ = run_code(pool, one, two, presses=after(0.3))
+    assert len(answers) == 2
+    assert results(pool) == HEALTHY
+
+
+def test_endless_loop_is_interrupted(pool):
+    answers, _ = run_code(pool, "while True: pass", presses=after(0.1))
+    assert {answer.outcome for answer in answers} == {"interrupted"}
+
+
+def test_a_rank_that_ignores_the_interrupt_is_killed_and_replaced(pool):
+    deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
+    presses = iter([0] * 6 + [1] * 4 + [2] * 10_000)
+    answers, reason = run_code(pool, deaf, "while True: pass", presses=lambda: next(presses))
+    assert reason == "interrupt"
+    assert {answer.rank: answer.outcome for answer in answers} == {0: "died", 1: "interrupted"}
+    assert results(pool) == HEALTHY
+
+
+@pytest.mark.parametrize("code", ["import os; os._exit(0)", "import os; os._exit(7)", "import os; os.abort()"])
+def test_a_rank_that_exits_is_named_and_replaced(pool, code):
+    answers, reason = run_code(pool, REDUCE, code)
+    dead = [answer for answer in answers if answer.outcome == "died"]
+    assert reason == "death"
+    assert [answer.rank for answer in dead] == [1]
+    assert not dead[0].body["killed"]
+    assert results(pool) == HEALTHY
+
+
+def test_kill_of_one_rank_inside_a_collective(pool_and_engine):
+    pool, engine = pool_and_engine
+    pids = dict(engine.pids)
+    code = f"import os, signal; os.kill({pids[0]}, signal.SIGKILL)\n"
+    answers, _ = run_code(pool, REDUCE, code + REDUCE)
+    assert [(answer.rank, answer.body["code"]) for answer in answers if answer.outcome == "died"] == [(0, -9)]
+    assert results(pool) == HEALTHY
+    assert engine.pids[1] == pids[1]
+
+
+def test_kill_of_one_rank_and_of_all_while_idle(pool_and_engine):
+    pool, engine = pool_and_engine
+    for victims in ([1], [0, 1]):
+        before = dict(engine.pids)
+        for rank in victims:
+            os.kill(before[rank], signal.SIGKILL)
+        assert wait_for(pool.look_around)
+        assert results(pool) == HEALTHY
+        assert all(engine.pids[rank] != before[rank] for rank in victims)
+
+
+def test_timeout_stops_a_request(pool):
+    answers, reason = run_code(pool, "while True: pass", timeout_s=0.2)
+    assert reason == "timeout"
+    assert results(pool) == HEALTHY
+
+
+def test_many_lines_arrive_whole_and_in_order(pool):
+    recorder = Recorder()
+    run_code(pool, "for i in range(200_000): print(i)", "pass", recorder=recorder)
+    assert recorder.text[0, "stdout"].decode().split() == [str(i) for i in range(200_000)]
+
+
+def test_output_of_c_code_and_children_arrives(pool):
+    recorder = Recorder()
+    code = "import ctypes, os, sys; ctypes.CDLL(None).puts(b'from C'); ctypes.CDLL(None).fflush(None)\n"
+    run_code(pool, code + "os.system('echo from a child; echo to stderr >&2')", "pass", recorder=recorder)
+    assert recorder.text[0, "stdout"] == b"from C\nfrom a child\n"
+    assert recorder.text[0, "stderr"] == b"to stderr\n"
+
+
+def test_long_messages_arrive(pool):
+    answers, _ = run_code(pool, "result = 'x' * 3_000_000", "result = 1")
+    assert [len(answer.body["result"]) for answer in answers if answer.rank == 0] == [3_000_000]
+
+
+def test_zygote_death_ends_the_workers_and_is_told():
+    with running_pool(2) as (pool, engine):
+        pids = list(engine.pids.values())
+        os.kill(engine.zygote_pid, signal.SIGKILL)
+        answers, _ = run_code(pool, "import threading; threading.Event().wait(60)")
+        assert [answer.outcome for answer in answers] == ["died", "died"]
+        assert pool.state == "failed"
+        assert wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def test_death_of_the_owner_leaves_nothing(tmp_path):
+    script = """
+import os, sys
+from tests.support.pools import running_pool, run_code
+with running_pool(2) as (pool, engine):
+    print(engine.zygote_pid, *engine.pids.values(), flush=True)
+    run_code(pool, "import subprocess; subprocess.Popen(['sleep', '600'])")
+    print("busy", flush=True)
+    run_code(pool, "import torch.distributed as dist, torch; dist.all_reduce(torch.ones(1))",
+             "import threading; threading.Event().wait(600)")
+"""
+    owner = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pids = [int(word) for word in owner.stdout.readline().split()]
+    assert owner.stdout.readline().strip() == "busy"
+    everyone = [*pids, *(child.pid for pid in pids for child in psutil.Process(pid).children(recursive=True))]
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    assert wait_for(lambda: not any(_is_alive(pid) for pid in everyone), 2.0)
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_nothing_listens_beyond_loopback(pool_and_engine):
+    pool, engine = pool_and_engine
+    for pid in [engine.zygote_pid, *engine.pids.values()]:
+        for connection in psutil.Process(pid).net_connections(kind="inet"):
+            assert connection.laddr.ip == "127.0.0.1"
+
+
+def test_closing_twice_is_harmless_and_a_closed_pool_stays_closed():
+    with running_pool(1) as (pool, _):
+        pool.close()
+        pool.close()
+        with pytest.raises(IllegalTransition, match="'closed' cannot become 'busy'"):
+            run_code(pool, "pass")
+
+
+def test_states_move_only_as_listed():
+    assert move("ready", "busy") == "busy"
+    with pytest.raises(IllegalTransition, match="'failed' cannot become 'busy'; it can become closed, starting"):
+        move("failed", "busy")
+
+
+def test_the_zygote_has_one_thread(pool_and_engine):
+    _, engine = pool_and_engine
+    assert len(os.listdir(f"/proc/{engine.zygote_pid}/task")) == 1

@@ -1,0 +1,67 @@
+"""A pool for tests, and a listener that keeps what it hears."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.failure import Answer
+from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.pool import Pool
+
+PROGRAM = "tests.support.programs:EvalProgram"
+PRELOAD = ("tests.support.programs", "torch", "torch.distributed", "accel_nb.runtime.group")
+
+
+class Recorder:
+    """Keeps everything a request reports."""
+
+    def __init__(self) -> None:
+        self.text: dict[tuple[int, str], bytes] = {}
+        self.notes: list[tuple[int, str, dict[str, Any]]] = []
+        self.events: list[Any] = []
+        self.answers: list[Answer] = []
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        self.text[rank, stream] = self.text.get((rank, stream), b"") + data
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.notes.append((rank, topic, body))
+
+    def measured(self, events: Sequence[Any]) -> None:
+        self.events += events
+
+    def answered(self, answer: Answer) -> None:
+        self.answers.append(answer)
+
+    def tick(self) -> None:
+        pass
+
+
+@contextmanager
+def running_pool(size: int) -> Iterator[tuple[Pool, LocalEngine]]:
+    engine = LocalEngine(PROGRAM, preload=PRELOAD)
+    pool = None
+    try:
+        pool = Pool(engine, [WorkerSpec("cpu", 1)] * size)
+        pool.wait_ready()
+        yield pool, engine
+    finally:
+        if pool is not None:
+            pool.close()
+        else:
+            engine.stop()
+
+
+def run_code(pool: Pool, *codes: str, recorder: Recorder | None = None, **options: Any) -> tuple[list[Answer], Any]:
+    """Run one code on every rank, or one each."""
+    if len(codes) == 1:
+        codes = codes * pool.size
+    return pool.run(
+        "run", {rank: {"code": code} for rank, code in enumerate(codes)}, recorder or Recorder(), **options
+    )

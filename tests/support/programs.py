@@ -1,0 +1,29 @@
+"""A small program for pools in tests: runs lines of Python in a worker."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from accel_nb.pool.worker import Handled, Worker
+
+
+class EvalProgram:
+    """Executes ``body["code"]`` with the worker in scope and answers with its ``result``."""
+
+    def __init__(self, worker: Worker) -> None:
+        self.worker = worker
+        self.names: dict[str, Any] = {"worker": worker}
+
+    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        try:
+            with self.worker.interruptible():
+                exec(body["code"], self.names)
+        except KeyboardInterrupt:
+            return Handled("interrupted", {})
+        return Handled("done", {"result": self.names.get("result")})
+
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        return {"error": {"type": type(error).__name__, "message": str(error)}}
+
+    def reopened(self) -> None:
+        self.names["reopened"] = self.names.get("reopened", 0) + 1
