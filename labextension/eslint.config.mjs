@@ -23,6 +23,8 @@ export default tseslint.config(
         { selector: 'interface', format: ['PascalCase'], custom: { regex: '^I[A-Z]', match: true } }
       ],
       '@typescript-eslint/no-unused-vars': ['error', { argsIgnorePattern: '^_' }],
+      // Lumino's signals take the receiver beside the method.
+      '@typescript-eslint/unbound-method': 'off',
       curly: ['error', 'all'],
       eqeqeq: 'error',
       'no-restricted-properties': [
@@ -33,12 +35,17 @@ export default tseslint.config(
       ]
     }
   },
+  { plugins: { jupyter } },
+  ...jupyter.configs.recommended,
   {
-    files: ['labextension/src/sidebar/**/*.{ts,tsx}', 'labextension/src/*.ts'],
-    plugins: { jupyter },
     rules: {
-      ...(jupyter.configs?.recommended?.rules ?? jupyter.configs?.recommended?.[0]?.rules ?? {})
+      'jupyter/prefer-lazy-imports': 'off'
     }
+  },
+  {
+    // The widget runs outside of JupyterLab too, where there is no translator.
+    files: ['labextension/{src/chart,src/model,src/widget,tests}/**'],
+    rules: { 'jupyter/no-untranslated-string': 'off' }
   },
   prettier
 );

@@ -78,6 +78,13 @@ class Window:
 
     def attempt(self) -> tuple[bool, int, float]:
         """Hear that an optimizer is about to step, and return the `moment` that it does so in."""
+        if self._size == 1 and not self._in_block:  # every micro-batch is a window
+            number = self.number
+            self._last_decision = decision = (True, number, 1.0)
+            self.synchronises = True
+            self.has_backward = self.is_dirty = self._is_last = False
+            self.number = number + 1
+            return decision
         decision = self.moment()
         if self.has_backward and not self._in_block:
             self._last_decision = decision

@@ -7,6 +7,7 @@ import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -468,15 +469,23 @@ def _enter(comm: Communicator | None, world: World | None, cpu: bool) -> tuple[C
     if comm is not None:
         return comm, None
     if world is None:
-        world = torchrun_world()
-    if world is None:
-        device = "cuda" if torch.cuda.is_available() and not cpu else "cpu"
-        world = World(device=device)
+        world = _find_world(cpu)
     if world.size == 1:
         return LocalComm(world), None
     is_open = Group.is_open()
     group = Group.adopt(world) if is_open else Group.from_environment(world)
     return TorchComm(world, group), None if is_open else group
+
+
+def _find_world(cpu: bool) -> World:
+    """Return the world of the environment, of an open group, or of this process alone."""
+    world = torchrun_world()
+    if Group.is_open():
+        return Group.world_of_open() if world is None else world
+    has_gpu = torch.cuda.is_available() and not cpu
+    if world is None:
+        return World(device="cuda:0" if has_gpu else "cpu")
+    return replace(world, device=f"cuda:{world.local_rank}" if has_gpu else "cpu")
 
 
 def _padded(tensor: Tensor, dim: int, length: int, value: float, *, pad_first: bool) -> Tensor:

@@ -105,13 +105,14 @@ class Stepper:
         gate.num_attempts += 1
         if closure is not None:
             return self._step_with_closure(gate, closure)
-        closes, number, factor = self.window.attempt()
+        window = self.window
+        closes, number, factor = window.attempt() if window.has_backward else window.moment()
         if not closes:
             return None
         if gate.finished_in != number:
             self._finish(gate, number, factor)
         if self._clip is not None:
-            self.strategy.clip_grad_norm(self._bundle_of([gate]), self._clip, 2.0, _parameters(gate.optimizer))
+            self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
         self._end_step(gate, number, gate.run(self.strategy.step) == "ran")
         return None
 
@@ -196,7 +197,7 @@ class Stepper:
             _, number, factor = self.window.attempt()
             self._finish(gate, number, factor)
             if self._clip is not None:
-                self.strategy.clip_grad_norm(self._bundle_of([gate]), self._clip, 2.0, _parameters(gate.optimizer))
+                self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
             return loss
 
         # Not through the strategy: its step returns no loss, and there is nothing to scale.
@@ -207,9 +208,14 @@ class Stepper:
     def _finish(self, gate: OptimizerGate, number: int, factor: float) -> None:
         """Make the gradients of an optimizer what one process would have, once for each window."""
         gate.finished_in = number
-        if self.world.size > 1:
-            self._check_synchronised(gate)
-        self.strategy.finish_gradients(self._bundle_of([gate]), factor)
+        groups = gate.optimizer.param_groups
+        size = len(groups[0]["params"]) if len(groups) == 1 else sum([len(group["params"]) for group in groups])
+        if size != gate.num_checked:
+            self._check_groups(gate, size)
+        for stray in gate.strays:
+            if stray[2].grad is not None:
+                raise UnsyncedGradientError(self._describe_stray(*stray))
+        self.strategy.finish_gradients(gate.bundle, factor)
 
     def _end_step(self, gate: OptimizerGate, number: int, ran: bool) -> None:
         if ran:
@@ -252,21 +258,16 @@ class Stepper:
         for gate in self.gates.values():
             gate.num_checked = -1
 
-    def _check_synchronised(self, gate: OptimizerGate) -> None:
-        """Raise if a parameter that is about to be stepped belongs to nothing that averages gradients."""
-        groups = gate.optimizer.param_groups
-        size = sum([len(group["params"]) for group in groups])
-        if size != gate.num_checked:
-            gate.num_checked = size
-            gate.strays = [
-                (number, index, parameter)
-                for number, group in enumerate(groups)
-                for index, parameter in enumerate(group["params"])
-                if id(parameter) not in self._known
-            ]
-        for number, index, parameter in gate.strays:
-            if parameter.grad is not None:
-                raise UnsyncedGradientError(self._describe_stray(number, index, parameter))
+    def _check_groups(self, gate: OptimizerGate, size: int) -> None:
+        """Note what the optimizer steps, and which of it belongs to nothing that averages gradients."""
+        gate.num_checked = size
+        gate.bundle = Bundle(self.bundle.models, (gate.optimizer,))
+        gate.strays = [
+            (number, index, parameter)
+            for number, group in enumerate(gate.optimizer.param_groups)
+            for index, parameter in enumerate(group["params"])
+            if id(parameter) not in self._known and self.world.size > 1
+        ]
 
     def _describe_stray(self, group: int, index: int, parameter: Tensor) -> str:
         name = _find_name(parameter, self.namespace)

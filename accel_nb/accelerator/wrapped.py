@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import restore, specialise
 
 
@@ -40,6 +41,8 @@ class OptimizerGate:
         # Windows whose gradients were made ready, and that the optimizer stepped in.
         self.finished_in = -1
         self.stepped_in = -1
+        # What the strategy is handed: the optimizer by itself.
+        self.bundle = Bundle((), (optimizer,))
         # Parameters that belong to no prepared module; the number of parameters they were found among.
         self.strays: Sequence[tuple[int, int, Tensor]] = ()
         self.num_checked = -1
@@ -68,7 +71,7 @@ class OptimizerGate:
         try:
             return step(self.optimizer)
         finally:
-            self._is_inside, self._closure = False, None
+            self._is_inside = False
 
     def release(self) -> None:
         """Give the optimizer its own methods back."""

@@ -138,6 +138,10 @@ class Session:
         elif self._engine is not None:
             self._engine.stop()
         self._pool = self._engine = None
+        self._forget()
+
+    def _forget(self) -> None:
+        """Note that the workers hold nothing of the notebook any more."""
         self._receiver.close()
         self._ledger.forget()
         self.kept = {}
@@ -192,8 +196,7 @@ class Session:
                 task, bodies, listener, descriptors=descriptors, presses=presses, timeout_s=timeout_s
             )
         if any(answer.outcome == "died" for answer in answers):
-            self._ledger.forget()
-            self.kept = {}
+            self._forget()
         return answers, reason
 
     def _take_in(self, answers: Iterable[Answer]) -> list[str]:
@@ -223,11 +226,13 @@ class Session:
 
     def _pool_for(self, specs: Sequence[WorkerSpec]) -> Pool:
         """Return a pool of living workers at these places, starting or replacing what is needed."""
-        if self._pool is not None and self._pool.specs == tuple(specs) and self._pool.look_around():
-            self._ledger.forget()
-            self.kept = {}
-        if self._pool is not None and (self._pool.specs != tuple(specs) or self._pool.state != "ready"):
-            self.stop()
+        if self._pool is not None:
+            if self._pool.specs == tuple(specs) and self._pool.look_around():
+                self._forget()
+            if self._pool.specs != tuple(specs) or self._pool.state != "ready":
+                self._pool.retire()
+                self._pool = None
+                self._forget()
         if self._pool is None:
             self.warm_up()
             assert self._engine is not None

@@ -58,7 +58,7 @@ class Engine(Protocol):
     """Starts workers and moves records to and from them; knows nothing of cells."""
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Start one worker for each spec; returns at once, a `WorkerReady` record arrives from each."""
+        """Start one worker for each spec, ending those that run; a `WorkerReady` record arrives from each."""
         ...
 
     def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:

@@ -76,11 +76,10 @@ class LocalEngine:
         return {rank: link.pid for rank, link in self._links.items() if link.pid is not None}
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Fork one worker for each spec; waits for the zygote's imports when it is not ready yet."""
-        if self._links:
-            raise PoolError("this engine runs already; stop it before starting again")
+        """Fork one worker for each spec, in place of those that run; waits for the zygote's imports if need be."""
         if self._zygote.poll() is not None:
             self._relaunch()
+        self._end_workers()
         self._specs = list(specs)
         self._await_zygote()
         self._renew_store()
@@ -165,12 +164,21 @@ class LocalEngine:
 
     def _relaunch(self) -> None:
         """Start a new zygote in place of one that died, taking its workers along."""
-        self._selector.unregister(self._control)
+        for rank in list(self._links):
+            self._drop(rank, -9)
+        with suppress(KeyError):
+            self._selector.unregister(self._control)
         self._control.close()
         self._ready = None
         assert self._errors is not None
         os.close(self._errors)
         self._launch()
+
+    def _end_workers(self) -> None:
+        for rank in self._links:
+            self.kill(rank)
+        while self._links:
+            self.poll(0.2)
 
     def _await_zygote(self) -> None:
         deadline = time.monotonic() + ZYGOTE_PATIENCE_S

@@ -13,6 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import types
 import zlib
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -51,6 +52,8 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
     """Name everything reachable by both sides below ``objects`` (name to object): modules with all their parts."""
     ids: dict[int, SharedId] = {}
     for name, value in objects.items():
+        if not _has_identity(value):
+            continue
         ids.setdefault(id(value), ("name", name, ""))
         if is_module(value):
             for path, part in value.named_modules():
@@ -60,6 +63,16 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
             for path, part in value.named_buffers():
                 ids.setdefault(id(part), ("buffer", name, path))
     return ids
+
+
+def _has_identity(value: Any) -> bool:
+    """Whether it matters which object this is. Python shares equal numbers, strings and tuples as it likes: not these.
+
+    What can be imported is the same on both sides already.
+    """
+    if isinstance(value, type | types.FunctionType):
+        return value.__module__ == "__main__"
+    return not isinstance(value, int | float | complex | str | bytes | tuple | frozenset | types.ModuleType | None)
 
 
 def is_module(value: Any) -> bool:
@@ -122,7 +135,7 @@ class _Pickler(cloudpickle.Pickler):
         # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
         self.globals_ref[id(namespace)] = _NamespaceReference()
         self._shared = shared
-        self._storages: dict[int, tuple[_Storage, Any]] = {}
+        self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
 
     def persistent_id(self, obj: Any) -> SharedId | None:
         return self._shared.get(id(obj))
@@ -145,7 +158,10 @@ class _Pickler(cloudpickle.Pickler):
         if data.numel() * data.element_size() * 2 < data.untyped_storage().nbytes():
             data = data.clone()  # a small window of something large: send the window
         storage = data.untyped_storage()
-        held, _ = self._storages.setdefault(storage.data_ptr() or id(storage), (_Storage(_as_bytes(torch, storage)), data))
+        key = (storage.data_ptr(), storage.nbytes())
+        if key not in self._storages:
+            self._storages[key] = _Storage(_as_bytes(torch, storage)), data
+        held, _ = self._storages[key]
         layout = (data.storage_offset(), tuple(data.size()), data.stride())
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)

@@ -140,9 +140,13 @@ class Pool:
             self.wait_ready()
         return dead
 
-    def close(self) -> None:
-        """End the workers; closing twice is harmless."""
+    def retire(self) -> None:
+        """Stop using the engine, which goes on to serve another pool."""
         self._state = move(self._state, "closed")
+
+    def close(self) -> None:
+        """End the workers and the engine; closing twice is harmless."""
+        self.retire()
         self._engine.stop()
 
     def _take(

@@ -69,6 +69,13 @@ class Group:
         """Whether this process has a default group, whoever opened it."""
         return dist.is_available() and dist.is_initialized()
 
+    @staticmethod
+    def world_of_open() -> World:
+        """Return the world of the default group that somebody has opened, taken to be on one machine."""
+        rank, size = dist.get_rank(), dist.get_world_size()
+        device = f"cuda:{rank % torch.cuda.device_count()}" if dist.get_backend() == "nccl" else "cpu"
+        return World(rank=rank, size=size, local_rank=rank, local_size=size, device=device)
+
     @property
     def backend(self) -> str:
         """The name of torch's backend for this world's device."""

@@ -6,6 +6,7 @@ method other than its forward, in evaluation mode, or by a second backward pass.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,7 +15,6 @@ from typing import Any, ClassVar, Protocol, cast
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import Optimizer
 
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
@@ -67,7 +67,7 @@ class Ddp(ReplicaStrategy):
     def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
         super().__init__(options or DefaultDdpOptions(), precision)
         self._replicas: dict[int, _Replica] = {}
-        self._owners: dict[int, tuple[int, Optimizer, list[_Replica]]] = {}
+        self._owners: dict[int, tuple[Bundle, list[_Replica]]] = {}
         self._window = _Window()
         self._closing = -1
         self._has_new_gradients = False
@@ -137,12 +137,11 @@ class Ddp(ReplicaStrategy):
             self._has_new_gradients = False
             self._closing = self._window.number
             self._window.number += 1
-        for optimizer in bundle.optimizers:
-            for replica in self._replicas_of(optimizer):
-                if replica.synchronised_in != self._closing or replica.has_local_gradients:
-                    self._average(replica, optimizer)
-                elif not replica.is_checked:
-                    replica.check_all_used()
+        for replica in self._replicas_of(bundle):
+            if replica.synchronised_in != self._closing or replica.has_local_gradients:
+                self._average(replica, bundle)
+            elif not replica.is_checked:
+                replica.check_all_used()
         if factor != 1.0:
             multiply_gradients(bundle, factor)
 
@@ -161,25 +160,24 @@ class Ddp(ReplicaStrategy):
         for replica in list(self._replicas.values()):
             self.unwrap(replica.model)
 
-    def _replicas_of(self, optimizer: Optimizer) -> list[_Replica]:
-        """Return the replicas that the optimizer owns parameters of; they change only with its parameter groups."""
-        size = sum([len(group["params"]) for group in optimizer.param_groups])
-        known = self._owners.get(id(optimizer))
-        if known is None or known[0] != size or known[1] is not optimizer:
-            owned = _parameters_of(optimizer)
+    def _replicas_of(self, bundle: Bundle) -> list[_Replica]:
+        """Return the replicas that the bundle's optimizers own parameters of, remembered for each bundle."""
+        known = self._owners.get(id(bundle))
+        if known is None or known[0] is not bundle:
+            owned = _parameters_of(bundle)
             replicas = [
                 replica
                 for replica in self._replicas.values()
                 if replica.ddp is not None and any(id(parameter) in owned for parameter in replica.parameters)
             ]
-            known = self._owners[id(optimizer)] = (size, optimizer, replicas)
-        return known[2]
+            known = self._owners[id(bundle)] = (bundle, replicas)
+        return known[1]
 
     @torch.no_grad()
-    def _average(self, replica: _Replica, optimizer: Optimizer) -> None:
+    def _average(self, replica: _Replica, bundle: Bundle) -> None:
         """Average gradients over ranks; a rank that has none counts as zero if another has one."""
         replica.has_local_gradients = False
-        owned = _parameters_of(optimizer)
+        owned = _parameters_of(bundle)
         parameters = [parameter for parameter in replica.parameters if id(parameter) in owned]
         present = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
         anywhere = self._comm.all_reduce(present, "max").tolist()
@@ -198,8 +196,13 @@ class _Window:
     number: int = 0
 
 
-def _parameters_of(optimizer: Optimizer) -> set[int]:
-    return {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+def _parameters_of(bundle: Bundle) -> set[int]:
+    return {
+        id(parameter)
+        for optimizer in bundle.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
 
 
 class _Replica:
@@ -226,8 +229,8 @@ class _Replica:
                 find_unused_parameters=options.find_unused_parameters,
                 bucket_cap_mb=options.bucket_cap_mb,
                 static_graph=options.static_graph,
-                broadcast_buffers=options.broadcast_buffers,
                 gradient_as_bucket_view=True,
+                **_buffer_option(options.broadcast_buffers),
             )
             self._ddp_forward = self.ddp.forward
 
@@ -266,6 +269,14 @@ _REMEDY = (
     "Set ddp.find_unused_parameters (flag --ddp.find-unused-parameters) if that is meant, "
     "or set requires_grad=False on what is not trained before preparing."
 )
+
+
+def _buffer_option(is_on: bool) -> dict[str, Any]:
+    """Return the argument that switches the broadcast of buffers off, by the name that this torch wants."""
+    if is_on:
+        return {}
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
 
 
 class _Shim(nn.Module):

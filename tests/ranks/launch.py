@@ -89,9 +89,11 @@ class Launcher:
 
 
 def _serve(connection: Connection) -> None:
+    # Imported once, before any rank is forked; the compiler since every optimizer's first step imports it.
     import torch
+    import torch._dynamo
 
-    import accel_nb.accelerator  # noqa: F401  imported once, before any rank is forked
+    import accel_nb.accelerator  # noqa: F401
 
     torch.set_num_threads(1)
     while True:

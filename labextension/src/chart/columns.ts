@@ -102,15 +102,15 @@ export class ColumnTable {
 }
 
 /**
- * The rows of the lowest and the highest value in `[start, end)`, in row order; NaN loses against every number, and a
- * range without numbers gives its first row twice.
+ * The rows of the lowest and the highest value in `[start, end)`, in row order; what is not finite loses against every
+ * number, and a range without numbers gives its first row twice.
  */
 export function extremes(values: Float64Array, start: number, end: number): [number, number] {
   let low = -1;
   let high = -1;
   for (let row = start; row < end; row++) {
     const value = values[row]!;
-    if (value !== value) {
+    if (!Number.isFinite(value)) {
       continue;
     }
     if (low < 0 || value < values[low]!) {

@@ -129,7 +129,7 @@ export class CurveChart {
   private data(): uPlot.AlignedData {
     const tables = this.lines.map(line => this.pointsOf(line));
     this.numDrawn = tables.reduce((sum, [xs]) => sum + xs.length, 0);
-    return uPlot.join(tables as uPlot.AlignedData[]);
+    return uPlot.join(tables);
   }
 
   private pointsOf(line: ILine): [number[], (number | null)[]] {
@@ -172,12 +172,17 @@ export class CurveChart {
         bind: { dblclick: () => () => this.resetZoom() }
       },
       scales: {
-        x: { time: false, range: (_plot, min, max) => (min === max ? [min - 1, max + 1] : [min, max]) },
+        x: {
+          time: false,
+          range: (_plot, min, max) => (min === max ? [min - 1, max + 1] : [min, max])
+        },
         y: this.isLog
           ? {
               distr: 3,
               range: (_plot, min, max) =>
-                min === null || max === null || !(min > 0) ? [0.1, 1] : uPlot.rangeLog(min, max, 10, false)
+                min === null || max === null || !(min > 0)
+                  ? [0.1, 1]
+                  : uPlot.rangeLog(min, max, 10, false)
             }
           : {}
       },
@@ -261,7 +266,9 @@ export class CurveChart {
     const readings = this.lines.map((line, place) => {
       const ys = line.table.column(this.column);
       const row =
-        x === null ? line.table.length - 1 : Math.min(lowerBound(line.table.column(0), x), ys.length - 1);
+        x === null
+          ? line.table.length - 1
+          : Math.min(lowerBound(line.table.column(0), x), ys.length - 1);
       return { label: line.label, colour: this.colourOf(place), value: ys[row] ?? null };
     });
     this.onReadings(x, readings);
@@ -279,7 +286,9 @@ export class CurveChart {
 
 /** Which lines to draw; a single one is bold and no mean is needed. The bold one comes last, on top. */
 function linesOf(input: ICurveInput): Omit<ILine, 'picker'>[] {
-  const ranks = [...input.tables.keys()].filter(rank => rank !== input.meanRank).sort((a, b) => a - b);
+  const ranks = [...input.tables.keys()]
+    .filter(rank => rank !== input.meanRank)
+    .sort((a, b) => a - b);
   const mean = input.tables.get(input.meanRank);
   const hasMean = mean !== undefined && mean.length > 0 && ranks.length > 1;
   const lines = ranks.slice(0, MAX_RANK_LINES).map(rank => ({

@@ -20,7 +20,11 @@ export function formatNumber(value: number | null): string {
     return '0';
   }
   if (size < 1e-3 || size >= 1e7) {
-    return value.toExponential(size < 1e-3 ? 1 : 2).replace('e+', 'e').replace('-', '−').replace('e-', 'e−');
+    return value
+      .toExponential(size < 1e-3 ? 1 : 2)
+      .replace('e+', 'e')
+      .replace('-', '−')
+      .replace('e-', 'e−');
   }
   if (size >= 1000) {
     return grouped(Math.round(value));

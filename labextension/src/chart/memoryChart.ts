@@ -91,7 +91,7 @@ export class MemoryChart {
       return rows.map((row, index) => {
         const value = column[row]!;
         sums[index] = sums[index]! + (value > 0 ? value : 0);
-        return sums[index]!;
+        return sums[index];
       });
     });
     const times = this.table.column(0);

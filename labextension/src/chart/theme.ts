@@ -28,7 +28,13 @@ export function readTheme(element: Element): ITheme {
 /** Call `onChange` whenever the page switches between light and dark, until `signal` aborts. */
 export function watchTheme(onChange: () => void, signal: AbortSignal): void {
   const observer = new MutationObserver(onChange);
-  const attributeFilter = ['data-jp-theme-light', 'data-jp-theme-name', 'data-vscode-theme-kind', 'theme', 'class'];
+  const attributeFilter = [
+    'data-jp-theme-light',
+    'data-jp-theme-name',
+    'data-vscode-theme-kind',
+    'theme',
+    'class'
+  ];
   observer.observe(document.body, { attributes: true, attributeFilter });
   observer.observe(document.documentElement, { attributes: true, attributeFilter });
   signal.addEventListener('abort', () => observer.disconnect());

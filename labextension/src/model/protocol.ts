@@ -139,7 +139,12 @@ function alignedNumbers(buffer: ArrayBufferView | undefined): Float64Array {
 function parseFacts(value: unknown): IFacts {
   const facts = asRecord(value, 'facts');
   const { status } = facts;
-  if (status !== 'running' && status !== 'done' && status !== 'failed' && status !== 'interrupted') {
+  if (
+    status !== 'running' &&
+    status !== 'done' &&
+    status !== 'failed' &&
+    status !== 'interrupted'
+  ) {
     throw new ProtocolError('unknown status');
   }
   return {
@@ -204,7 +209,12 @@ function asCount(value: unknown, what: string): number {
 }
 
 function asRank(value: unknown): number {
-  if (typeof value !== 'number' || !Number.isInteger(value) || value < MEAN_RANK || value >= MAX_RANKS) {
+  if (
+    typeof value !== 'number' ||
+    !Number.isInteger(value) ||
+    value < MEAN_RANK ||
+    value >= MAX_RANKS
+  ) {
     throw new ProtocolError('not a rank');
   }
   return value;

@@ -35,7 +35,12 @@ export class Header {
     wanted.forEach(({ label, value }, index) => {
       let tile = this.tiles.children[index];
       if (tile === undefined) {
-        tile = element('div', 'accel-nb-tile', element('span', 'accel-nb-tile-label'), element('span', 'accel-nb-tile-value'));
+        tile = element(
+          'div',
+          'accel-nb-tile',
+          element('span', 'accel-nb-tile-label'),
+          element('span', 'accel-nb-tile-value')
+        );
         this.tiles.append(tile);
       }
       const [labelNode, valueNode] = tile.children as unknown as HTMLElement[];

@@ -9,7 +9,7 @@ import panelStyle from './widget.css';
 
 /** What the kernel's widget synchronises: empty while a cell runs, one whole snapshot message once it has ended. */
 interface ITraits extends Record<string, unknown> {
-  layout: unknown;
+  final: unknown;
   snapshot: DataView | null;
 }
 
@@ -53,19 +53,19 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
     }
   };
   const takeTraits = () => {
-    const layout = model.get('layout');
+    const final = model.get('final');
     const snapshot = model.get('snapshot');
-    if (typeof layout === 'object' && layout !== null && 'kind' in layout) {
-      take(layout, snapshot ? [snapshot] : []);
+    if (typeof final === 'object' && final !== null && 'kind' in final) {
+      take(final, snapshot ? [snapshot] : []);
     }
   };
   const onMessage = (content: unknown, buffers: DataView[]) => take(content, buffers);
 
   model.on('msg:custom', onMessage);
-  model.on('change:layout', takeTraits);
+  model.on('change:final', takeTraits);
   signal.addEventListener('abort', () => {
     model.off('msg:custom', onMessage);
-    model.off('change:layout', takeTraits);
+    model.off('change:final', takeTraits);
   });
   takeTraits();
   if (panel.facts === null) {

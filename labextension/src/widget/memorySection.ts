@@ -32,7 +32,12 @@ export class MemorySection {
     const items = MEMORY_CATEGORIES.map(category => {
       const swatch = element('span', 'accel-nb-swatch accel-nb-is-square');
       swatch.style.background = category.colour;
-      return element('span', 'accel-nb-legend-item', swatch, element('span', 'accel-nb-legend-label', category.label));
+      return element(
+        'span',
+        'accel-nb-legend-item',
+        swatch,
+        element('span', 'accel-nb-legend-label', category.label)
+      );
     });
     this.node = element(
       'div',
@@ -63,14 +68,18 @@ export class MemorySection {
     const shown = ranks.slice(0, MAX_MEMORY_MAPS);
     this.node.hidden = shown.length === 0;
     this.updateMaps(shown);
-    setText(this.more, ranks.length > shown.length ? `${shown.length} of ${ranks.length} ranks drawn` : '');
+    setText(
+      this.more,
+      ranks.length > shown.length ? `${shown.length} of ${ranks.length} ranks drawn` : ''
+    );
     const maps = shown.map(rank => this.maps.get(rank)!);
     const top = Math.max(...maps.map(map => map.chart.peak()), 1);
     const end = Math.max(...maps.map(map => lastTime(map.table)), 1e-3);
     const each = (height - TIME_AXIS_HEIGHT) / Math.max(1, shown.length) - CAPTION_HEIGHT;
     maps.forEach((map, index) => {
       const isLast = index === maps.length - 1;
-      const plotHeight = Math.max(MIN_MAP_HEIGHT, Math.floor(each)) + (isLast ? TIME_AXIS_HEIGHT : 0);
+      const plotHeight =
+        Math.max(MIN_MAP_HEIGHT, Math.floor(each)) + (isLast ? TIME_AXIS_HEIGHT : 0);
       map.chart.resize(map.plot.clientWidth, plotHeight);
       map.chart.draw(top, end, isLast);
     });
@@ -102,8 +111,15 @@ export class MemorySection {
     const plot = element('div', 'accel-nb-plot');
     const caption = element('span', 'accel-nb-map-name');
     const figures = element('span', 'accel-nb-map-figures');
-    const node = element('div', 'accel-nb-map', element('div', 'accel-nb-map-caption', caption, figures), plot);
-    const chart = new MemoryChart(plot, this.theme, table, reading => showReading(figures, reading));
+    const node = element(
+      'div',
+      'accel-nb-map',
+      element('div', 'accel-nb-map-caption', caption, figures),
+      plot
+    );
+    const chart = new MemoryChart(plot, this.theme, table, reading =>
+      showReading(figures, reading)
+    );
     const map = { table, node, plot, caption, figures, chart };
     this.maps.set(rank, map);
     this.list.append(node);

@@ -116,7 +116,9 @@ class PanelView {
           return option;
         })
       );
-      this.chooser.value = curves.some(curve => curve.id === chosen) ? chosen : (curves[0]?.id ?? '');
+      this.chooser.value = curves.some(curve => curve.id === chosen)
+        ? chosen
+        : (curves[0]?.id ?? '');
     }
     return curves.find(curve => curve.id === this.chooser.value) ?? null;
   }

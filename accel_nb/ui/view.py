@@ -1,0 +1,449 @@
+"""What a panel shows, folded from events: plain data, no drawing, no torch."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from array import array
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from accel_nb.telemetry.events import Event, Interrupted, MemorySample, MetricLogged, Prepared, RankFailed, StepDone
+from accel_nb.ui.table import Table
+
+Status = Literal["running", "done", "failed", "interrupted"]
+TableKind = Literal["step", "metric", "memory"]
+Key = tuple[TableKind, int, str]
+Cursor = dict[Key, int]
+"""How many rows of each table a reader has."""
+
+MEAN_RANK = -1
+"""The rank under which the mean over all ranks is kept."""
+
+STEP_COLUMNS = ("step", "loss", "learning rate", "step time")
+METRIC_COLUMNS = ("step", "value")
+MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
+
+MAX_TEXT = 256
+MAX_MARKS = 200
+MAX_METRICS = 32
+MAX_MEMORY_ROWS = 100_000
+MAX_SNAPSHOT_ROWS = 40_000
+RECENT = 32
+WAITING_ROWS = 64
+STRAGGLER_RATIO = 1.25
+STRAGGLER_MS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something that happened at a place on the step axis."""
+
+    x: float
+    kind: Literal["nan", "skipped", "restart", "failed", "interrupted"]
+    rank: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Rows of one table; ``columns`` are buffers of float64."""
+
+    table: TableKind
+    rank: int
+    name: str
+    columns: Sequence[Any]
+
+
+@dataclass(slots=True)
+class RankTrack:
+    """Where one rank stands."""
+
+    device: str = ""
+    offset: float = 0.0
+    last_x: float = -math.inf
+    last_step: float = -math.inf
+    first_time: float = math.nan
+    last_time: float = math.nan
+    num_samples: int = 0
+    num_steps: int = 0
+    busy_s: float = 0.0
+    is_nan: bool = False
+    recent: deque[tuple[float, int, float]] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def median_step_ms(self) -> float | None:
+        """Return the median duration of the recent steps, or None before the first."""
+        return statistics.median(step_s for _, _, step_s in self.recent) * 1e3 if self.recent else None
+
+    def samples_per_s(self) -> float:
+        """Return the rate over the recent steps; zero when it cannot be told."""
+        if len(self.recent) < 2:
+            return 0.0
+        elapsed_s = self.recent[-1][0] - self.recent[0][0]
+        num_samples = sum(number for _, number, _ in self.recent) - self.recent[0][1]
+        return num_samples / elapsed_s if elapsed_s > 0 else 0.0
+
+
+class Mean:
+    """The mean over ranks, row by row as they come in; a rank that stays silent holds nothing up for long."""
+
+    def __init__(self, table: Table, num_ranks: int) -> None:
+        self.table = table
+        self._num_ranks = num_ranks
+        self._seen: set[int] = set()
+        self._waiting: dict[float, list[tuple[float, Sequence[float]]]] = {}
+        self._done = -math.inf
+
+    def add(self, rank: int, x: float, weight: float, values: Sequence[float]) -> None:
+        """Take one rank's values at ``x``; they count by ``weight``."""
+        if x <= self._done:
+            return
+        self._seen.add(rank)
+        rows = self._waiting.setdefault(x, [])
+        rows.append((weight, values))
+        if len(rows) >= self._num_ranks:
+            self._flush(x)
+        elif len(self._waiting) > WAITING_ROWS:
+            self._num_ranks = max(1, len(self._seen))
+            self._flush(min(self._waiting))
+
+    def finish(self) -> None:
+        """Put out what waits for ranks that will not report any more."""
+        if self._waiting:
+            self._flush(max(self._waiting))
+
+    def _flush(self, up_to: float) -> None:
+        for x in sorted(place for place in self._waiting if place <= up_to):
+            self.table.append((x, *_weighted(self._waiting.pop(x))))
+        self._done = up_to
+
+
+class PanelState:
+    """The state of one panel: a pure fold over events."""
+
+    def __init__(self, title: str, num_workers: int, *, max_rows: int | None = None) -> None:
+        self.title = cap_text(title)
+        self.num_workers = num_workers
+        self.status: Status = "running"
+        self.tables: dict[Key, Table] = {}
+        self.marks: list[Mark] = []
+        self.num_dropped = 0
+        self.num_skipped = 0
+        self.num_nan = 0
+        self.failures: dict[int, str] = {}
+        self.metrics: dict[str, float] = {}
+        self._tracks: dict[int, RankTrack] = {}
+        self._means: dict[tuple[TableKind, str], Mean] = {}
+        self._max_rows = max_rows
+        self._start = math.nan
+
+    @property
+    def has_data(self) -> bool:
+        """Whether there is anything to draw: a step or a metric."""
+        return any(table == "step" or table == "metric" for table, _, _ in self.tables)
+
+    @property
+    def num_steps(self) -> int:
+        """The steps of the rank that is furthest."""
+        return max((track.num_steps for track in self._tracks.values()), default=0)
+
+    @property
+    def ranks(self) -> list[int]:
+        """The ranks that have reported, in order."""
+        return sorted(self._tracks)
+
+    def fold(self, events: Iterable[Event]) -> None:
+        """Take events in; what is malformed is counted and dropped."""
+        for event in events:
+            try:
+                self._fold_one(event)
+            except (TypeError, ValueError, OverflowError, AttributeError):
+                self.num_dropped += 1
+
+    def finish(self, status: Status) -> None:
+        """Close the fold: no more events will come."""
+        self.status = status
+        for mean in self._means.values():
+            mean.finish()
+
+    def columns_since(self, cursor: Cursor) -> tuple[list[Block], Cursor] | None:
+        """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot."""
+        blocks: list[Block] = []
+        totals: Cursor = {}
+        for key, table in self.tables.items():
+            totals[key] = table.total
+            known = cursor.get(key, 0)
+            if known == table.total:
+                continue
+            columns = table.rows_since(known)
+            if columns is None:
+                return None
+            blocks.append(Block(*key, columns))
+        return blocks, totals
+
+    def snapshot(self, max_points: int = 2000) -> tuple[list[Block], Cursor]:
+        """Return the whole history with at most about ``max_points`` rows a table, and the cursor that follows it."""
+        limit = max(64, min(max_points, MAX_SNAPSHOT_ROWS // max(1, len(self.tables))))
+        blocks = [
+            Block(*key, list(table.picked(limit // 4 if key[0] == "memory" else limit)))
+            for key, table in self.tables.items()
+            if len(table)
+        ]
+        return blocks, {key: table.total for key, table in self.tables.items()}
+
+    def curve(self, name: str = "loss") -> Table | None:
+        """Return the table with the mean of a step value or metric; of the only rank where there is no mean."""
+        kind, metric = ("step", "") if name in STEP_COLUMNS else ("metric", name)
+        mean = self.tables.get((kind, MEAN_RANK, metric))
+        if mean is not None and len(mean):
+            return mean
+        return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, metric) and len(table)), None)
+
+    def device(self, rank: int) -> str:
+        """Return the device that a rank reported, or nothing."""
+        return self._tracks[rank].device if rank in self._tracks else ""
+
+    def straggler(self) -> int | None:
+        """Return the rank that is clearly slower than the others, if there is one."""
+        medians = {rank: track.median_step_ms() for rank, track in self._tracks.items() if len(track.recent) >= 8}
+        times = {rank: value for rank, value in medians.items() if value is not None}
+        if len(times) < 2:
+            return None
+        slowest = max(times, key=lambda rank: times[rank])
+        usual = statistics.median(value for rank, value in times.items() if rank != slowest)
+        is_slow = times[slowest] > STRAGGLER_RATIO * usual and times[slowest] - usual > STRAGGLER_MS
+        return slowest if is_slow else None
+
+    def samples_per_s(self) -> float | None:
+        """Return the samples per second of all ranks together: recently, or over the whole run once it has ended."""
+        if self.status == "running":
+            rate = sum(track.samples_per_s() for track in self._tracks.values())
+        else:
+            elapsed_s = self._elapsed_s()
+            num_samples = sum(track.num_samples for track in self._tracks.values())
+            rate = num_samples / elapsed_s if elapsed_s > 0 else 0.0
+        return rate or None
+
+    def step_ms(self) -> float | None:
+        """Return what a step takes on the slowest rank: recently, or on average once the run has ended."""
+        if self.status == "running":
+            return max((ms for track in self._tracks.values() if (ms := track.median_step_ms()) is not None), default=None)
+        means = [track.busy_s / track.num_steps * 1e3 for track in self._tracks.values() if track.num_steps]
+        return max(means, default=None)
+
+    def facts(self) -> dict[str, Any]:
+        """Return the header's figures, ready for JSON."""
+        slow = self.straggler()
+        return {
+            "title": self.title,
+            "status": self.status,
+            "num_workers": self.num_workers,
+            "step": self.num_steps,
+            "loss": jsonable(self._last("loss")),
+            "learning_rate": jsonable(self._last("learning rate")),
+            "samples_per_s": jsonable(self.samples_per_s()),
+            "step_ms": jsonable(self.step_ms()),
+            "elapsed_s": jsonable(self._elapsed_s()),
+            "ranks": [
+                {
+                    "rank": rank,
+                    "device": self._tracks[rank].device,
+                    "step_ms": jsonable(self._tracks[rank].median_step_ms()),
+                    "is_straggler": rank == slow,
+                }
+                for rank in self.ranks
+            ],
+            "metrics": [{"name": name, "value": jsonable(value)} for name, value in self.metrics.items()],
+            "notes": self.notes(),
+        }
+
+    def notes(self) -> list[str]:
+        """Return what went wrong, a short line each."""
+        lines = [f"rank {rank} failed: {reason}" for rank, reason in sorted(self.failures.items())[:4]]
+        if self.num_nan:
+            first = next((mark.x for mark in self.marks if mark.kind == "nan"), 0)
+            lines.append(f"loss not finite {_times(self.num_nan)}, first at step {first:,.0f}")
+        if self.num_skipped:
+            lines.append(f"{self.num_skipped:,} skipped {_plural(self.num_skipped, 'step')}")
+        if self.num_dropped:
+            lines.append(f"{self.num_dropped:,} malformed {_plural(self.num_dropped, 'record')} dropped")
+        return [cap_text(line) for line in lines]
+
+    def summary(self) -> str:
+        """Return one line: ``120 steps, loss 2.31 -> 0.04, 5.1 ms/step, 2 workers``."""
+        parts = [f"{self.num_steps:,} {_plural(self.num_steps, 'step')}"] if self.num_steps else []
+        loss = self.curve("loss")
+        if loss is not None and len(loss):
+            first, last = loss.columns[1][0], loss.columns[1][-1]
+            parts.append(f"loss {first:.3g} -> {last:.3g}" if len(loss) > 1 else f"loss {last:.3g}")
+        if not self.num_steps:
+            parts += [f"{name} {value:.4g}" for name, value in list(self.metrics.items())[:4]]
+        step_ms = self.step_ms()
+        if step_ms is not None:
+            parts.append(f"{step_ms:.3g} ms/step")
+        parts.append(f"{self.num_workers} {_plural(self.num_workers, 'worker')}")
+        if self.status in ("failed", "interrupted"):
+            parts.append(self.status)
+        return ", ".join(parts)
+
+    def _fold_one(self, event: Event) -> None:
+        if not 0 <= event.rank < self.num_workers:
+            raise ValueError(f"rank {event.rank} is outside of {self.num_workers} workers")
+        track = self._tracks.setdefault(event.rank, RankTrack())
+        if isinstance(event, StepDone):
+            self._fold_step(event, track)
+        elif isinstance(event, MemorySample):
+            self._fold_memory(event)
+        elif isinstance(event, MetricLogged):
+            self._fold_metric(event, track)
+        elif isinstance(event, Prepared):
+            track.device = cap_text(str(event.device), 32)
+        elif isinstance(event, RankFailed):
+            reason = next(iter(str(event.reason).splitlines()), "")
+            self.failures[event.rank] = cap_text(reason, 120)
+            self._mark(track.last_x, "failed", event.rank, reason)
+        elif isinstance(event, Interrupted):
+            self._mark(track.last_x, "interrupted", event.rank, "")
+
+    def _fold_step(self, event: StepDone, track: RankTrack) -> None:
+        loss, rate, step_s, time = (
+            float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
+        )  # fmt: skip
+        num_samples = int(event.num_samples)
+        x = self._place(event.rank, float(event.step), track)
+        row = (x, loss, rate, step_s * 1e3)
+        self._table("step", event.rank, "", len(STEP_COLUMNS)).append(row)
+        if self.num_workers > 1:
+            self._mean("step", "", len(STEP_COLUMNS)).add(event.rank, x, num_samples, row[1:])
+        track.recent.append((time, num_samples, step_s))
+        track.num_samples += num_samples
+        track.num_steps += 1
+        track.busy_s += step_s
+        self._note_time(track, time, step_s)
+        if event.skipped:
+            self.num_skipped += event.rank == min(self._tracks)
+            self._mark(x, "skipped", event.rank, "")
+        is_nan = not math.isfinite(loss)
+        self.num_nan += is_nan
+        if is_nan and not track.is_nan:
+            self._mark(x, "nan", event.rank, "")
+        track.is_nan = is_nan
+
+    def _fold_metric(self, event: MetricLogged, track: RankTrack) -> None:
+        name, value = cap_text(str(event.name), 64), float(event.value)
+        if name not in self.metrics and len(self.metrics) >= MAX_METRICS:
+            raise ValueError(f"more than {MAX_METRICS} metrics")
+        table = self._table("metric", event.rank, name, len(METRIC_COLUMNS))
+        x = float(event.step) + track.offset
+        x = max(x, table.columns[0][-1]) if len(table) else x
+        table.append((x, value))
+        if self.num_workers > 1:
+            self._mean("metric", name, len(METRIC_COLUMNS)).add(event.rank, x, 1, (value,))
+        self.metrics[name] = value
+        self._note_time(track, float(event.time), 0.0)
+
+    def _fold_memory(self, event: MemorySample) -> None:
+        time = float(event.time)
+        if not math.isfinite(time):
+            raise ValueError("a time must be finite")
+        if math.isnan(self._start):
+            self._start = time
+        amounts = [
+            max(0.0, float(value))
+            for value in (event.parameters, event.gradients, event.optimizer, event.other, event.cached, event.free)
+        ]
+        table = self._table("memory", event.rank, "", len(MEMORY_COLUMNS))
+        x = max(time - self._start, table.columns[0][-1] if len(table) else 0.0)
+        table.append((x, *amounts, sum(amounts[:-1])))
+
+    def _place(self, rank: int, step: float, track: RankTrack) -> float:
+        """Return the x of a step: a count that starts again (a second loop) goes on where the first one ended."""
+        x = step + track.offset
+        if x <= track.last_x:
+            if step < track.last_step:
+                self._mark(track.last_x, "restart", rank, "")
+            track.offset += track.last_x + 1 - x
+            x = track.last_x + 1
+        track.last_x, track.last_step = x, step
+        return x
+
+    def _note_time(self, track: RankTrack, time: float, step_s: float) -> None:
+        if math.isnan(track.first_time):
+            track.first_time = time - step_s
+        track.last_time = time
+        if math.isnan(self._start):
+            self._start = track.first_time
+
+    def _mark(self, x: float, kind: Any, rank: int, text: str) -> None:
+        """Add a mark; the same thing on several ranks at one place is one mark."""
+        if any(mark.x == x and mark.kind == kind for mark in self.marks[-8:]):
+            return
+        if len(self.marks) < MAX_MARKS and math.isfinite(x):
+            self.marks.append(Mark(x, kind, rank, cap_text(text)))
+
+    def _table(self, kind: TableKind, rank: int, name: str, num_columns: int) -> Table:
+        table = self.tables.get((kind, rank, name))
+        if table is None:
+            options = {} if self._max_rows is None else {"max_rows": self._max_rows}
+            if kind == "memory":
+                options = {"max_rows": min(MAX_MEMORY_ROWS, self._max_rows or MAX_MEMORY_ROWS)}
+            table = Table(num_columns, key=num_columns - 1 if kind == "memory" else 1, **options)
+            self.tables[kind, rank, name] = table
+        return table
+
+    def _mean(self, kind: TableKind, name: str, num_columns: int) -> Mean:
+        mean = self._means.get((kind, name))
+        if mean is None:
+            mean = Mean(self._table(kind, MEAN_RANK, name, num_columns), self.num_workers)
+            self._means[kind, name] = mean
+        return mean
+
+    def _last(self, name: str) -> float | None:
+        table = self.curve(name)
+        return table.columns[STEP_COLUMNS.index(name)][-1] if table is not None and len(table) else None
+
+    def _elapsed_s(self) -> float:
+        times = [track.last_time for track in self._tracks.values() if not math.isnan(track.last_time)]
+        starts = [track.first_time for track in self._tracks.values() if not math.isnan(track.first_time)]
+        return max(0.0, max(times) - min(starts)) if times and starts else 0.0
+
+
+def jsonable(value: float | None) -> float | str | None:
+    """Return the number, or its name where JSON has none for it."""
+    if value is None or math.isfinite(value):
+        return value
+    return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+
+
+def cap_text(text: str, limit: int = MAX_TEXT) -> str:
+    """Cut a text that a user or a worker chose."""
+    return text if len(text) <= limit else text[: limit - 1] + "…"
+
+
+def packed(blocks: Sequence[Block]) -> tuple[list[dict[str, Any]], bytes]:
+    """Return the blocks' headers and their one buffer: float64, block after block, column after column."""
+    headers = [{"table": b.table, "rank": b.rank, "name": b.name, "rows": len(b.columns[0])} for b in blocks]
+    return headers, b"".join(_bytes_of(column) for block in blocks for column in block.columns)
+
+
+def _bytes_of(column: Any) -> bytes:
+    return column.tobytes() if isinstance(column, array) else bytes(memoryview(column).cast("B"))
+
+
+def _weighted(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
+    total = sum(weight for weight, _ in rows)
+    weights = [weight / total for weight, _ in rows] if total > 0 else [1 / len(rows)] * len(rows)
+    return [
+        sum(weight * values[index] for weight, (_, values) in zip(weights, rows, strict=True))
+        for index in range(len(rows[0][1]))
+    ]
+
+
+def _plural(number: int, noun: str) -> str:
+    return noun if number == 1 else f"{noun}s"
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number:,} times"

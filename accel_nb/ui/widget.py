@@ -1,0 +1,32 @@
+"""The live panel's widget; importing this module imports anywidget, so import it only to show one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anywidget
+import traitlets
+
+BUNDLE = Path(__file__).parent / "static" / "widget.js"
+
+
+class PanelWidget(anywidget.AnyWidget):
+    """The browser side's counterpart: streams go as messages, the final state as traits that a notebook can save."""
+
+    _esm = BUNDLE
+
+    snapshot = traitlets.Bytes(b"").tag(sync=True)
+    """The final message's buffer."""
+
+    final = traitlets.Dict().tag(sync=True)
+    """The final message: empty while the cell runs."""
+
+    def __repr__(self) -> str:
+        return "accel_nb panel"
+
+    def save(self, message: dict[str, Any], buffer: bytes) -> None:
+        """Set the final state in one update."""
+        with self.hold_sync():
+            self.snapshot = buffer
+            self.final = message

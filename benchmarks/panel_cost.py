@@ -1,0 +1,96 @@
+"""What do live telemetry and the panel cost a training step of about 20 ms?
+
+One kernel, two workers. Cells of the same training loop run with the panel and the telemetry, and with both off, in a
+random order inside of each round; a cell reports how long its own loop took. What the kernel itself computes meanwhile
+is read too: on a machine whose every core trains, it is what a step can lose.
+"""
+
+from __future__ import annotations
+
+import statistics
+
+from benchmarks.measure import CELL_HELPERS, Figure, Report, main, median_interval, running_kernel, shuffled_rounds
+
+ON, OFF = "panel and telemetry on", "both off"
+_SETUP = """
+import torch
+from torch import nn
+_TEXT = '''
+import time, torch
+from torch import nn
+from accel_nb import Accelerator
+from accel_nb.telemetry.events import NullSink, current_sink
+size = {size}
+if "trained" not in globals():
+    torch.manual_seed(0)
+    trained, data = {{}}, torch.randn(128, size)
+key = {on}
+if key not in trained:
+    model = nn.Sequential(nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size), nn.ReLU(), nn.Linear(size, size))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+    own = Accelerator(sink=None if key else NullSink())
+    own.prepare(model, optimizer)
+    trained[key] = own, model, optimizer
+own, model, optimizer = trained[key]
+def train(steps):
+    for _ in range(steps):
+        own.backward(model(data).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+train(2)
+own.wait_for_everyone()
+cpu, wall = time.process_time(), time.perf_counter()
+train({steps})
+own.wait_for_everyone()
+loop = [time.perf_counter() - wall, time.process_time() - cpu]
+del model, optimizer, own, train
+'''
+def _train(on, size, steps):
+    cpu = time.process_time()
+    _cell("--cpus 2" if on else "--cpus 2 --no-panel", _TEXT.format(on=on, size=size, steps=steps))
+    return [*loop, time.process_time() - cpu]
+"""
+
+
+def panel_cost(quick: bool = False) -> Report:
+    """Train with everything on and off in turn."""
+    rounds, steps = (8, 40) if quick else (40, 40)
+    with running_kernel() as kernel:
+        kernel.run(CELL_HELPERS + "\n%load_ext accel_nb\n_wait_warm()")
+        kernel.run(_SETUP)
+        size, took = 384, 0.0
+        for _ in range(4):
+            took = kernel.run(f"_took = _train(False, {size}, 20)", "_took")[0] / 20
+            if 0.017 < took < 0.023:
+                break
+            size = max(64, int(size * min(2.0, max(0.5, (0.02 / took) ** 0.45))) // 16 * 16)
+            kernel.run('_cell("--cpus 2", "del trained, data")')
+        for on in (True, False):
+            kernel.run(f"_train({on}, {size}, {steps})")
+        times: dict[str, list[list[float]]] = {ON: [], OFF: []}
+        for order in shuffled_rounds([ON, OFF], rounds):
+            for name in order:
+                times[name].append(kernel.run(f"_took = _train({name == ON}, {size}, {steps})", "_took"))
+    report = Report(
+        "Panel cost",
+        f"Training steps of about 20 ms on 2 workers ({rounds} rounds of {steps} steps each way; medians).",
+        ["", "ms/step", "steps/s", "worker CPU ms/step", "kernel CPU ms/step"],
+    )
+    for name, values in times.items():
+        wall, cpu, kernel_cpu = (statistics.median(value[i] for value in values) / steps * 1000 for i in range(3))
+        report.add(name, f"{wall:.2f}", 1000 / wall, f"{cpu:.2f}", f"{kernel_cpu:.3f}")
+    changes = [(on[0] / off[0] - 1) * 100 for on, off in zip(times[ON], times[OFF], strict=True)]
+    worker = statistics.median(on[1] - off[1] for on, off in zip(times[ON], times[OFF], strict=True)) / steps * 1e6
+    own = statistics.median(on[2] - off[2] for on, off in zip(times[ON], times[OFF], strict=True)) / steps * 1e6
+    report.figures.append(
+        Figure("step time, on against off", statistics.median(changes), 0.5, "%", spread=median_interval(changes))
+    )
+    report.notes.append(
+        f"Extra processor time per step: {worker:.0f} us in the worker, {own:.0f} us in the kernel (the latter with the "
+        "cell's start and end, which the step time leaves out)."
+    )
+    return report
+
+
+if __name__ == "__main__":
+    main(panel_cost)

@@ -1,0 +1,235 @@
+"""How much processor time does a training step cost beyond hand-written DDP?
+
+Two gloo ranks train the same tiny network, so small that Python dominates, in every way; each way has its own copy of
+it. Blocks of steps alternate in a random order inside of each round, and differences are taken inside of a round.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import ROOT, Figure, Report, main, median_interval, shuffled_rounds
+
+HAND, EXPLICIT, PLAIN, PEER = "hand-written DDP", "accel_nb, explicit", "accel_nb, plain cell", "accelerate"
+WITH_LOADER = ", with loader"
+STEPS = 40
+
+
+def step_overhead(quick: bool = False) -> Report:
+    """Measure with two ranks and report the extra time of each way."""
+    rounds = 24 if quick else 110
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", "benchmarks.step_overhead", "--rank", str(rank), folder, str(rounds)],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo",
+                    "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true",
+                },
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        try:
+            codes = [process.wait(timeout=400) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        if any(codes):
+            raise RuntimeError(f"the ranks ended with {codes}")
+        times = json.loads((Path(folder) / "0.json").read_text())
+    report = Report(
+        "Step overhead",
+        f"Extra processor time of a training step over hand-written DDP (2 gloo ranks, a network of 3 small layers, "
+        f"{rounds} rounds of {STEPS} steps; medians over rounds, rank 0).",
+        ["", "CPU us/step", "extra CPU us", "95 % interval", "wall us/step", "extra wall us"],
+    )
+    extra = {}
+    for suffix in ("", WITH_LOADER):
+        base = times[HAND + suffix]
+        for name in (HAND, EXPLICIT, PLAIN, PEER):
+            own = times[name + suffix]
+            differences = [cpu - base_cpu for (cpu, _), (base_cpu, _) in zip(own, base, strict=True)]
+            walls = [wall - base_wall for (_, wall), (_, base_wall) in zip(own, base, strict=True)]
+            extra[name + suffix] = statistics.median(differences)
+            low, high = median_interval(differences)
+            report.add(
+                name + suffix,
+                statistics.median(cpu for cpu, _ in own),
+                extra[name + suffix],
+                "" if name == HAND else f"{low:.1f} to {high:.1f}",
+                statistics.median(wall for _, wall in own),
+                statistics.median(walls),
+            )
+    for suffix in ("", WITH_LOADER):
+        for name in (EXPLICIT, PLAIN):
+            own, base, peer = times[name + suffix], times[HAND + suffix], times[PEER + suffix]
+            differences = [cpu - base_cpu for (cpu, _), (base_cpu, _) in zip(own, base, strict=True)]
+            spread = median_interval(differences)
+            report.figures.append(Figure(f"{name}{suffix}: extra CPU per step", extra[name + suffix], 20, "us", spread=spread))
+            over = statistics.median(cpu - base_cpu for (cpu, _), (base_cpu, _) in zip(peer, base, strict=True))
+            report.figures.append(
+                Figure(f"{name}{suffix}: extra CPU over that of accelerate", extra[name + suffix] / over, 0.15, "x",
+                       spread=(spread[0] / over, spread[1] / over))
+            )  # fmt: skip
+    return report
+
+
+def _rank(rank: int, folder: Path, rounds: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    try:
+        ways = _ways(rank)
+        for run, context in ways.values():
+            with context():
+                run(60)
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
+        for order in shuffled_rounds(list(ways), rounds):
+            for name in order:
+                run, context = ways[name]
+                with context():
+                    run(3)
+                    dist.barrier()
+                    cpu, wall = time.process_time(), time.perf_counter()
+                    run(STEPS)
+                    cpu, wall = time.process_time() - cpu, time.perf_counter() - wall
+                times[name].append((cpu / STEPS * 1e6, wall / STEPS * 1e6))
+        if rank == 0:
+            (folder / "0.json").write_text(json.dumps(times))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+Way = tuple[Callable[[int], None], Callable[[], AbstractContextManager[Any]]]
+
+
+def _ways(rank: int) -> dict[str, Way]:
+    """Return every way to train: a function of the number of steps, and the context that it runs in."""
+    import torch
+    import torch.distributed as dist
+    from accelerate import Accelerator as Peer
+    from torch import nn
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    from accel_nb.accelerator import Accelerator
+    from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
+    from accel_nb.runtime.comm import TorchComm
+    from accel_nb.runtime.group import Group
+    from accel_nb.runtime.world import World
+    from accel_nb.telemetry.ring import RingWriter, create_ring
+
+    class RingSink:
+        """Does what a worker's sink does in a cell."""
+
+        def __init__(self) -> None:
+            self._ring = RingWriter(create_ring())
+
+        def emit(self, event: Any) -> None:
+            if RingWriter.takes(event):
+                self._ring.write(event)
+
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 4))
+    x, y = torch.randn(8, 16), torch.randint(0, 4, (8,))
+    data = TensorDataset(torch.randn(16 * STEPS, 16), torch.randint(0, 4, (16 * STEPS,)))
+    world = World(rank, 2, rank, 2, "cpu")
+    comm = TorchComm(world, Group.adopt(world))
+    criterion = nn.functional.cross_entropy
+    ways: dict[str, Way] = {}
+
+    def fresh() -> tuple[Any, Any]:
+        model = copy.deepcopy(network)
+        return model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def repeat(loader: Any) -> Callable[[int], Any]:
+        """Yield exactly as many batches as asked for, starting epochs as needed."""
+
+        def batches(count: int) -> Any:
+            while count > 0:
+                for batch in loader:
+                    yield batch
+                    count -= 1
+                    if count == 0:
+                        break
+
+        return batches
+
+    def no_loader(count: int) -> Any:
+        for _ in range(count):
+            yield x, y
+
+    def add(name: str, batches: Callable[[int], Any], model: Any, optimizer: Any, backward: Any, context: Any) -> None:
+        def through_accelerator(count: int) -> None:
+            for inputs, targets in batches(count):
+                backward(criterion(model(inputs), targets))
+                optimizer.step()
+                optimizer.zero_grad()
+
+        def as_written(count: int) -> None:
+            for inputs, targets in batches(count):
+                criterion(model(inputs), targets).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        ways[name] = (as_written if backward is None else through_accelerator), context
+
+    for suffix in ("", WITH_LOADER):
+        model, optimizer = fresh()
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+        loader = DataLoader(data, batch_size=8, sampler=DistributedSampler(data, shuffle=False))
+        add(HAND + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None, nullcontext)
+
+        model, optimizer = fresh()
+        loader = DataLoader(data, batch_size=8)
+        ours = Accelerator(world=world, comm=comm, sink=RingSink())
+        if suffix:
+            ours.prepare(model, optimizer, loader)
+        else:
+            ours.prepare(model, optimizer)
+        add(EXPLICIT + suffix, repeat(loader) if suffix else no_loader, model, optimizer, ours.backward, nullcontext)
+
+        model, optimizer = fresh()
+        loader = DataLoader(data, batch_size=16)
+        plain = Accelerator(world=world, comm=comm, sink=RingSink())
+        names = {"model": model, "optimizer": optimizer} | ({"loader": loader} if suffix else {})
+        prepare_namespace(plain, names, list(names))
+        # The context changes torch for as long as it lasts, so it is entered for each block.
+        add(PLAIN + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None,
+            lambda plain=plain: plain_torch(plain))  # fmt: skip
+
+        model, optimizer = fresh()
+        loader = DataLoader(data, batch_size=8)
+        peer = Peer(cpu=True)
+        if suffix:
+            model, optimizer, loader = peer.prepare(model, optimizer, loader)
+        else:
+            model, optimizer = peer.prepare(model, optimizer)
+        add(PEER + suffix, repeat(loader) if suffix else no_loader, model, optimizer, peer.backward, nullcontext)
+    dist.barrier()
+    return ways
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        _rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(step_overhead)

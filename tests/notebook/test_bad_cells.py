@@ -1,0 +1,192 @@
+"""Cells and flags that are wrong, and workers that fail: the kernel says what and where, and goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import psutil
+import pytest
+
+from tests.conftest import wait_for
+from tests.notebook.test_cells import done, run
+from tests.support.kernel import running_kernel
+
+
+@pytest.fixture(autouse=True)
+def next_cell_works(kernel):
+    yield
+    assert done(kernel, "print('fine')").stdout == "fine\n"
+
+
+def test_syntax_error_is_told_once(kernel):
+    output = run(kernel, "\ndef broken(:\n    pass")
+    assert output.error is not None
+    assert output.error[0] == "CellSyntaxError"
+    assert output.traceback.count("SyntaxError: invalid syntax") == 1
+    assert "def broken(:" in output.traceback
+    assert output.displays == []
+
+
+def test_exception_on_every_rank_keeps_type_and_line(kernel):
+    output = run(kernel, "x = 1\nvalues = {}\nvalues['missing']")
+    assert output.error == ("KeyError", "'missing'")
+    assert "every rank raised:" in output.traceback
+    assert "----> 4 values['missing']" in output.traceback
+
+
+def test_exception_on_one_rank_is_told_at_once(kernel):
+    started = time.monotonic()
+    output = run(kernel, "if accelerator.process_index == 1:\n    raise ValueError('only here')\naccelerator.wait_for_everyone()")
+    assert output.error == ("ValueError", "only here")
+    assert "rank 1 raised:" in output.traceback
+    assert "----> 3     raise ValueError('only here')" in output.traceback
+    assert time.monotonic() - started < 5
+
+
+def test_exception_class_of_the_cell_keeps_its_type(kernel):
+    kernel.run("class Odd(Exception):\n    pass")
+    output = kernel.run("try:\n    get_ipython().run_cell_magic('accelerate', '--cpus 2', 'raise Odd(3)')\nexcept Odd as error:\n    print('caught', error)")
+    assert "caught 3" in output.stdout, output.traceback
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("input('name? ')", "input() cannot ask from a worker"),
+        ("exit()", "the cell called exit() with 0; workers live on"),
+        ("import sys; sys.exit(7)", "the cell called exit() with 7; workers live on"),
+    ],
+)
+def test_what_a_worker_cannot_do_is_refused(kernel, body, message):
+    output = run(kernel, body)
+    assert output.error is not None
+    assert message in output.error[1]
+
+
+def test_names_that_cannot_be_sent_are_named_with_the_way_out(kernel):
+    kernel.run("import threading\nlock = threading.Lock()\nstream = (i for i in range(3))")
+    output = run(kernel, "lock.acquire(); next(stream)")
+    assert output.error is not None
+    assert output.error[0] == "ShippingError"
+    for part in ("`lock` (_thread.lock)", "`stream` (builtins.generator)", "Make it inside the %%accelerate cell"):
+        assert part in output.error[1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "parts"),
+    [
+        ("--cpus 0", ["cpus: 0", "from 1 to 256"]),
+        ("--gpus 1", ["no GPU is visible; use --cpus N"]),
+        ("--precison bf16", ["--precison is no flag; did you mean --precision?"]),
+        ("--cpus 2 --gpus 2", ["only one of the two"]),
+        ("--checkpoint here", ["--checkpoint is not served by this version"]),
+        ("--cpus 2 --ranks 5", ["rank 5 is outside of a world of 2"]),
+        ("--cpus 0 --precison bf16 --zero-stage 2", ["cpus: 0", "--precison", "--zero-stage"]),
+    ],
+)
+def test_wrong_flags_are_told_all_at_once(kernel, flags, parts):
+    output = run(kernel, "ran = True", flags)
+    assert output.error is not None
+    assert output.error[0] == "ConfigError"
+    assert all(part in output.error[1] for part in parts), output.error[1]
+    assert kernel.value("'ran' in globals()") is False
+
+
+def test_code_and_flags_that_disagree_are_both_named(kernel):
+    body = "from accel_nb import Accelerator\nAccelerator(mixed_precision='no')"
+    output = run(kernel, body, "--cpus 2 --precision bf16")
+    assert output.error is not None
+    assert "--precision bf16" in output.error[1]
+    assert "Accelerator(...)" in output.error[1]
+
+
+def test_an_exiting_rank_is_named(kernel):
+    output = run(kernel, "import os\nif accelerator.process_index == 1: os._exit(3)\naccelerator.wait_for_everyone()")
+    assert output.error is not None
+    assert output.error[0] == "WorkerDied"
+    assert "rank 1 exited with code 3" in output.error[1]
+
+
+def test_a_killed_rank_is_named(kernel):
+    output = run(kernel, "import os, signal\nif accelerator.process_index == 0: os.kill(os.getpid(), signal.SIGKILL)\naccelerator.wait_for_everyone()")
+    assert output.error is not None
+    assert "rank 0 was ended by SIGKILL" in output.error[1]
+
+
+def test_all_ranks_killed(kernel):
+    output = run(kernel, "import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    assert output.error is not None
+    assert output.error[0] == "WorkerDied"
+
+
+def test_unknown_commands_get_the_nearest_name(kernel):
+    output = kernel.run("%accelerate stauts")
+    assert output.error is not None
+    assert "did you mean 'status'?" in output.error[1]
+    assert "takes names of variables" in str(kernel.run("%accelerate pull").error)
+    assert "no rank 9" in str(kernel.run("%accelerate logs 9").error)
+
+
+def test_a_timeout_ends_the_cell(kernel):
+    output = run(kernel, "while True: pass", "--cpus 2 --timeout 0.3")
+    assert output.error is not None
+    assert output.error[0] == "TimeoutError"
+
+
+def test_interrupt_with_one_rank_asleep_and_one_in_a_collective(kernel):
+    done(kernel, "kept = accelerator.process_index + 10")
+    body = "import threading\nprint('go', flush=True)\nif accelerator.process_index == 0: threading.Event().wait(60)\naccelerator.wait_for_everyone()"
+    started = time.monotonic()
+    output = run(kernel, body, interrupt_on="go")
+    assert time.monotonic() - started < 3
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert done(kernel, "print(kept)").stdout == "10\n"
+    assert kernel.run("import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)").stdout == "True\n"
+
+
+def test_an_interrupted_training_keeps_what_it_learned(kernel):
+    kernel.run(
+        "import torch\ntorch.manual_seed(0)\nmodel = torch.nn.Linear(2, 1)\nbefore = model.weight.detach().clone()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ndata = torch.ones(4, 2)"
+    )
+    body = (
+        "for step in range(10**9):\n    model(data).pow(2).mean().backward()\n    optimizer.step(); optimizer.zero_grad()\n"
+        "    if step == 20: print('go', flush=True)"
+    )
+    output = run(kernel, body, interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert kernel.value("bool((model.weight != before).all())") is True
+    assert kernel.value("step > 20") is True
+
+
+def test_endless_python_loop_is_interrupted(kernel):
+    output = run(kernel, "print('go', flush=True)\nwhile True: pass", interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+
+
+def test_very_many_lines_are_bounded_and_the_end_is_shown(kernel):
+    output = run(kernel, "for i in range(200_000): print('line', i)")
+    assert output.error is None
+    assert "line 199999" in output.stdout
+    assert len(output.stdout) < 2_000_000
+    assert "%accelerate logs" in output.stdout
+
+
+def test_text_that_is_not_utf8_is_shown_replaced(kernel):
+    output = done(kernel, "import os\nos.write(1, b'caf\\xe9 \\xff\\n')")
+    assert output.stdout == "caf\\xe9 \\xff\n"
+
+
+def test_kernel_death_leaves_nothing():
+    with running_kernel() as kernel:
+        kernel.run("%load_ext accel_nb")
+        done(kernel, "pass")
+        family = psutil.Process(kernel.pid).children(recursive=True)
+        assert len(family) == 3
+        os.kill(kernel.pid, signal.SIGKILL)
+        assert wait_for(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family), 2.0)

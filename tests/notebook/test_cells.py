@@ -1,0 +1,143 @@
+"""Cells as people write them, in a real kernel on two worker processes."""
+
+from __future__ import annotations
+
+import pytest
+
+MAGIC = "%%accelerate --cpus 2\n"
+
+
+def run(kernel, body: str, flags: str = "--cpus 2", **options):
+    return kernel.run(f"%%accelerate {flags}\n{body}", **options)
+
+
+def done(kernel, body: str, flags: str = "--cpus 2"):
+    output = run(kernel, body, flags)
+    assert output.error is None, output.traceback
+    return output
+
+
+def test_names_go_out_and_come_back(kernel):
+    kernel.run("import math\nscale = 3\ndef helper(value):\n    return math.sqrt(value) * scale\nseen = []\nsame = seen")
+    done(kernel, "result = helper(16)\nseen.append(result)\nfresh = {'a': [1, 2]}")
+    assert kernel.value("(result, seen, same is seen, fresh)") == (12.0, [12.0], True, {"a": [1, 2]})
+
+
+def test_a_function_sees_names_that_are_bound_later(kernel):
+    kernel.run("rate = 1\ndef read_rate():\n    return rate")
+    done(kernel, "rate = 7\nanswer = read_rate()")
+    assert kernel.value("(rate, answer, read_rate())") == (7, 7, 7)
+
+
+def test_classes_defined_in_cells_go_out_and_come_back(kernel):
+    kernel.run("class Point:\n    def __init__(self, x):\n        self.x = x\n    def double(self):\n        return self.x * 2\np = Point(4)")
+    done(kernel, "p.x += 1\nq = Point(p.double())")
+    assert kernel.value("(p.x, q.x, type(q) is Point)") == (5, 10, True)
+
+
+def test_workers_keep_their_own_values(kernel):
+    done(kernel, "mine = accelerator.process_index")
+    output = done(kernel, "total = accelerator.reduce(__import__('torch').tensor(mine))\nprint(int(total))")
+    assert output.stdout == "1\n"
+
+
+def test_a_name_changed_in_the_notebook_is_sent_again(kernel):
+    kernel.run("data = [1, 2, 3]")
+    assert done(kernel, "print(sum(data))").stdout == "6\n"
+    kernel.run("data.append(10)")
+    assert done(kernel, "print(sum(data))").stdout == "16\n"
+
+
+def test_large_values_stay_until_they_are_pulled(kernel):
+    output = done(kernel, "import numpy\nbig = numpy.ones(10_000_000)")
+    assert any("big (80 MB is large) · `%accelerate pull big` fetches" in text for text in output.texts)
+    assert kernel.value("'big' in globals()") is False
+    assert done(kernel, "print(big.sum())").stdout == "10000000.0\n"
+    assert "pulled big" in kernel.run("%accelerate pull big").stdout
+    assert kernel.value("float(big.sum())") == 10_000_000.0
+
+
+def test_value_of_the_last_expression_and_rich_display(kernel):
+    output = done(kernel, "from IPython.display import HTML, display\ndisplay(HTML('<b>bold</b>'))\n{'answer': 42}")
+    assert [data.get("text/html") for data in output.displays[1:2]] == ["<b>bold</b>"]
+    assert output.texts[2] == "{'answer': 42}"
+    assert len(done(kernel, "42;").displays) == 1
+
+
+def test_pictures_of_matplotlib_are_shown(kernel):
+    output = done(kernel, "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()")
+    assert any("image/png" in data for data in output.displays)
+
+
+def test_progress_bars_stay_one_bar(kernel):
+    output = done(kernel, "from tqdm import tqdm\nfor _ in tqdm(range(100)): pass")
+    assert "100%" in output.stderr
+    assert "\n" not in output.stderr.strip()
+
+
+def test_magics_shell_commands_and_await_work(kernel):
+    output = done(kernel, "import asyncio\nawait asyncio.sleep(0)\n!echo from the shell\n%env HOME")
+    assert "from the shell" in output.stdout.splitlines()[0]
+
+
+def test_other_ranks_are_folded_and_shown_on_demand(kernel):
+    body = "print('rank', accelerator.process_index)"
+    output = done(kernel, body)
+    assert output.stdout == "rank 0\n"
+    assert output.texts[-1] == "rank 1 printed 1 line: `%accelerate logs 1`"
+    assert "rank 1" in kernel.run("%accelerate logs 1").stdout
+    output = done(kernel, body, "--cpus 2 --show-ranks all")
+    assert sorted(output.stdout.splitlines()) == ["[rank 0] rank 0", "[rank 1] rank 1"]
+    assert len(done(kernel, "print('same')").displays) == 1
+
+
+def test_a_cell_can_run_on_some_ranks_only(kernel):
+    output = done(kernel, "print(accelerator.process_index)", "--cpus 2 --ranks 1")
+    assert output.stdout == "1\n"
+
+
+@pytest.mark.parametrize("body", ["", "\n\n", "# only a comment\n# and another"])
+def test_empty_cells_do_nothing(kernel, body):
+    output = done(kernel, body)
+    assert (output.stdout, output.displays) == ("", [])
+
+
+def test_no_return_leaves_the_notebook_alone(kernel):
+    kernel.run("untouched = 1")
+    done(kernel, "untouched = 2", "--cpus 2 --no-return")
+    assert kernel.value("untouched") == 1
+
+
+def test_dry_run_starts_nothing(kernel):
+    output = done(kernel, "1/0", "--cpus 3 --precision bf16 --dry-run")
+    assert "3 workers: 3 x cpu" in output.stdout
+    assert "precision = bf16 from --precision bf16 (flags)" in output.stdout
+
+
+def test_pool_follows_the_number_of_workers(kernel):
+    assert done(kernel, "print(accelerator.num_processes)", "--cpus 3").stdout == "3\n"
+    assert done(kernel, "print(accelerator.num_processes)", "--cpus 1").stdout == "1\n"
+    assert done(kernel, "print(accelerator.num_processes)").stdout == "2\n"
+
+
+def test_workers_look_like_torchrun_ranks(kernel):
+    body = "import os, torch.distributed as dist\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], dist.get_world_size())"
+    assert done(kernel, body).stdout == "0 2 2\n"
+
+
+def test_line_magics_answer(kernel):
+    assert "pool: ready" in kernel.run("%accelerate status").stdout
+    assert "cores" in kernel.run("%accelerate doctor").stdout
+    assert "2 workers" in kernel.run("%accelerate plan --cpus 2").stdout
+    assert "precision" in kernel.run("%accelerate config --precision bf16").stdout
+    assert "sent with the next cell" in kernel.run("x = 1\n%accelerate push x").stdout
+    assert "workers ended" in kernel.run("%accelerate restart").stdout
+    assert done(kernel, "print('again')").stdout == "again\n"
+
+
+def test_unload_ends_the_workers_and_load_brings_them_back(kernel):
+    done(kernel, "pass")
+    assert kernel.run("%unload_ext accel_nb").error is None
+    assert kernel.value("__import__('psutil').Process().children()") == []
+    assert kernel.run("%load_ext accel_nb").error is None
+    assert done(kernel, "print('here')").stdout == "here\n"

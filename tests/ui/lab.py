@@ -1,0 +1,175 @@
+"""A JupyterLab of its own in a temporary folder, and the steps of a person in it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from playwright.sync_api import Page
+
+START_S = 90
+KERNEL_S = 90
+
+# Flags with which neither the browser nor a page looks for the network; no GPU, no sandbox (tests may run as root).
+BROWSER_FLAGS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-quic",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+    "--disable-default-apps",
+    "--hide-scrollbars",
+    "--force-device-scale-factor=1",
+]
+
+_HAS_KERNEL = """() => {
+  const panel = window.jupyterapp?.shell.currentWidget;
+  const kernel = panel?.sessionContext?.session?.kernel;
+  if (!kernel || !panel.sessionContext.isReady) { return false; }
+  if (window.accelNbKernel !== kernel) {
+    window.accelNbKernel = kernel;
+    window.accelNbInfo = false;
+    kernel.info.then(() => { window.accelNbInfo = true; });
+  }
+  return window.accelNbInfo && kernel.connectionStatus === 'connected';
+}"""
+
+
+def find_browser() -> str | None:
+    """Return the Chromium to drive: the one that ``CHROMIUM_PATH`` names, else the system's."""
+    return os.environ.get("CHROMIUM_PATH") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+class LabServer:
+    """One server on loopback with a random token; its settings, kernels and caches lie under ``folder``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.root = folder / "notebooks"
+        self.root.mkdir()
+        self._folder = folder
+        self._token = secrets.token_hex(16)
+        self._port = _free_port()
+        self._log = (folder / "server.log").open("wb")
+        self._process = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "jupyterlab",
+                "--no-browser",
+                "--allow-root",
+                "--ip=127.0.0.1",
+                f"--port={self._port}",
+                "--ServerApp.port_retries=0",
+                f"--IdentityProvider.token={self._token}",
+                f"--ServerApp.root_dir={self.root}",
+                "--LabApp.expose_app_in_browser=True",
+                "--LabApp.news_url=None",
+            ],
+            env=self._environment(),
+            stdout=self._log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def url(self, notebook: str) -> str:
+        """Return the address of a notebook in a workspace of its own."""
+        return f"http://127.0.0.1:{self._port}/lab/workspaces/{Path(notebook).stem}/tree/{notebook}?reset&token={self._token}"
+
+    def wait_until_up(self) -> None:
+        """Return when the server answers; raises with its log when it does not."""
+        if not wait_for(lambda: self._process.poll() is not None or self._request("GET", "/api/status") == 200, START_S):
+            raise TimeoutError(f"JupyterLab did not answer within {START_S} s:\n{self.log()}")
+        if self._process.poll() is not None:
+            raise RuntimeError(f"JupyterLab ended at once:\n{self.log()}")
+
+    def log(self) -> str:
+        """Return the end of the server's log."""
+        return (self._folder / "server.log").read_text(errors="replace")[-4000:]
+
+    def stop(self) -> None:
+        """Ask the server to end its kernels and itself."""
+        if self._process.poll() is None:
+            self._request("POST", "/api/shutdown")
+        try:
+            self._process.wait(20)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+    def _request(self, method: str, path: str) -> int:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=5)
+        try:
+            connection.request(method, path, headers={"Authorization": f"token {self._token}"})
+            return connection.getresponse().status
+        except OSError:
+            return 0
+        finally:
+            connection.close()
+
+    def _environment(self) -> dict[str, str]:
+        folders = {
+            "HOME": "home",
+            "IPYTHONDIR": "ipython",
+            "JUPYTER_CONFIG_DIR": "config",
+            "JUPYTER_DATA_DIR": "data",
+            "JUPYTER_RUNTIME_DIR": "runtime",
+            "JUPYTERLAB_SETTINGS_DIR": "settings",
+            "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+        }
+        for name in folders.values():
+            (self._folder / name).mkdir()
+        quiet = self._folder / "settings" / "@jupyterlab" / "apputils-extension"
+        quiet.mkdir(parents=True)
+        news = {"fetchNews": "false", "checkForUpdates": False}
+        (quiet / "notification.jupyterlab-settings").write_text(json.dumps(news))
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "JPY_"))}
+        return inherited | {name: str(self._folder / folder) for name, folder in folders.items()}
+
+
+def open_notebook(page: Page, server: LabServer, notebook: str) -> None:
+    """Open a notebook and wait until its kernel really answers ("idle" alone is shown before there is one)."""
+    page.goto(server.url(notebook))
+    page.wait_for_function(_HAS_KERNEL, timeout=KERNEL_S * 1000)
+
+
+def execute(page: Page, command: str, args: dict[str, object] | None = None) -> None:
+    """Start a command; never wait for it inside of the page, where there is no time limit."""
+    page.evaluate(
+        "([command, args]) => { void window.jupyterapp.commands.execute(command, args); }", [command, args or {}]
+    )
+
+
+def use_theme(page: Page, theme: str) -> None:
+    """Switch to "JupyterLab Light" or "JupyterLab Dark" and wait until the page has."""
+    execute(page, "apputils:change-theme", {"theme": theme})
+    page.wait_for_selector(f"body[data-jp-theme-name='{theme}']", state="attached")
+
+
+def wait_for(condition: Callable[[], object], deadline_s: float) -> bool:
+    """Look again and again until a condition holds or the deadline passes; returns whether it holds."""
+    event, deadline = threading.Event(), time.monotonic() + deadline_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        event.wait(0.1)
+    return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

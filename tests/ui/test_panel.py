@@ -1,0 +1,96 @@
+"""The live panel in JupyterLab: drawn while a cell runs, in both themes, found again after a reload."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbformat.v4 import new_code_cell, new_notebook
+from playwright.sync_api import Page, expect
+
+from tests.ui.lab import LabServer, execute, open_notebook, use_theme
+
+ROOT = Path(__file__).parents[2]
+NUM_STEPS = 600
+
+FEED = """
+import sys, time
+from pathlib import Path
+sys.path.insert(0, {root!r})
+from accel_nb.ui import Panel
+from tests.ui.synthetic import training_events
+
+events = list(training_events({num_steps}))
+panel = Panel("digits", 2)
+
+def feed(part):
+    for start in range(0, len(part), 16):
+        panel.feed(part[start : start + 16])
+        panel.refresh()
+        time.sleep(0.01)  # the run that these events pretend to come from
+"""
+
+RUN_ALL = 'feed(events)\npanel.finish("done")'
+
+RUN_IN_TWO_PARTS = """
+half = len(events) // 2
+feed(events[:half])
+panel.refresh(force=True)
+while not Path("go").exists():
+    panel.refresh()
+    time.sleep(0.02)
+feed(events[half:])
+panel.finish("done")
+"""
+
+
+@pytest.fixture
+def notebook(lab: LabServer, request: pytest.FixtureRequest) -> str:
+    """Return the name of a notebook whose second cell is the test's parameter."""
+    name = f"{request.node.originalname}.ipynb"
+    first = FEED.format(root=str(ROOT), num_steps=NUM_STEPS).strip()
+    cells = [new_code_cell(first), new_code_cell(request.param.strip())]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    nbformat.write(new_notebook(cells=cells, metadata=kernel), lab.root / name)
+    return name
+
+
+@pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
+def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: str, pictures: Path):
+    foreign: list[str] = []
+    page.on("request", lambda request: foreign.append(request.url) if "://127.0.0.1" not in request.url else None)
+    open_notebook(page, lab, notebook)
+    execute(page, "notebook:run-all-cells")
+    panel = page.locator(".accel-nb-panel")
+    expect(panel).to_have_attribute("data-status", "running")
+    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
+    expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
+    expect(panel.locator("canvas")).to_have_count(3)  # the loss and two memory maps
+    drawn = panel.locator(".accel-nb-section").first.get_attribute("data-points-drawn") or ""
+    assert int(drawn) > 2 * NUM_STEPS, "two ranks and their mean"
+    expect(panel.locator(".accel-nb-rank-flag", has_text="slow")).to_have_count(1)
+    panel.scroll_into_view_if_needed()
+    panel.screenshot(path=pictures / "panel-light.png")
+    use_theme(page, "JupyterLab Dark")
+    panel.screenshot(path=pictures / "panel-dark.png")
+    page.screenshot(path=pictures / "lab-dark.png")
+    panel.get_by_role("button", name="log").click()
+    panel.get_by_role("combobox").select_option("learning rate")
+    expect(panel.locator(".accel-nb-legend-title").first).to_have_text("learning rate")
+    assert not [url for url in foreign if url.startswith("http")]
+
+
+@pytest.mark.parametrize("notebook", [RUN_IN_TWO_PARTS], indirect=True, ids=["parts"])
+def test_panel_finds_its_history_when_the_page_is_reloaded(page: Page, lab: LabServer, notebook: str):
+    open_notebook(page, lab, notebook)
+    execute(page, "notebook:run-all-cells")
+    panel = page.locator(".accel-nb-panel")
+    expect(panel).to_have_attribute("data-points", str(NUM_STEPS), timeout=60_000)
+    execute(page, "docmanager:save")
+    page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context.model.dirty === false")
+    open_notebook(page, lab, notebook)
+    expect(panel).to_have_attribute("data-points", str(NUM_STEPS))
+    (lab.root / "go").touch()
+    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
+    expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
