@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accel_nb.accelerator import Accelerator
 
+    __version__: str
+
 __all__ = ["Accelerator", "__version__", "load_ipython_extension", "unload_ipython_extension"]
 
 

@@ -99,7 +99,9 @@ def _is_marked(process: psutil.Process, mark: str) -> bool:
 
 
 def _machine(load: tuple[float, float, float], minutes: float) -> str:
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
+    commit = subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     changed = subprocess.run(["git", "status", "--porcelain"], cwd=ROOT, capture_output=True, text=True, check=False)
     packages = ("torch", "accelerate", "ipykernel", "jupyter_client", "ipywidgets", "numpy")
     rows = [
@@ -120,7 +122,9 @@ def _processor() -> str:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.processor()
-    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor())
+    return next(
+        (line.partition(":")[2].strip() for line in lines if line.startswith("model name")), platform.processor()
+    )
 
 
 def _summary(reports: list[Report]) -> str:

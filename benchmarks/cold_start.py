@@ -65,7 +65,9 @@ def cold_start(quick: bool = False) -> Report:
             kernel.run(_PEER)
             for name in order:
                 firsts[name].append(kernel.run(_FIRST_CELL if name == OURS else _PEER_CALL, "_took"))
-    report = Report("Cold start", "Seconds, medians over fresh interpreters and fresh kernels.", ["", "n", "median s", "worst s"])
+    report = Report(
+        "Cold start", "Seconds, medians over fresh interpreters and fresh kernels.", ["", "n", "median s", "worst s"]
+    )
     rows = {f"import {name}": imports[name] for name in names}
     rows |= {"%load_ext accel_nb": loads, "zygote warm, in the background": warm_ups, **firsts}
     for name, values in rows.items():

@@ -79,7 +79,9 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Return a Markdown table with aligned columns."""
     lines = [list(head), *map(list, rows)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(head))]
-    texts = ["| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines]
+    texts = [
+        "| " + " | ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) + " |" for line in lines
+    ]
     texts.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
     return "\n".join(texts)
 
@@ -220,5 +222,7 @@ def main(answer: Callable[[bool], Report]) -> None:
 def load_report(path: Path) -> Report:
     """Read back what `main` wrote."""
     told = json.loads(path.read_text())
-    figures = [Figure(**{**item, "spread": tuple(item["spread"]) if item["spread"] else None}) for item in told["figures"]]
+    figures = [
+        Figure(**{**item, "spread": tuple(item["spread"]) if item["spread"] else None}) for item in told["figures"]
+    ]
     return Report(**{**told, "figures": figures})

@@ -80,7 +80,9 @@ def step_overhead(quick: bool = False) -> Report:
             own, base, peer = times[name + suffix], times[HAND + suffix], times[PEER + suffix]
             differences = [cpu - base_cpu for (cpu, _), (base_cpu, _) in zip(own, base, strict=True)]
             spread = median_interval(differences)
-            report.figures.append(Figure(f"{name}{suffix}: extra CPU per step", extra[name + suffix], 20, "us", spread=spread))
+            report.figures.append(
+                Figure(f"{name}{suffix}: extra CPU per step", extra[name + suffix], 20, "us", spread=spread)
+            )
             over = statistics.median(cpu - base_cpu for (cpu, _), (base_cpu, _) in zip(peer, base, strict=True))
             report.figures.append(
                 Figure(f"{name}{suffix}: extra CPU over that of accelerate", extra[name + suffix] / over, 0.15, "x",

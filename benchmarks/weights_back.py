@@ -106,7 +106,9 @@ def weights_back(quick: bool = False) -> Report:
     speed = GB / statistics.median(times[OURS])
     report.figures.append(Figure("weights back once warm", speed, 1.5, "GB/s", "at least"))
     for name in (PIPE, FILE):
-        report.notes.append(f"{name} takes {statistics.median(times[name]) / statistics.median(times[OURS]):.1f} x as long.")
+        report.notes.append(
+            f"{name} takes {statistics.median(times[name]) / statistics.median(times[OURS]):.1f} x as long."
+        )
     report.notes.append("The values of both copies in the kernel were checked at the end.")
     return report
 

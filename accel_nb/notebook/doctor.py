@@ -36,7 +36,10 @@ def diagnose(machine: Machine | None = None) -> list[Finding]:
     return [
         Finding("ok", f"platform: {detect_platform()}, Python {sys.version.split()[0]}"),
         *_packages(),
-        Finding("ok", f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free"),
+        Finding(
+            "ok",
+            f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free",
+        ),
         *_gpus(machine),
         *_space(machine),
     ]
@@ -54,7 +57,9 @@ def _packages() -> Iterator[Finding]:
     except metadata.PackageNotFoundError:
         return
     if pair[0] != pair[1]:
-        yield Finding("warning", f"torch {pair[0]} and torch_xla {pair[1]} do not belong together: install equal versions")
+        yield Finding(
+            "warning", f"torch {pair[0]} and torch_xla {pair[1]} do not belong together: install equal versions"
+        )
 
 
 def _gpus(machine: Machine) -> Iterator[Finding]:

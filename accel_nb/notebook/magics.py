@@ -15,8 +15,10 @@ from accel_nb.notebook.doctor import diagnose
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.session import Cell, Session
+from accel_nb.notebook.sidebar import describe_state
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
+from accel_nb.ui import SidebarComm
 
 
 @magics_class
@@ -25,7 +27,9 @@ class AccelerateMagics(Magics):
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
+        self._shell: Any = shell
         self.session = Session(shell.user_ns, hidden_names=frozenset(shell.user_ns_hidden))
+        self.sidebar: SidebarComm | None = None
         self._last: tuple[object, Resolved] | None = None
         self._commands: dict[str, Callable[[list[str]], str | None]] = {
             "status": self._status,
@@ -58,7 +62,7 @@ class AccelerateMagics(Magics):
     def _run(self, line: str, text: str) -> None:
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
-        cell = self._parse(text)
+        cell = self._parse(line, text)
         specs = place_workers(gpus=config.gpus, cpus=config.cpus)
         resolved.check_world(len(specs))
         if config.dry_run:
@@ -67,16 +71,16 @@ class AccelerateMagics(Magics):
         mode = "off" if not config.panel else "static" if config.static else "live"
         self.session.run(cell, resolved, specs, mode=mode)
 
-    def _parse(self, text: str) -> Cell:
-        """Turn the cell's text into Python, one line lower: the magic's own line is the first of the notebook's."""
-        source = "# %%accelerate\n" + self.shell.transform_cell(text)
-        name = f"<accelerate cell {self.shell.execution_count}>"
+    def _parse(self, line: str, text: str) -> Cell:
+        """Turn the cell's text into Python, with the magic's own line as a comment: line numbers are the notebook's."""
+        source = f"# %%accelerate {line}\n" + self._shell.transform_cell(text)
+        name = f"<accelerate cell {self._shell.execution_count}>"
         try:
             tree = ast.parse(source, filename=name)
         except SyntaxError as error:
-            lines = self.shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
+            lines = self._shell.SyntaxTB.structured_traceback(SyntaxError, error, [])
             raise with_traceback(CellSyntaxError(str(error)), lines) from None
-        return Cell(source, tree, self.shell.execution_count)
+        return Cell(source, tree, self._shell.execution_count)
 
     def _resolve(self, line: str, source: str) -> Resolved:
         """Return the options of a line; the last answer is kept, since cells are mostly run with the same line."""
@@ -104,6 +108,7 @@ class AccelerateMagics(Magics):
             print(text)
 
     def _status(self, words: list[str]) -> str:
+        self.session.look()
         status = self.session.status()
         lines = [f"pool: {status.state}"]
         if status.zygote_pid is not None:
@@ -162,15 +167,20 @@ class AccelerateMagics(Magics):
 def _names(words: list[str], command: str) -> list[str]:
     names = [name for word in words for name in word.split(",") if name]
     if not names or not all(name.isidentifier() for name in names):
-        raise ConfigError(f"%accelerate {command} takes names of variables, as in `%accelerate {command} model history`")
+        raise ConfigError(
+            f"%accelerate {command} takes names of variables, as in `%accelerate {command} model history`"
+        )
     return names
 
 
 def load(shell: Any) -> AccelerateMagics:
     """Register the magics with a shell and start warming up; returns them."""
+    unload(shell)
     magics = AccelerateMagics(shell)
     shell.register_magics(magics)
     magics.session.warm_up()
+    magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session))
+    magics.session.on_change = magics.sidebar.push
     return magics
 
 
@@ -179,7 +189,7 @@ def unload(shell: Any) -> None:
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
         magics.session.stop()
+        if magics.sidebar is not None:
+            magics.sidebar.close()
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("accelerate", None)
-
-

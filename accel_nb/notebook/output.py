@@ -8,7 +8,8 @@ import time
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from IPython.display import display
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display
 
 from accel_nb.notebook.logs import Decoder, RankLog
 from accel_nb.notebook.receipt import as_bundle, receipt_line, starting_line
@@ -25,7 +26,9 @@ SHOWN_BYTES = 1024 * 1024
 class CellOutput:
     """Draws a cell's output; the pool's listener while it runs."""
 
-    def __init__(self, specs: Sequence[WorkerSpec], *, panel: Panel, shown_ranks: Collection[int], is_new: bool) -> None:
+    def __init__(
+        self, specs: Sequence[WorkerSpec], *, panel: Panel, shown_ranks: Collection[int], is_new: bool
+    ) -> None:
         self._specs = specs
         self._panel = panel
         self._shown_ranks = set(shown_ranks)
@@ -35,7 +38,8 @@ class CellOutput:
         self._flushed_at = 0.0
         self._num_shown = 0
         self.logs = {rank: RankLog() for rank in range(len(specs))}
-        self._receipt = display(as_bundle(starting_line(specs, is_new=is_new)), raw=True, display_id=True)
+        self._receipt = DisplayHandle()
+        self._receipt.display(as_bundle(starting_line(specs, is_new=is_new)), raw=True)
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         """Keep what a rank wrote, and show it if the rank is one to show."""
@@ -101,9 +105,9 @@ class CellOutput:
         self._receipt.update(as_bundle(receipt_line(self._specs, list(self._reports.values()))), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
-        from IPython.core.getipython import get_ipython
-
-        publisher = get_ipython().display_pub
+        shell = get_ipython()
+        assert shell is not None, "a cell runs in a shell"
+        publisher = shell.display_pub
         if topic == "clear":
             publisher.clear_output(wait=bool(body.get("wait")))
             return

@@ -20,5 +20,7 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
         f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, {specs[0].num_threads} threads each",
         f"strategy {strategy}, precision {config.precision}, accumulate {config.accumulate}",
     ]
-    lines += [f"{row.option} = {row.value} from {row.origin}" for row in resolved.explain() if row.option in resolved.given]
+    lines += [
+        f"{row.option} = {row.value} from {row.origin}" for row in resolved.explain() if row.option in resolved.given
+    ]
     return "\n".join([*lines, *(f"note: {note}" for note in resolved.notes)])

@@ -95,7 +95,7 @@ class CellProgram:
         shell = self._shell
         is_plain = body["is_plain"]
         with ExitStack() as stack:
-            transformers = []
+            transformers: list[ast.NodeTransformer] = []
             if not body["is_empty"]:
                 accelerator = self._accelerator("plain" if is_plain else "explicit", resolved)
                 self._namespace["accelerator"] = accelerator

@@ -1,4 +1,4 @@
-"""How the end of a cell on the workers becomes an exception in the kernel, with the cell's own lines in its traceback."""
+"""How the end of a cell on the workers becomes an exception in the kernel, traceback and all."""
 
 from __future__ import annotations
 
@@ -79,9 +79,7 @@ def _rebuild(told: Mapping[str, Any]) -> BaseException:
     """Return an error of the same type where this process can make one, else a PoolError that says the type."""
     if told["pickled"] is not None:
         try:
-            error = pickling.load(
-                base64.b64decode(told["pickled"]), [], namespace=sys.modules["__main__"].__dict__
-            )
+            error = pickling.load(base64.b64decode(told["pickled"]), [], namespace=sys.modules["__main__"].__dict__)
         except Exception:  # a class whose constructor cannot be replayed: told by its name below
             error = None
         if isinstance(error, BaseException):

@@ -6,7 +6,7 @@ import ast
 import os
 import sys
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,6 +60,8 @@ class Session:
     logs: dict[int, RankLog] = field(default_factory=dict)
     kept: dict[str, str] = field(default_factory=dict)
     """Names whose newest values stayed on the workers, with the reason."""
+    on_change: Callable[[], None] = lambda: None
+    """Called when the pool's state or workers may have changed."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
@@ -95,6 +97,7 @@ class Session:
         finally:
             output.finish(status, lines)
             self._last_cell_s = time.monotonic() - started
+            self.on_change()
         if error is not None:
             raise error
 
@@ -102,7 +105,7 @@ class Session:
         """Fetch names from rank 0, however large; returns those that arrived."""
         pool = self._living_pool()
         body = {"names": list(names), "shared": self._ledger.names()}
-        answers, reason = self._request(pool, "pull", {rank: body for rank in range(pool.size)}, _Quiet())
+        answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _Quiet())
         error = failure_of(answers, reason, {}, None)
         if error is not None:
             raise error
@@ -118,8 +121,13 @@ class Session:
             raise NameError(f"the notebook has no name {', '.join(map(repr, missing))}")
         self._ledger.forget(names)
 
+    def look(self) -> None:
+        """Take in what happened since the last cell, without waiting."""
+        if self._engine is not None and self._pool is None:
+            self._engine.look()
+
     def status(self) -> Status:
-        """Describe the pool."""
+        """Describe the pool as it was when last looked at; may be called in any thread."""
         engine, pool = self._engine, self._pool
         state = pool.state if pool else "not started" if engine is None else "warm" if engine.is_warm else "warming up"
         return Status(
@@ -139,6 +147,7 @@ class Session:
             self._engine.stop()
         self._pool = self._engine = None
         self._forget()
+        self.on_change()
 
     def _forget(self) -> None:
         """Note that the workers hold nothing of the notebook any more."""
@@ -172,7 +181,7 @@ class Session:
             return self._request(
                 pool,
                 "run",
-                {rank: body for rank in ranks},
+                dict.fromkeys(ranks, body),
                 output,
                 descriptors=[] if parcel is None else [parcel.descriptor],
                 timeout_s=resolved.config.timeout,

@@ -25,7 +25,16 @@ class WorkerDisplayPublisher(DisplayPublisher):
 
     show: Any = AnyTrait()
 
-    def publish(self, data: Any, metadata: Any = None, *, transient: Any = None, update: bool = False, **_: Any) -> None:
+    def publish(
+        self,
+        data: Any,
+        metadata: Any = None,
+        source: Any = None,
+        *,
+        transient: Any = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
         """Send one display, or an update of one."""
         body = {"data": data, "metadata": metadata or {}, "transient": transient or {}, "update": update}
         self.show("display", _json_ready(body))

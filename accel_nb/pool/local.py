@@ -61,9 +61,13 @@ class LocalEngine:
 
     @property
     def is_warm(self) -> bool:
-        """Whether the zygote has said that it can fork."""
-        self._look_at_zygote()
+        """Whether the zygote is known to be able to fork; may be read in any thread."""
         return self._ready is not None
+
+    def look(self) -> None:
+        """Take in what the zygote has said, without waiting."""
+        if self._ready is None and not self._links:
+            self._pending += self.poll(0)
 
     @property
     def zygote_pid(self) -> int:
@@ -186,10 +190,6 @@ class LocalEngine:
             if self._zygote.poll() is not None or time.monotonic() > deadline:
                 raise PoolError(f"the process that workers are forked from did not start:\n{self._zygote_errors()}")
             self._pending += self.poll(0.2)
-
-    def _look_at_zygote(self) -> None:
-        if self._ready is None and not self._links:
-            self._pending += self.poll(0)
 
     def _zygote_errors(self) -> str:
         assert self._errors is not None

@@ -23,8 +23,9 @@ def place_workers(*, gpus: int | Literal["all"] | None, cpus: int | None) -> tup
     if count == 0 or count > visible:
         raise ConfigError(
             f"--gpus {gpus} was asked for and {visible or 'no'} GPU{'s are' if visible != 1 else ' is'} visible; "
-            f"ask for at most {visible}, or use --cpus N" if visible else
-            f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
+            f"ask for at most {visible}, or use --cpus N"
+            if visible
+            else f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
         )
     threads = max(1, num_usable_cores() // count)
     return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))

@@ -149,9 +149,7 @@ class Pool:
         self.retire()
         self._engine.stop()
 
-    def _take(
-        self, arrival: Arrival, listener: Listener, waiting: set[int], killed: Collection[int]
-    ) -> Answer | None:
+    def _take(self, arrival: Arrival, listener: Listener, waiting: set[int], killed: Collection[int]) -> Answer | None:
         if isinstance(arrival, Printed):
             listener.printed(arrival.rank, arrival.stream, arrival.data)
         elif isinstance(arrival, Measured):

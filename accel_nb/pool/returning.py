@@ -134,7 +134,9 @@ class Returner:
     ) -> Parcels:
         parcels = Parcels({"kept": dict(kept), "weights": {}, "parcel": None, "arena": None})
         if delivery:
-            outside = {key: item for key, item in shared.items() if not (item[0] == "name" and item[1] in delivery.values)}
+            outside = {
+                key: item for key, item in shared.items() if not (item[0] == "name" and item[1] in delivery.values)
+            }
             parcel = delivery.pack(namespace, outside)
             parcels.body["parcel"] = parcel.table()
             parcels.descriptors.append(parcel.descriptor)

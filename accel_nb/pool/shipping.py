@@ -97,8 +97,8 @@ class Ledger:
     ) -> tuple[Parcel, list[str]] | None:
         """Write what the workers lack of ``names`` and return it with the names in it; None when they have it all.
 
-        ``rng`` are generator states to go along. Raises ShippingError naming each name that cannot be copied, why, and what to do. Call `record` once the
-        workers have applied it.
+        ``rng`` are generator states to go along. Raises ShippingError naming each name that cannot be copied, why,
+        and what to do. Call `record` with the names once they are on their way.
         """
         shared = self.shared()
         delivery = Delivery(rng=rng)
@@ -199,7 +199,7 @@ def is_tensor(value: Any) -> bool:
 
 def is_fixed(value: Any) -> bool:
     """Whether identity says it all: functions, classes and imported modules."""
-    return isinstance(value, type | type(sys)) or callable(value) and hasattr(value, "__code__")
+    return isinstance(value, type | type(sys)) or (callable(value) and hasattr(value, "__code__"))
 
 
 def module_tensors(module: Any) -> dict[str, Any]:
@@ -250,9 +250,7 @@ def optimizer_versions(optimizer: Any) -> tuple[tuple[int, int], ...]:
 
 def optimizer_bytes(optimizer: Any) -> int:
     """Return the size of the state tensors in bytes."""
-    return sum(
-        value.nbytes for state in optimizer.state.values() for value in state.values() if is_tensor(value)
-    )
+    return sum(value.nbytes for state in optimizer.state.values() for value in state.values() if is_tensor(value))
 
 
 def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:

@@ -152,6 +152,7 @@ class Worker:
                 message, _ = self._monitor.receive()
             except (EOFError, OSError):
                 os.killpg(0, signal.SIGKILL)
+                raise
             record = decode(message)
             if not isinstance(record, Interrupt):
                 continue
@@ -200,6 +201,6 @@ def _adopt_streams(stdout: int, stderr: int) -> None:
     for source, target in ((null, 0), (stdout, 1), (stderr, 2)):
         os.dup2(source, target)
         os.close(source)
-    sys.stdin = open(0, closefd=False)
-    sys.stdout = open(1, "w", buffering=1, closefd=False, errors="backslashreplace")
-    sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.stdin = os.fdopen(0, closefd=False)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, errors="backslashreplace")
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")

@@ -39,7 +39,9 @@ class Zygote:
             importlib.import_module(name)
         gc.collect()
         gc.freeze()
-        num_threads = len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+        num_threads = (
+            len(os.listdir("/proc/self/task")) if os.path.isdir("/proc/self/task") else threading.active_count()
+        )
         self._control.send(encode(ZygoteReady(os.getpid(), time.monotonic() - started, num_threads)))
         try:
             while True:
@@ -75,8 +77,8 @@ class Zygote:
                 os.close(self._wakeup_read)
                 os.close(self._wakeup_write)
                 code = run_worker(Start(**record.start), descriptors, parent=parent)
-            except BaseException:
-                sys.excepthook(*sys.exc_info())
+            except BaseException as error:
+                sys.excepthook(type(error), error, error.__traceback__)
             finally:
                 with suppress(Exception):
                     sys.stdout.flush()

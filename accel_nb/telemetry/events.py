@@ -110,7 +110,8 @@ def from_message(message: dict[str, Any]) -> Event:
     values = {name: value for name, value in message.items() if name not in ("kind", "version")}
     if set(values) != {field.name for field in fields(cls)}:
         raise ValueError(f"a {kind!r} event has fields {sorted(values)}, not those of {cls.__name__}")
-    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    fixed: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    return cls(**fixed)
 
 
 class Sink(Protocol):

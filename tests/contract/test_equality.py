@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+
 from accel_nb.runtime.world import World
 from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit, plain
 from tests.ranks.launch import run_ranks

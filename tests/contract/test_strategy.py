@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
@@ -18,7 +20,6 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies import Bundle, Registry
 from tests.contract.recipes import Recipe, loss_of, parts, weights_of
 from tests.ranks.launch import run_ranks
-from torch import nn
 
 STRATEGIES = Registry().names
 PRECISIONS = ["no", "bf16", "fp16"]

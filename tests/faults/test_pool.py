@@ -139,7 +139,7 @@ def test_kill_of_one_rank_and_of_all_while_idle(pool_and_engine):
 
 
 def test_timeout_stops_a_request(pool):
-    answers, reason = run_code(pool, "while True: pass", timeout_s=0.2)
+    _, reason = run_code(pool, "while True: pass", timeout_s=0.2)
     assert reason == "timeout"
     assert results(pool) == HEALTHY
 
@@ -203,7 +203,7 @@ def _is_alive(pid: int) -> bool:
 
 
 def test_nothing_listens_beyond_loopback(pool_and_engine):
-    pool, engine = pool_and_engine
+    _, engine = pool_and_engine
     for pid in [engine.zygote_pid, *engine.pids.values()]:
         for connection in psutil.Process(pid).net_connections(kind="inet"):
             assert connection.laddr.ip == "127.0.0.1"

@@ -38,7 +38,9 @@ def test_exception_on_every_rank_keeps_type_and_line(kernel):
 
 def test_exception_on_one_rank_is_told_at_once(kernel):
     started = time.monotonic()
-    output = run(kernel, "if accelerator.process_index == 1:\n    raise ValueError('only here')\naccelerator.wait_for_everyone()")
+    output = run(
+        kernel, "if accelerator.process_index == 1:\n    raise ValueError('only here')\naccelerator.wait_for_everyone()"
+    )
     assert output.error == ("ValueError", "only here")
     assert "rank 1 raised:" in output.traceback
     assert "----> 3     raise ValueError('only here')" in output.traceback
@@ -47,7 +49,9 @@ def test_exception_on_one_rank_is_told_at_once(kernel):
 
 def test_exception_class_of_the_cell_keeps_its_type(kernel):
     kernel.run("class Odd(Exception):\n    pass")
-    output = kernel.run("try:\n    get_ipython().run_cell_magic('accelerate', '--cpus 2', 'raise Odd(3)')\nexcept Odd as error:\n    print('caught', error)")
+    output = kernel.run(
+        "try:\n    get_ipython().run_cell_magic('accelerate', '--cpus 2', 'raise Odd(3)')\nexcept Odd as error:\n    print('caught', error)"
+    )
     assert "caught 3" in output.stdout, output.traceback
 
 
@@ -110,7 +114,10 @@ def test_an_exiting_rank_is_named(kernel):
 
 
 def test_a_killed_rank_is_named(kernel):
-    output = run(kernel, "import os, signal\nif accelerator.process_index == 0: os.kill(os.getpid(), signal.SIGKILL)\naccelerator.wait_for_everyone()")
+    output = run(
+        kernel,
+        "import os, signal\nif accelerator.process_index == 0: os.kill(os.getpid(), signal.SIGKILL)\naccelerator.wait_for_everyone()",
+    )
     assert output.error is not None
     assert "rank 0 was ended by SIGKILL" in output.error[1]
 
@@ -144,7 +151,10 @@ def test_interrupt_with_one_rank_asleep_and_one_in_a_collective(kernel):
     assert output.error is not None
     assert output.error[0] == "KeyboardInterrupt"
     assert done(kernel, "print(kept)").stdout == "10\n"
-    assert kernel.run("import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)").stdout == "True\n"
+    assert (
+        kernel.run("import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)").stdout
+        == "True\n"
+    )
 
 
 def test_an_interrupted_training_keeps_what_it_learned(kernel):

@@ -18,7 +18,9 @@ def done(kernel, body: str, flags: str = "--cpus 2"):
 
 
 def test_names_go_out_and_come_back(kernel):
-    kernel.run("import math\nscale = 3\ndef helper(value):\n    return math.sqrt(value) * scale\nseen = []\nsame = seen")
+    kernel.run(
+        "import math\nscale = 3\ndef helper(value):\n    return math.sqrt(value) * scale\nseen = []\nsame = seen"
+    )
     done(kernel, "result = helper(16)\nseen.append(result)\nfresh = {'a': [1, 2]}")
     assert kernel.value("(result, seen, same is seen, fresh)") == (12.0, [12.0], True, {"a": [1, 2]})
 
@@ -30,7 +32,9 @@ def test_a_function_sees_names_that_are_bound_later(kernel):
 
 
 def test_classes_defined_in_cells_go_out_and_come_back(kernel):
-    kernel.run("class Point:\n    def __init__(self, x):\n        self.x = x\n    def double(self):\n        return self.x * 2\np = Point(4)")
+    kernel.run(
+        "class Point:\n    def __init__(self, x):\n        self.x = x\n    def double(self):\n        return self.x * 2\np = Point(4)"
+    )
     done(kernel, "p.x += 1\nq = Point(p.double())")
     assert kernel.value("(p.x, q.x, type(q) is Point)") == (5, 10, True)
 

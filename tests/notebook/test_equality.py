@@ -144,13 +144,16 @@ def test_everything_made_in_the_cell(kernel):
 
 def test_evaluation_in_the_cell_sees_every_sample_once(kernel):
     kernel.run(SETUP.format(num_samples=43))
-    body = PLAIN + """
+    body = (
+        PLAIN
+        + """
 model.eval()
 count = 0
 with torch.no_grad():
     for x, y in loader:
         count += len(y)
 """
+    )
     output = run(kernel, body, "--cpus 2")
     assert output.error is None, output.traceback
     assert kernel.value("count") == 43

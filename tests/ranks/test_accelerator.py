@@ -6,13 +6,14 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, StepDone
 from tests.ranks.launch import run_ranks
-from torch import nn
 
 
 class Recorder:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.comm import TorchComm
 from accel_nb.runtime.group import Group

@@ -62,6 +62,4 @@ def run_code(pool: Pool, *codes: str, recorder: Recorder | None = None, **option
     """Run one code on every rank, or one each."""
     if len(codes) == 1:
         codes = codes * pool.size
-    return pool.run(
-        "run", {rank: {"code": code} for rank, code in enumerate(codes)}, recorder or Recorder(), **options
-    )
+    return pool.run("run", {rank: {"code": code} for rank, code in enumerate(codes)}, recorder or Recorder(), **options)

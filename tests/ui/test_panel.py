@@ -34,7 +34,7 @@ def feed(part):
 RUN_ALL = 'feed(events)\npanel.finish("done")'
 
 RUN_IN_TWO_PARTS = """
-half = len(events) // 2
+half = next(place for place, event in enumerate(events) if getattr(event, "step", 0) > 300)
 feed(events[:half])
 panel.refresh(force=True)
 while not Path("go").exists():

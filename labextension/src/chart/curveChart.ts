@@ -187,7 +187,17 @@ export class CurveChart {
           : {}
       },
       axes: [
-        { ...axis, size: 30, gap: 4, space: 70, values: (_plot, ticks) => ticks.map(tickText) },
+        {
+          ...axis,
+          label: 'step',
+          labelSize: 14,
+          labelFont: theme.font,
+          labelGap: 0,
+          size: 26,
+          gap: 4,
+          space: 70,
+          values: (_plot, ticks) => ticks.map(tickText)
+        },
         { ...axis, size: 52, gap: 4, values: (_plot, ticks) => ticks.map(tickText) }
       ],
       series: [{}, ...this.lines.map((line, index) => this.series(line, index))],

@@ -106,8 +106,7 @@ export class PanelModel {
   }
 
   private tableFor(block: IBlock): ColumnTable | null {
-    const tables = this.tablesOf(block);
-    const known = tables.get(block.rank);
+    const known = this.tablesOf(block)?.get(block.rank);
     if (known !== undefined) {
       return known;
     }
@@ -117,21 +116,22 @@ export class PanelModel {
     const numColumns = TABLE_COLUMNS[block.table].length;
     const keyColumn = block.table === 'memory' ? numColumns - 1 : 1;
     const made = new ColumnTable(numColumns, keyColumn, MAX_ROWS);
+    const tables = this.tablesOf(block) ?? new Map<number, ColumnTable>();
     tables.set(block.rank, made);
+    if (block.table === 'metric') {
+      this.metrics.set(block.name, tables);
+    }
     return made;
   }
 
-  private tablesOf(block: IBlock): Map<number, ColumnTable> {
+  private tablesOf(block: IBlock): Map<number, ColumnTable> | undefined {
     switch (block.table) {
       case 'step':
         return this.steps;
       case 'memory':
         return this.memoryByRank;
-      case 'metric': {
-        const tables = this.metrics.get(block.name) ?? new Map<number, ColumnTable>();
-        this.metrics.set(block.name, tables);
-        return tables;
-      }
+      case 'metric':
+        return this.metrics.get(block.name);
     }
   }
 

@@ -46,7 +46,7 @@ export class CurveSection {
   private showReadings(x: number | null, readings: IReading[]): void {
     const label = this.curve?.label ?? '';
     setText(this.legendTitle, x === null ? label : `${label} at step ${formatCount(x)}`);
-    const shown = [...readings].reverse().slice(0, MAX_LEGEND);
+    const shown = meanFirst(readings).slice(0, MAX_LEGEND);
     while (this.legend.children.length > shown.length) {
       this.legend.lastElementChild?.remove();
     }
@@ -77,4 +77,9 @@ export class CurveSection {
   private readonly plot = element('div', 'accel-nb-plot');
   private readonly legendTitle = element('span', 'accel-nb-legend-title');
   private readonly legend = element('span', 'accel-nb-legend-items');
+}
+
+/** The bold line is drawn last and read first. */
+function meanFirst(readings: readonly IReading[]): IReading[] {
+  return [...readings.slice(-1), ...readings.slice(0, -1)];
 }

@@ -44,7 +44,7 @@ export class MemorySection {
       'accel-nb-section',
       element(
         'div',
-        'accel-nb-legend',
+        'accel-nb-legend accel-nb-is-compact',
         element('span', 'accel-nb-legend-title', 'memory'),
         element('span', 'accel-nb-legend-items', ...items)
       ),

@@ -8,7 +8,10 @@ import { element, setText, toggleButton } from './dom';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
 
-const CHART_HEIGHT = 260;
+const CHART_HEIGHT = 270;
+
+/** The memory maps have one line more above them. */
+const MAPS_HEIGHT = CHART_HEIGHT - 20;
 
 /** Below this width the memory maps go under the chart. */
 const NARROW = 620;
@@ -99,7 +102,7 @@ class PanelView {
     this.root.classList.toggle('accel-nb-is-narrow', this.root.clientWidth < NARROW);
     const curve = this.chosenCurve();
     this.curve.node.hidden = curve === null;
-    this.memory.draw(CHART_HEIGHT);
+    this.memory.draw(MAPS_HEIGHT);
     this.curve.draw(curve, CHART_HEIGHT);
   }
 

@@ -1,0 +1,99 @@
+# Every target does its own set-up; a second run only does what has changed.
+#   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
+#   make test    lint and all tests                                      make bench    benchmarks
+#   make lint    all checks of style and types                           make format   apply the formatters
+
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+STAMPS := $(VENV)/.stamps
+PACKAGE := $(BIN)/jlpm run
+BUNDLE := accel_nb/ui/static/widget.js
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+export PIP_ROOT_USER_ACTION := ignore
+export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
+
+FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
+
+.PHONY: help setup demo test lab bench lint format clean browser unit wheel
+
+help:
+	@sed -n '2,5p' Makefile | sed 's/^# *//'
+
+setup: $(STAMPS)/develop browser
+
+# --- set-up, one stamp a step --------------------------------------------------------------------------------------
+
+$(BIN)/python:
+	@command -v node >/dev/null || { echo "Node.js 20 or newer is needed (Debian: apt-get install nodejs)"; exit 1; }
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+
+$(STAMPS)/torch: .ci/constraints.txt | $(BIN)/python
+	@mkdir -p $(STAMPS)
+	$(PIP) install -c .ci/constraints.txt torch==2.13.0
+	@touch $@
+
+# The build back end is wanted in the environment itself: the package is then installed without a second download.
+$(STAMPS)/python: pyproject.toml .ci/constraints.txt $(STAMPS)/torch
+	$(PIP) install -c .ci/constraints.txt hatchling hatch-nodejs-version hatch-jupyter-builder jupyter-builder
+	$(PIP) install -c .ci/constraints.txt --requirement <($(BIN)/python .ci/requirements.py)
+	@touch $@
+
+$(STAMPS)/node: package.json yarn.lock .yarnrc.yml $(STAMPS)/python
+	$(BIN)/jlpm install --immutable
+	@touch $@
+
+$(BUNDLE): $(STAMPS)/node $(FRONT_END)
+	rm -rf labextension/lib accel_nb/labextension
+	$(PACKAGE) build:prod
+	@touch $@
+
+# The front end is built by now, so the hook of the Python build finds it and does not build it again.
+$(STAMPS)/develop: pyproject.toml package.json $(STAMPS)/python | $(BUNDLE)
+	$(PIP) install --no-build-isolation --no-deps -e .
+	$(BIN)/jupyter-builder develop --overwrite .
+	@touch $@
+
+browser:
+	@.ci/browser.sh
+
+# --- what people run -----------------------------------------------------------------------------------------------
+
+demo: $(STAMPS)/develop
+	$(BIN)/python -m accel_nb.cli demo
+
+test: setup lint unit wheel
+
+unit: setup
+	$(BIN)/python -m pytest
+	$(PACKAGE) test
+
+wheel: $(STAMPS)/develop
+	.ci/check_wheel.sh
+
+lab: $(STAMPS)/develop
+	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
+
+bench: $(STAMPS)/develop
+	$(BIN)/python -m benchmarks
+
+lint: $(STAMPS)/develop
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+	$(PACKAGE) lint:check
+
+format: $(STAMPS)/develop
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	$(PACKAGE) lint
+
+clean:
+	rm -rf out dist build labextension/lib accel_nb/labextension $(BUNDLE) $(STAMPS)
+	find accel_nb tests -name __pycache__ -type d -prune -exec rm -rf {} +

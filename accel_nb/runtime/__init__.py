@@ -1,0 +1,1 @@
+"""The process and its surroundings: environment, hardware, world, devices, process group, random numbers."""

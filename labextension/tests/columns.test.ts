@@ -1,0 +1,63 @@
+import { describe, expect, it } from 'vitest';
+import { ColumnTable, extremes } from '../src/chart/columns';
+
+/** A block of two columns: x counts on from `start`, y is given. */
+function block(start: number, ys: number[]): Float64Array {
+  return Float64Array.from([...ys.map((_, index) => start + index), ...ys]);
+}
+
+describe('ColumnTable', () => {
+  it('keeps rows by column while it grows', () => {
+    const table = new ColumnTable(2, 1);
+    for (let start = 0; start < 1000; start += 100) {
+      table.append(
+        block(
+          start,
+          Array.from({ length: 100 }, (_, index) => (start + index) * 2)
+        ),
+        100
+      );
+    }
+    expect(table.length).toBe(1000);
+    expect(table.column(0)[999]).toBe(999);
+    expect(table.column(1)[999]).toBe(1998);
+    expect(table.generation).toBe(0);
+  });
+
+  it('refuses a block of the wrong size', () => {
+    expect(() => new ColumnTable(2, 1).append(new Float64Array(3), 2)).toThrow(RangeError);
+  });
+
+  it('thins its older rows above the limit and keeps the spike and the newest rows', () => {
+    const table = new ColumnTable(2, 1, 10_000);
+    const ys = Array.from({ length: 10_001 }, (_, index) => (index === 1234 ? 99 : Math.sin(index)));
+    table.append(block(0, ys), ys.length);
+    expect(table.length).toBeLessThan(8000);
+    expect(table.generation).toBe(1);
+    expect(Math.max(...table.column(1))).toBe(99);
+    expect([...table.column(0).slice(-4096)]).toEqual(
+      Array.from({ length: 4096 }, (_, index) => 10_001 - 4096 + index)
+    );
+    const xs = table.column(0);
+    expect(xs.every((x, row) => row === 0 || x > xs[row - 1]!)).toBe(true);
+  });
+
+  it('stays bounded under a flood', () => {
+    const table = new ColumnTable(2, 1, 10_000);
+    for (let start = 0; start < 200_000; start += 1000) {
+      table.append(block(start, new Array<number>(1000).fill(start)), 1000);
+      expect(table.length).toBeLessThanOrEqual(10_000);
+    }
+  });
+});
+
+describe('extremes', () => {
+  it('gives the lowest and the highest in row order', () => {
+    expect(extremes(Float64Array.of(3, 9, 1, 4), 0, 4)).toEqual([1, 2]);
+  });
+
+  it('lets what is not finite lose', () => {
+    expect(extremes(Float64Array.of(NaN, 2, Infinity, 1), 0, 4)).toEqual([1, 3]);
+    expect(extremes(Float64Array.of(NaN, NaN), 0, 2)).toEqual([0, 0]);
+  });
+});

@@ -1,0 +1,36 @@
+import { describe, expect, it } from 'vitest';
+import { parseMessage } from '../src/model/protocol';
+import { Header } from '../src/widget/header';
+import { FACTS, stepMessage } from './messages';
+
+function headerOf(facts: Record<string, unknown>): HTMLElement {
+  const header = new Header(document.createElement('div'));
+  const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, ...facts } });
+  header.update(parseMessage(content, [buffer]).facts);
+  return header.node;
+}
+
+describe('Header', () => {
+  it('shows texts of the kernel as text only', () => {
+    const hostile = '<img src=x onerror=alert(1)>';
+    const node = headerOf({ title: hostile, metrics: [{ name: hostile, value: 1 }] });
+    expect(node.querySelector('img')).toBeNull();
+    expect(node.textContent).toContain(hostile);
+  });
+
+  it('marks a straggler and hides the ranks of a single worker', () => {
+    const ranks = [
+      { rank: 0, device: 'cpu', step_ms: 5, is_straggler: false },
+      { rank: 1, device: 'cpu', step_ms: 9, is_straggler: true }
+    ];
+    const node = headerOf({ ranks });
+    const flags = [...node.querySelectorAll('.accel-nb-rank-flag')].map(flag => flag.textContent);
+    expect(flags).toEqual(['', 'slow']);
+    const single = headerOf({ num_workers: 1 });
+    expect(single.querySelector<HTMLElement>('.accel-nb-ranks')?.hidden).toBe(true);
+  });
+
+  it('shows a loss that is not a number', () => {
+    expect(headerOf({ loss: 'nan' }).textContent).toContain('NaN');
+  });
+});

@@ -1,0 +1,60 @@
+import { describe, expect, it, vi } from 'vitest';
+import { PanelModel } from '../src/model/panelModel';
+import { parseMessage } from '../src/model/protocol';
+import { stepMessage } from './messages';
+
+function message(base: number, rows: number[][], extra: Record<string, unknown> = {}) {
+  const { content, buffer } = stepMessage(base, rows, extra);
+  return parseMessage(content, [buffer]);
+}
+
+describe('PanelModel', () => {
+  it('adds up deltas', () => {
+    const model = new PanelModel();
+    expect(model.apply(message(0, [[1, 0.5, 0.1, 5]]))).toBe(true);
+    expect(model.apply(message(1, [[2, 0.4, 0.1, 5]]))).toBe(true);
+    expect(model.numPoints).toBe(2);
+    expect(model.curves().map(curve => curve.label)).toEqual(['loss', 'learning rate', 'step time']);
+  });
+
+  it('refuses a delta that does not follow, and takes a snapshot in its place', () => {
+    const model = new PanelModel();
+    expect(model.apply(message(7, [[8, 0.5, 0.1, 5]]))).toBe(false);
+    expect(model.numPoints).toBe(0);
+    const rows = [1, 2, 3].map(step => [step, 0.5, 0.1, 5]);
+    expect(model.apply(message(8, rows, { kind: 'snapshot' }))).toBe(true);
+    expect(model.numPoints).toBe(3);
+    expect(model.apply(message(9, [[4, 0.4, 0.1, 5]]))).toBe(true);
+    expect(model.numPoints).toBe(4);
+  });
+
+  it('does not draw a snapshot twice', () => {
+    const model = new PanelModel();
+    model.apply(message(0, [[1, 0.5, 0.1, 5]]));
+    model.apply(message(1, [[1, 0.5, 0.1, 5]], { kind: 'snapshot' }));
+    expect(model.numPoints).toBe(1);
+  });
+
+  it('tells its listeners until they stop', () => {
+    const model = new PanelModel();
+    const stopped = new AbortController();
+    const listener = vi.fn();
+    model.onChange(listener, stopped.signal);
+    model.apply(message(0, [[1, 0.5, 0.1, 5]]));
+    stopped.abort();
+    model.apply(message(1, [[2, 0.5, 0.1, 5]]));
+    expect(listener).toHaveBeenCalledTimes(1);
+  });
+
+  it('does not keep a flood of names', () => {
+    const model = new PanelModel();
+    for (let index = 0; index < 3000; index++) {
+      const content = {
+        ...stepMessage(index, []).content,
+        blocks: [{ table: 'metric', rank: 0, name: `m${index}`, rows: 1 }]
+      };
+      model.apply(parseMessage(content, [new DataView(Float64Array.of(1, 2).buffer)]));
+    }
+    expect(model.curves()).toHaveLength(2048);
+  });
+});

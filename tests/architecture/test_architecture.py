@@ -1,0 +1,114 @@
+"""Rules about the code as a whole: who imports what, who may name what, what is never called."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[2] / "accel_nb"
+FILES = sorted(path for path in PACKAGE.rglob("*.py"))
+
+KERNEL_SIDE = [
+    "accel_nb",
+    "accel_nb.config",
+    "accel_nb.telemetry.events",
+    "accel_nb.telemetry.ring",
+    "accel_nb.runtime.environment",
+    "accel_nb.runtime.hardware",
+    "accel_nb.pool.local",
+    "accel_nb.pool.pool",
+    "accel_nb.pool.shipping",
+    "accel_nb.pool.returning",
+    "accel_nb.notebook.magics",
+    "accel_nb.ui",
+    "accel_nb.cli",
+]
+
+
+def mentions(path: Path, name: str) -> bool:
+    """Whether a module imports ``name`` or something below it, at any depth of nesting."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import) and any((a.name + ".").startswith(name + ".") for a in node.names):
+            return True
+        if isinstance(node, ast.ImportFrom) and ((node.module or "") + ".").startswith(name + "."):
+            return True
+        if isinstance(node, ast.Attribute) and ast.unparse(node).startswith(name):
+            return True
+    return False
+
+
+def test_import_contracts_hold():
+    done = subprocess.run(
+        ["lint-imports", "--no-cache"], cwd=PACKAGE.parent, capture_output=True, text=True, check=False, env=_path()
+    )
+    assert done.returncode == 0, done.stdout
+
+
+def _path() -> dict[str, str]:
+    import os
+
+    return {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+
+@pytest.mark.parametrize("module", KERNEL_SIDE)
+def test_the_kernel_side_imports_without_torch(module):
+    code = f"import {module}, sys; print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"
+
+
+def test_torch_distributed_is_named_in_its_layers_only():
+    allowed = {"runtime", "strategies", "checkpoint"}
+    wrong = [p for p in FILES if mentions(p, "torch.distributed") and p.relative_to(PACKAGE).parts[0] not in allowed]
+    assert wrong == []
+
+
+def test_only_one_module_reads_the_environment():
+    wrong = [p for p in FILES if mentions(p, "os.environ") or mentions(p, "os.getenv")]
+    assert [path.relative_to(PACKAGE).as_posix() for path in wrong] == ["runtime/environment.py"]
+
+
+@pytest.mark.parametrize("name", ["ddp", "single"])
+def test_a_strategy_is_named_in_its_own_file_and_the_schema_only(name):
+    words = [
+        path.relative_to(PACKAGE).as_posix()
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Constant) and node.value == name
+    ]
+    assert set(words) <= {f"strategies/{name}.py", "config/schema.py"}
+
+
+@pytest.mark.parametrize("call", ["eval", "exec"])
+def test_text_is_never_run(call):
+    wrong = [
+        path
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == call
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("call", ["torch.load", "yaml.load", "os.system", "time.sleep", "pickle.loads", "pickle.load"])
+def test_dangerous_calls_are_absent(call):
+    wrong = [
+        path
+        for path in FILES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and ast.unparse(node.func) == call
+    ]
+    assert wrong == []
+
+
+def test_pickle_is_imported_only_by_the_module_that_ships_values():
+    wrong = [p.relative_to(PACKAGE).as_posix() for p in FILES if mentions(p, "pickle") or mentions(p, "cloudpickle")]
+    assert wrong == ["pool/pickling.py"]
+
+
+def test_no_module_is_named_after_nothing():
+    assert [p for p in FILES if p.stem in ("utils", "helpers", "common", "misc")] == []

@@ -1,0 +1,118 @@
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+
+from accel_nb.telemetry.events import MemorySample, StepDone
+from accel_nb.ui.fallback import DisplayFacts, choose_rung
+from accel_nb.ui.panel import Panel
+from tests.ui.synthetic import training_events
+
+EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "matplotlib"}), True)
+
+
+@pytest.mark.parametrize(
+    ("change", "mode", "rung"),
+    [
+        ({}, "live", "widget"),
+        ({}, "static", "picture"),
+        ({"platform": "vscode"}, "live", "widget"),
+        ({"platform": "colab"}, "live", "widget"),
+        ({"platform": "kaggle"}, "live", "picture"),
+        ({"platform": "deepnote"}, "live", "picture"),
+        ({"importable": frozenset({"matplotlib"})}, "live", "picture"),
+        ({"importable": frozenset({"anywidget"})}, "static", "text"),
+        ({"importable": frozenset()}, "live", "text"),
+        ({"has_bundle": False}, "live", "picture"),
+        ({"has_kernel": False}, "live", "text"),
+    ],
+)
+def test_rung_follows_the_facts(change: dict[str, Any], mode: Any, rung: str):
+    values = {name: getattr(EVERYTHING, name) for name in DisplayFacts.__slots__} | change
+    assert choose_rung(DisplayFacts(**values), mode) == rung
+
+
+class FakeDisplay:
+    """Takes what the panel shows, in place of IPython's display."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.shown: list[dict[str, Any]] = []
+        monkeypatch.setattr("IPython.display.display", self)
+
+    def __call__(self, bundle: dict[str, Any], *, raw: bool, display_id: bool = False) -> FakeDisplay:
+        assert raw
+        self.shown.append(bundle)
+        return self
+
+    def update(self, bundle: dict[str, Any], *, raw: bool) -> None:
+        assert raw
+        self.shown.append(bundle)
+
+
+@pytest.fixture
+def display(monkeypatch: pytest.MonkeyPatch) -> FakeDisplay:
+    return FakeDisplay(monkeypatch)
+
+
+def test_a_cell_that_trains_nothing_shows_nothing(display: FakeDisplay):
+    panel = Panel("run", 1, rung="picture")
+    panel.feed([MemorySample(0, 0, 1.0, 1, 1, 1, 1, 1, 1)])
+    panel.refresh(force=True)
+    panel.finish("done")
+    assert not display.shown
+    assert not panel.is_shown
+
+
+def test_a_panel_that_is_off_keeps_nothing(display: FakeDisplay):
+    panel = Panel("run", 2, mode="off")
+    panel.feed(training_events(10))
+    panel.refresh()
+    panel.finish("done")
+    assert not display.shown
+    assert not panel.state.tables
+
+
+def test_a_picture_is_shown_once_and_drawn_again_at_the_end(display: FakeDisplay):
+    panel = Panel("run", 2, rung="picture")
+    for event in training_events(40):
+        panel.feed([event])
+        panel.refresh()
+    panel.finish("done")
+    assert len(display.shown) == 2, "a picture is expensive: one at the start, one at the end of a short run"
+    assert set(display.shown[-1]) == {"image/png", "text/plain"}
+    assert display.shown[-1]["text/plain"].startswith("40 steps, loss")
+
+
+def test_text_is_one_line_at_the_end(display: FakeDisplay):
+    panel = Panel("run", 2, rung="text")
+    panel.feed(training_events(40))
+    panel.refresh(force=True)
+    panel.finish("interrupted")
+    assert [list(bundle) for bundle in display.shown] == [["text/plain"]]
+    assert display.shown[0]["text/plain"].endswith(", interrupted")
+
+
+def test_a_short_cell_is_shown_when_it_finishes(display: FakeDisplay):
+    panel = Panel("run", 1, rung="text")
+    panel.feed([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
+    panel.finish("done")
+    panel.finish("done")
+    assert len(display.shown) == 1
+
+
+def test_a_panel_that_fails_is_given_up_with_one_warning(
+    display: FakeDisplay, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def broken(_: object) -> bytes:
+        raise OSError("no fonts")
+
+    monkeypatch.setattr("accel_nb.ui.picture.draw_png", broken)
+    panel = Panel("run", 2, rung="picture")
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            panel.feed(training_events(5))
+            panel.refresh(force=True)
+        panel.finish("done")
+    assert [record.message for record in caplog.records] == ["the panel failed and is not drawn any more; the run goes on"]

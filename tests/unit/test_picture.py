@@ -1,0 +1,52 @@
+import struct
+import sys
+
+import pytest
+
+from accel_nb.telemetry.events import MetricLogged, RankFailed, StepDone
+from accel_nb.ui.picture import draw_png
+from accel_nb.ui.view import PanelState
+from tests.ui.synthetic import training_events
+
+
+def size_of(png: bytes) -> tuple[int, int]:
+    assert png.startswith(b"\x89PNG\r\n\x1a\n")
+    width, height = struct.unpack(">II", png[16:24])
+    return width, height
+
+
+def test_picture_of_a_run_is_crisp_and_small():
+    state = PanelState("digits", 2)
+    state.fold(training_events(600))
+    state.finish("done")
+    png = draw_png(state)
+    assert size_of(png)[0] > 1200
+    assert 8_000 < len(png) < 80_000
+
+
+def test_picture_leaves_pyplot_and_the_backend_alone():
+    state = PanelState("run", 1)
+    state.fold([StepDone(0, 1, 1.0, 0.5, 0.1, 0.01, 8)])
+    was_there = "matplotlib.pyplot" in sys.modules
+    draw_png(state)
+    assert ("matplotlib.pyplot" in sys.modules) == was_there
+
+
+@pytest.mark.parametrize(
+    "events",
+    [
+        [],
+        [StepDone(0, 1, 1.0, float("nan"), 0.1, 0.01, 8)],
+        [StepDone(0, n, 1.0, float("inf"), 0.1, 0.01, 8) for n in range(5)],
+        [StepDone(0, n, 1.0, 1e300 * (-1) ** n, 0.1, 0.01, 8) for n in range(5)],
+        [MetricLogged(0, 1, 1.0, r"$\alpha_{$ <b> 100%", 0.5)],
+        [RankFailed(0, 1.0, "$broken_{math")],
+        list(training_events(50, num_ranks=12)),
+    ],
+    ids=["nothing", "nan", "inf", "huge", "odd-name", "failed", "many-ranks"],
+)
+def test_picture_of_odd_states(events):
+    state = PanelState(r"odd $\name_{", 12)
+    state.fold(events)
+    state.finish("failed")
+    size_of(draw_png(state))

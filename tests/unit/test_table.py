@@ -1,0 +1,59 @@
+import math
+
+import numpy as np
+import pytest
+
+from accel_nb.ui.table import KEPT_RAW, Table, extreme_rows
+
+
+def filled(values, **options) -> Table:
+    table = Table(2, **options)
+    for x, value in enumerate(values):
+        table.append((x, value))
+    return table
+
+
+def test_rows_since_gives_what_a_reader_lacks():
+    table = filled([5.0, 6.0, 7.0])
+    assert [list(column) for column in table.rows_since(1) or []] == [[1, 2], [6, 7]]
+    assert [list(column) for column in table.rows_since(3) or []] == [[], []]
+
+
+def test_thinning_keeps_extremes_the_newest_rows_and_readers_that_keep_up():
+    table = filled([float(x % 7) for x in range(20_000)], max_rows=20_000)
+    table.append((20_000, 1.0))
+    for x in range(20_001, 20_100):
+        table.append((x, 99.0 if x == 20_050 else 1.0))
+    assert len(table) < 15_000
+    assert table.total == 20_100
+    assert max(table.columns[1]) == 99.0
+    assert min(table.columns[1]) == 0.0
+    xs = np.array(table.columns[0])
+    assert (np.diff(xs) > 0).all()
+    recent = table.rows_since(20_100 - 1000)
+    assert recent is not None
+    assert list(recent[0]) == list(range(19_100, 20_100))
+    assert table.rows_since(0) is None, "a reader that lags gets a snapshot"
+    assert table.rows_since(20_001 - KEPT_RAW) is not None
+
+
+def test_a_table_stays_bounded():
+    table = filled((math.sin(x) for x in range(60_000)), max_rows=10_000)
+    assert len(table) <= 10_000
+    assert table.total == 60_000
+
+
+@pytest.mark.parametrize("num_rows", [1, 63, 64, 1000, 99_999])
+def test_picked_rows_are_few_ordered_and_hold_the_spike(num_rows: int):
+    values = np.sin(np.arange(num_rows))
+    values[num_rows // 2] = 1e6
+    picked = filled(values).picked(64)
+    assert picked.shape[0] == 2
+    assert picked.shape[1] <= 64
+    assert (np.diff(picked[0]) > 0).all()
+    assert 1e6 in picked[1]
+
+
+def test_extreme_rows_ignores_what_is_not_finite_and_keeps_a_row_of_an_empty_block():
+    values = np.array([math.nan, 2.0, math.inf, 1.0, math.nan, math.nan])
+    assert extreme_rows(values, 4).tolist() == [1, 3, 4]

@@ -1,0 +1,215 @@
+import json
+import math
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from accel_nb.telemetry.events import Interrupted, MemorySample, MetricLogged, Prepared, RankFailed, StepDone
+from accel_nb.ui.view import MAX_METRICS, MEAN_RANK, PanelState, packed
+from tests.ui.synthetic import training_events
+
+
+def step(number: int, loss: float = 1.0, *, rank: int = 0, samples: int = 8, step_s: float = 0.01, skipped: bool = False):
+    return StepDone(rank, number, 100.0 + number * 0.01, loss, 1e-3, step_s, samples, skipped)
+
+
+def memory(rank: int, when: float, amount: int = 100) -> MemorySample:
+    return MemorySample(rank, 1, when, amount, amount, amount, amount, amount, 10**10)
+
+
+def fold(*events, workers: int = 2) -> PanelState:
+    state = PanelState("run", workers)
+    state.fold(events)
+    return state
+
+
+def column(state: PanelState, rank: int, index: int, kind: str = "step", name: str = "") -> list[float]:
+    return list(state.tables[kind, rank, name].columns[index])  # type: ignore[index]
+
+
+def test_summary_names_steps_loss_speed_and_workers():
+    state = fold(*(step(n, 2.0 / n, rank=rank, step_s=0.005) for n in range(1, 121) for rank in (0, 1)))
+    state.finish("done")
+    assert state.summary() == "120 steps, loss 2 -> 0.0167, 5 ms/step, 2 workers"
+
+
+def test_mean_weighs_ranks_by_their_samples():
+    state = fold(step(1, 1.0, rank=0, samples=6), step(1, 4.0, rank=1, samples=2))
+    assert column(state, MEAN_RANK, 1) == [pytest.approx(1.75)]
+
+
+def test_mean_waits_for_the_slow_rank_and_is_completed_at_the_end():
+    state = fold(step(1), step(2), step(1, 3.0, rank=1))
+    assert column(state, MEAN_RANK, 0) == [1]
+    state.finish("failed")
+    assert column(state, MEAN_RANK, 0) == [1, 2]
+
+
+def test_mean_goes_on_without_a_silent_rank():
+    state = fold(*(step(n) for n in range(1, 200)))
+    assert len(state.tables["step", MEAN_RANK, ""]) > 100
+
+
+def test_one_worker_has_no_mean():
+    state = fold(step(1), workers=1)
+    assert ("step", MEAN_RANK, "") not in state.tables
+    assert state.curve("loss") is state.tables["step", 0, ""]
+
+
+def test_nan_loss_is_one_mark_a_row_of_nans_and_a_note():
+    state = fold(step(1), step(2, math.nan), step(3, math.inf), step(4), workers=1)
+    assert [(mark.kind, mark.x) for mark in state.marks] == [("nan", 2)]
+    assert math.isnan(column(state, 0, 1)[1])
+    assert state.notes() == ["loss not finite 2 times, first at step 2"]
+    json.dumps(state.facts(), allow_nan=False)
+
+
+def test_facts_name_a_loss_that_json_cannot_hold():
+    assert fold(step(1, math.nan), workers=1).facts()["loss"] == "nan"
+
+
+def test_skipped_steps_are_counted_once_over_ranks():
+    state = fold(step(1, rank=0, skipped=True), step(1, rank=1, skipped=True))
+    assert state.num_skipped == 1
+    assert [mark.kind for mark in state.marks] == ["skipped"]
+
+
+def test_steps_that_start_again_go_on_at_the_end_of_the_axis():
+    state = fold(*(step(n) for n in (1, 2, 3, 1, 2, 3)), workers=1)
+    assert column(state, 0, 0) == [1, 2, 3, 4, 5, 6]
+    assert [mark.kind for mark in state.marks] == ["restart"]
+    assert state.num_steps == 6
+
+
+def test_a_repeated_step_is_a_step():
+    state = fold(step(1), step(1), step(2), workers=1)
+    assert column(state, 0, 0) == [1, 2, 3]
+    assert not state.marks
+
+
+def test_memory_is_over_time_which_never_goes_back():
+    state = fold(memory(0, 100.0), memory(0, 101.5), memory(0, 90.0))
+    assert column(state, 0, 0, "memory") == [0.0, 1.5, 1.5]
+    assert column(state, 0, 7, "memory") == [500.0] * 3
+
+
+def test_memory_alone_shows_no_panel():
+    assert not fold(memory(0, 1.0), Prepared(0, 1.0, "cpu", "ddp", "no", (), ())).has_data
+    assert fold(MetricLogged(0, 1, 1.0, "accuracy", 0.5)).has_data
+
+
+def test_metrics_are_capped_in_number_and_length():
+    state = fold(*(MetricLogged(0, 1, 1.0, f"{n}" + "x" * 1000, n) for n in range(1000)))
+    assert len(state.metrics) == MAX_METRICS
+    assert state.num_dropped == 1000 - MAX_METRICS
+    assert max(map(len, state.metrics)) <= 64
+
+
+def test_failure_and_interrupt_are_marks_with_a_short_note():
+    state = fold(step(1), RankFailed(1, 1.0, "ValueError: " + "x" * 5000 + "\nmore"), Interrupted(0, 2.0))
+    assert len(state.notes()[0]) <= 256
+    assert state.notes()[0].startswith("rank 1 failed: ValueError")
+    assert [mark.kind for mark in state.marks] == ["interrupted"], "rank 1 failed before its first step: no place on the axis"
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        step(1, rank=7),
+        step(1, rank=-1),
+        step(1, None),  # type: ignore[arg-type]
+        step(1, 1j),  # type: ignore[arg-type]
+        step(1, "x"),  # type: ignore[arg-type]
+        step(10**400),
+        MetricLogged(0, 1, 1.0, "m", object()),  # type: ignore[arg-type]
+        memory(0, math.nan),
+        object(),
+    ],
+    ids=lambda event: type(event).__name__,
+)
+def test_malformed_events_are_dropped_and_counted(event):
+    state = fold(step(1), event, step(2), workers=2)
+    assert state.num_dropped == 1
+    assert state.num_steps == 2
+    assert {len(part) for part in state.tables["step", 0, ""].columns} == {2}
+
+
+def test_straggler_is_the_rank_that_is_clearly_slower():
+    def run(slow_s: float) -> PanelState:
+        return fold(*(step(n, rank=r, step_s=slow_s if r == 2 else 0.01) for n in range(1, 20) for r in range(4)), workers=4)
+
+    assert run(0.02).straggler() == 2
+    assert run(0.0101).straggler() is None
+    assert [rank["is_straggler"] for rank in run(0.02).facts()["ranks"]] == [False, False, True, False]
+
+
+def test_throughput_counts_all_ranks():
+    state = fold(*(step(n, rank=r, samples=10) for n in range(1, 50) for r in (0, 1)))
+    assert state.samples_per_s() == pytest.approx(2000, rel=1e-6)
+    state.finish("done")
+    assert state.samples_per_s() == pytest.approx(2000, rel=0.05)
+
+
+def test_columns_since_gives_each_row_once():
+    state = PanelState("run", 2)
+    events = list(training_events(300))
+    seen: dict = {}
+    cursor: dict = {}
+    for start in range(0, len(events), 37):
+        state.fold(events[start : start + 37])
+        found = state.columns_since(cursor)
+        assert found is not None
+        blocks, cursor = found
+        for block in blocks:
+            seen.setdefault((block.table, block.rank, block.name), []).extend(block.columns[0])
+    assert seen == {key: list(table.columns[0]) for key, table in state.tables.items()}
+    assert state.columns_since(cursor) == ([], cursor)
+
+
+def test_columns_since_asks_for_a_snapshot_when_rows_were_thinned_away():
+    state = PanelState("run", 1, max_rows=6000)
+    state.fold(step(n) for n in range(1, 7000))
+    assert state.columns_since({}) is None
+    _, cursor = state.snapshot(100)
+    assert state.columns_since(cursor) == ([], cursor)
+
+
+def test_snapshot_is_bounded_and_packs_into_one_buffer():
+    state = PanelState("run", 2)
+    state.fold(training_events(20_000))
+    blocks, _ = state.snapshot(2000)
+    headers, buffer = packed(blocks)
+    assert max(header["rows"] for header in headers) <= 2000
+    numbers = np.frombuffer(buffer)
+    num_columns = {"step": 4, "metric": 2, "memory": 8}
+    assert len(numbers) == sum(header["rows"] * num_columns[header["table"]] for header in headers)
+    first = headers[0]
+    steps = numbers[: first["rows"]] if first["table"] == "step" else None
+    if steps is not None:
+        assert (np.diff(steps) > 0).all()
+
+
+def test_snapshot_of_many_ranks_stays_small():
+    state = PanelState("run", 256)
+    state.fold(step(n, rank=rank) for n in range(1, 300) for rank in range(256))
+    assert len(packed(state.snapshot()[0])[1]) < 2_000_000
+
+
+def test_folding_is_cheap():
+    events = [step(n, rank=rank) for n in range(1, 5001) for rank in (0, 1)]
+    state = PanelState("run", 2)
+    started = time.perf_counter()
+    state.fold(events)
+    assert (time.perf_counter() - started) / len(events) < 100e-6, "microseconds, with room for a busy machine"
+
+
+def test_view_imports_nothing_heavy():
+    code = (
+        "import sys; from accel_nb.ui import Panel; Panel('run', 2); "
+        "print([m for m in ('torch', 'numpy', 'matplotlib', 'anywidget', 'ipywidgets') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.strip() == "[]"
