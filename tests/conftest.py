@@ -47,7 +47,9 @@ def _children(known: frozenset[int] = frozenset()) -> frozenset[int]:
 
 
 def _environment() -> dict[str, str]:
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    """Return the variables, without those that pytest and torch's compiler set for themselves on first use."""
+    theirs = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+    return {name: value for name, value in os.environ.items() if name not in theirs}
 
 
 def _threads() -> set[str]:

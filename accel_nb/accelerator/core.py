@@ -168,7 +168,7 @@ class Accelerator:
     def gradient_accumulation_steps(self, steps: int) -> None:
         if not isinstance(steps, int) or steps < 1:
             raise MisuseError(f"gradient_accumulation_steps is {steps!r}; it is a whole number of at least 1")
-        self._stepper.window.size = steps
+        self._stepper.set_accumulation(steps)
 
     @property
     def sync_gradients(self) -> bool:

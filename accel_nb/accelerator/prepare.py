@@ -110,7 +110,9 @@ class Preparer:
                 setattr(type(model), _CLAIM, Claim(self._owner, self._stepper.strategy.unwrap))
         for optimizer in kinds.optimizers:
             gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
-            setattr(optimizer.step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))  # type: ignore[attr-defined]
+            gate.hold_zero_grad(self._stepper.window.size > 1)
+            step: Any = optimizer.step
+            setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
         for scheduler in kinds.schedulers:
             self._gate_scheduler(scheduler)
         for loader in kinds.loaders:

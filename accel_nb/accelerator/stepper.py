@@ -72,6 +72,12 @@ class Stepper:
         )
         self._learn_parameters()
 
+    def set_accumulation(self, size: int) -> None:
+        """Change how many micro-batches a window has, from the next one on."""
+        self.window.size = size
+        for gate in self.gates.values():
+            gate.hold_zero_grad(size > 1)
+
     def backward(self, loss: Tensor, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it."""
         window = self.window

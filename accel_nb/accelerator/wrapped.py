@@ -53,7 +53,7 @@ class OptimizerGate:
         self._saved = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
         self._step = optimizer.step
         self._zero_grad = optimizer.zero_grad
-        self._install()
+        self._install_step()
 
     @property
     def learning_rate(self) -> float:
@@ -75,28 +75,38 @@ class OptimizerGate:
 
     def release(self) -> None:
         """Give the optimizer its own methods back."""
-        for name, saved in self._saved.items():
-            vars(self.optimizer).pop(name, None)
-            if saved is not None:
-                setattr(self.optimizer, name, saved)
+        for name in self._saved:
+            self._put_back(name)
 
-    def _install(self) -> None:
+    def hold_zero_grad(self, is_held: bool) -> None:
+        """Put a gate before ``zero_grad`` too, which only windows of several micro-batches need."""
         optimizer: Any = self.optimizer
-
-        # Functions, not methods of the gate: what is bound must be bound to the optimizer.
-        def step(optimizer: Optimizer, closure: Callable[[], Any] | None = None) -> Any:
-            if not self._is_inside:
-                return self._stepping.step(self, closure)
-            optimizer._opt_called = True  # type: ignore[attr-defined]  # what a scheduler looks at for its warning
-            return self._step() if self._closure is None else self._step(self._closure)
+        if not is_held:
+            self._put_back("zero_grad")
+            return
 
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             if self._stepping.may_zero(self):
                 self._zero_grad(*args, **kwargs)
 
-        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # else a later scheduler binds its own above
-        optimizer.step = types.MethodType(step, optimizer)
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
+
+    def _install_step(self) -> None:
+        # A function, not a method of the gate: what is bound must be bound to the optimizer.
+        def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
+            if not self._is_inside:
+                return self._stepping.step(self, closure)
+            optimizer._opt_called = True  # what a scheduler looks at for its warning
+            return self._step() if self._closure is None else self._step(self._closure)
+
+        vars(step)["_wrapped_by_lr_sched"] = True  # else a later scheduler binds its own above
+        optimizer: Any = self.optimizer
+        optimizer.step = types.MethodType(step, optimizer)
+
+    def _put_back(self, name: str) -> None:
+        vars(self.optimizer).pop(name, None)
+        if self._saved[name] is not None:
+            setattr(self.optimizer, name, self._saved[name])
 
 
 def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate) -> LRScheduler:

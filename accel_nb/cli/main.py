@@ -1,8 +1,9 @@
-"""``accel-nb config show|schema|docs``. Exit status: 0 done, 2 wrong use (one line for each problem)."""
+"""``accel-nb config|demo``. Exit status: 0 done, 1 the demo failed, 2 wrong use (one line for each problem)."""
 
 import sys
 from collections.abc import Callable, Sequence
 
+from accel_nb.cli import demo
 from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.layers import did_you_mean
@@ -13,7 +14,8 @@ HELP = """\
 accel-nb config show [flags]   every option, its value and where it came from
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
-accel-nb config flags          every flag in one table"""
+accel-nb config flags          every flag in one table
+accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -23,22 +25,30 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(HELP)
         return 0
     try:
-        print(_command(words)(words[2:]), end="")
+        command, arguments = _command(words)
+        print(command(arguments), end="")
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2
+    except demo.DemoFailed as error:
+        print(error, file=sys.stderr)
+        return 1
     return 0
 
 
-def _command(words: Sequence[str]) -> Callable[[Sequence[str]], str]:
+def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequence[str]]:
+    """Return what to run and its arguments."""
     group, action = words[0], " ".join(words[1:2])
+    if group == "demo":
+        return demo.run, words[1:]
     if group != "config":
-        raise ConfigError(f"{group!a} is no command{did_you_mean(group, ['config'])}; accel-nb --help lists them")
+        near = did_you_mean(group, ["config", "demo"])
+        raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
     if action not in _CONFIG_COMMANDS:
         choices = ", ".join(_CONFIG_COMMANDS)
         given = f"{action!a} is no command of config" if action else "config needs a command"
         raise ConfigError(f"{given}{did_you_mean(action, list(_CONFIG_COMMANDS))}; give one of {choices}")
-    return _CONFIG_COMMANDS[action]
+    return _CONFIG_COMMANDS[action], words[2:]
 
 
 def _show(words: Sequence[str]) -> str:

@@ -99,7 +99,7 @@ class Channel:
             raise ChannelError(f"a packet of an unknown kind {packet[:1]!r}")
         try:
             message = json.loads(body)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise ChannelError(f"a message is not JSON: {error}") from None
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
             raise ChannelError("a message is not an object with a kind")

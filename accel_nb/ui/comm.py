@@ -1,8 +1,7 @@
 """The kernel's side of the JupyterLab sidebar: one comm target that describes the pool and answers refreshes.
 
-Messages to the browser: ``{"kind": "state", "version": 1, "devices": [{"name", "kind", "total_bytes"}], "pool":
-{"state", "workers": [{"rank", "device", "pid"}]}, "notes": [text]}``. From the browser: ``{"kind": "refresh"}``. Actions
-(stop, restart) are not messages: the browser runs the line magic, so that they queue with the cells.
+Messages to the browser are ``SidebarState.message()``; the only one from the browser is ``{"kind": "refresh"}``.
+Actions (stop, restart) are not messages: the browser runs the line magic, so that they queue with the cells.
 """
 
 from __future__ import annotations

@@ -38,13 +38,13 @@ RESYNC_POINTS = 20_000
 class Panel:
     """Shows a run below its cell; appears with the first step or metric, so a cell that trains nothing shows none.
 
-    Call ``feed`` whenever events arrive, ``refresh`` in the kernel's main loop, ``finish`` once. All in the main thread.
-    None of them raises: a panel that fails is given up with one warning.
+    Call ``feed`` whenever events arrive, ``refresh`` in the kernel's main loop, ``finish`` once, all in the main
+    thread. None of them raises: a panel that fails is given up with one warning.
     """
 
     def __init__(self, title: str, num_workers: int, *, mode: Mode = "live", rung: Rung | None = None) -> None:
         self.state = PanelState(title, num_workers)
-        self._mode = mode
+        self._mode: Mode = mode
         self._rung = rung
         self._surface: Surface | None = None
         self._is_off = mode == "off"

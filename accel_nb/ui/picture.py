@@ -123,7 +123,9 @@ def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_r
         axes.locator_params(axis="y", nbins=4 if len(ranks) < 3 else 2)
         device = state.device(rank)
         caption = f"rank {rank}" + (f" · {_plain(device)}" if device else "")
-        axes.text(0.985, 0.93, caption, transform=axes.transAxes, ha="right", va="top", color=INK, size=7.5, bbox=_CAPTION)
+        axes.text(
+            0.985, 0.93, caption, transform=axes.transAxes, ha="right", va="top", color=INK, size=7.5, bbox=_CAPTION
+        )
         if index < len(maps) - 1:
             axes.tick_params(labelbottom=False)
         else:
@@ -164,7 +166,7 @@ def _plain(text: str) -> str:
     return text.replace("$", r"\$")
 
 
-def _style() -> dict[str, Any]:
+def _style() -> Any:
     return {
         "font.family": "sans-serif",
         "font.sans-serif": ["DejaVu Sans"],

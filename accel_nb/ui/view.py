@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import statistics
-from array import array
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -49,7 +48,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows of one table; ``columns`` are buffers of float64."""
+    """Rows of one table; ``columns`` are arrays of float64, Python's or numpy's."""
 
     table: TableKind
     rank: int
@@ -199,7 +198,9 @@ class PanelState:
         mean = self.tables.get((kind, MEAN_RANK, metric))
         if mean is not None and len(mean):
             return mean
-        return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, metric) and len(table)), None)
+        return next(
+            (table for (k, _, n), table in self.tables.items() if (k, n) == (kind, metric) and len(table)), None
+        )
 
     def device(self, rank: int) -> str:
         """Return the device that a rank reported, or nothing."""
@@ -229,7 +230,9 @@ class PanelState:
     def step_ms(self) -> float | None:
         """Return what a step takes on the slowest rank: recently, or on average once the run has ended."""
         if self.status == "running":
-            return max((ms for track in self._tracks.values() if (ms := track.median_step_ms()) is not None), default=None)
+            return max(
+                (ms for track in self._tracks.values() if (ms := track.median_step_ms()) is not None), default=None
+            )
         means = [track.busy_s / track.num_steps * 1e3 for track in self._tracks.values() if track.num_steps]
         return max(means, default=None)
 
@@ -425,11 +428,7 @@ def cap_text(text: str, limit: int = MAX_TEXT) -> str:
 def packed(blocks: Sequence[Block]) -> tuple[list[dict[str, Any]], bytes]:
     """Return the blocks' headers and their one buffer: float64, block after block, column after column."""
     headers = [{"table": b.table, "rank": b.rank, "name": b.name, "rows": len(b.columns[0])} for b in blocks]
-    return headers, b"".join(_bytes_of(column) for block in blocks for column in block.columns)
-
-
-def _bytes_of(column: Any) -> bytes:
-    return column.tobytes() if isinstance(column, array) else bytes(memoryview(column).cast("B"))
+    return headers, b"".join(column.tobytes() for block in blocks for column in block.columns)
 
 
 def _weighted(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:

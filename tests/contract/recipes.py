@@ -94,9 +94,7 @@ def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Te
 def plain(world: World, recipe: Recipe, *, zero_first: bool = False) -> dict[str, torch.Tensor]:
     """Train the recipe as a plain cell; accumulation and clipping come from the options."""
     model, optimizer, scheduler, loader = parts(recipe)
-    accelerator = Accelerator(
-        world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True
-    )
+    accelerator = Accelerator(world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True)
     prepare_namespace(accelerator, locals(), ["model", "optimizer", "scheduler", "loader"])
     with plain_torch(accelerator):
         for _ in range(recipe.epochs):

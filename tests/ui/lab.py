@@ -47,6 +47,8 @@ _HAS_KERNEL = """() => {
   return window.accelNbInfo && kernel.connectionStatus === 'connected';
 }"""
 
+_IS_IDLE = "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+
 
 def find_browser() -> str | None:
     """Return the Chromium to drive: the one that ``CHROMIUM_PATH`` names, else the system's."""
@@ -90,7 +92,9 @@ class LabServer:
 
     def wait_until_up(self) -> None:
         """Return when the server answers; raises with its log when it does not."""
-        if not wait_for(lambda: self._process.poll() is not None or self._request("GET", "/api/status") == 200, START_S):
+        if not wait_for(
+            lambda: self._process.poll() is not None or self._request("GET", "/api/status") == 200, START_S
+        ):
             raise TimeoutError(f"JupyterLab did not answer within {START_S} s:\n{self.log()}")
         if self._process.poll() is not None:
             raise RuntimeError(f"JupyterLab ended at once:\n{self.log()}")
@@ -151,6 +155,11 @@ def execute(page: Page, command: str, args: dict[str, object] | None = None) -> 
     page.evaluate(
         "([command, args]) => { void window.jupyterapp.commands.execute(command, args); }", [command, args or {}]
     )
+
+
+def wait_until_idle(page: Page, deadline_s: float = 60) -> None:
+    """Return when the kernel has nothing to run any more: all that its cells had to show has arrived."""
+    page.wait_for_function(_IS_IDLE, timeout=deadline_s * 1000)
 
 
 def use_theme(page: Page, theme: str) -> None:

@@ -11,7 +11,9 @@ from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, Prepare
 MIB = 2**20
 
 
-def training_events(num_steps: int, *, num_ranks: int = 2, step_s: float = 0.02, start: float = 1.7e9) -> Iterator[Event]:
+def training_events(
+    num_steps: int, *, num_ranks: int = 2, step_s: float = 0.02, start: float = 1.7e9
+) -> Iterator[Event]:
     """Yield a falling loss, a skipped step, a NaN, a slow last rank and a memory that fills in the first steps."""
     noise = random.Random(0)
     for rank in range(num_ranks):

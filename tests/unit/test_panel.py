@@ -115,4 +115,6 @@ def test_a_panel_that_fails_is_given_up_with_one_warning(
             panel.feed(training_events(5))
             panel.refresh(force=True)
         panel.finish("done")
-    assert [record.message for record in caplog.records] == ["the panel failed and is not drawn any more; the run goes on"]
+    assert [record.message for record in caplog.records] == [
+        "the panel failed and is not drawn any more; the run goes on"
+    ]

@@ -1,0 +1,133 @@
+"""``accel-nb demo``: run the quickstart notebook in a real kernel and put it, with its pictures, into a folder."""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_nb.errors import ConfigError
+
+QUICKSTART = Path("notebooks/01_quickstart.ipynb")
+CELL_TIMEOUT_S = 300
+RESULT_WORDS = ("accuracy", "loss on")
+"""A printed line that begins with one of these is repeated on the terminal."""
+
+
+def run(words: Sequence[str]) -> str:
+    """Execute the notebook and return what to print; raises DemoFailed when it is not there or raises."""
+    options = _read(words)
+    source = _find(options.notebook)
+    out = Path(options.out)
+    target = out / source.name
+    if target.resolve() == source.resolve():
+        raise ConfigError(f"--out {options.out} is the notebook's own folder; the demo does not overwrite its source")
+    out.mkdir(parents=True, exist_ok=True)
+    for old in out.glob(f"{source.stem}-*.png"):
+        old.unlink()
+    started = time.monotonic()
+    notebook, problem = _execute(source)
+    seconds = time.monotonic() - started
+    _save(notebook, target)
+    pictures = [_write_picture(target, number, data) for number, data in enumerate(_pictures(notebook), 1)]
+    lines = [f"notebook  {target}", *(f"picture   {picture}" for picture in pictures), *_results(notebook)]
+    if problem is not None:
+        raise DemoFailed("\n".join([*lines, f"the notebook failed after {seconds:.0f} s:", problem]))
+    return "\n".join([*lines, f"run time  {seconds:.1f} s"]) + "\n"
+
+
+class DemoFailed(Exception):
+    """There is no notebook, or it raised; the message says what to do, or what was raised and where the output lies."""
+
+
+def _read(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
+    parser.add_argument("--notebook", metavar="PATH", help=f"the notebook to run (default: {QUICKSTART})")
+    parser.add_argument("--out", metavar="DIR", default="out/demo", help="where the result goes (default: out/demo)")
+    return parser.parse_args(words)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"accel-nb demo: {message}")
+
+
+def _find(given: str | None) -> Path:
+    if given is not None:
+        path = Path(given)
+        if not path.is_file():
+            raise DemoFailed(f"--notebook {given}: there is no such file")
+        return path
+    checkout = Path(__file__).parents[2]
+    for folder in (Path(), checkout):
+        if (folder / QUICKSTART).is_file():
+            return folder / QUICKSTART
+    raise DemoFailed(
+        f"{QUICKSTART} is not here: run this in the project's folder, or name a notebook with --notebook PATH"
+    )
+
+
+def _execute(path: Path) -> tuple[Any, str | None]:
+    """Run a notebook with this very interpreter as its kernel; returns it, and what went wrong if anything did."""
+    import nbformat
+    from jupyter_client.kernelspec import KernelSpec
+    from jupyter_client.manager import AsyncKernelManager
+    from nbclient import NotebookClient
+    from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
+
+    class OwnKernelManager(AsyncKernelManager):
+        """Starts this interpreter, whichever kernel is installed under the notebook's name."""
+
+        @property
+        def kernel_spec(self) -> KernelSpec:
+            command = [sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}", "--log-level=ERROR"]
+            return KernelSpec(argv=command, display_name="Python 3", language="python")
+
+    notebook = nbformat.read(path, as_version=4)
+    client = NotebookClient(
+        notebook,
+        timeout=CELL_TIMEOUT_S,
+        store_widget_state=False,
+        coalesce_streams=True,
+        kernel_manager_class=OwnKernelManager,
+        resources={"metadata": {"path": str(path.parent)}},
+    )
+    try:
+        client.execute()
+    except CellExecutionError as error:
+        return notebook, f"{error.ename}: {error.evalue}"
+    except (CellTimeoutError, DeadKernelError) as error:
+        return notebook, str(error).strip()
+    return notebook, None
+
+
+def _save(notebook: Any, path: Path) -> None:
+    import nbformat
+
+    nbformat.write(notebook, path)
+
+
+def _outputs(notebook: Any) -> Iterator[Any]:
+    for cell in notebook.cells:
+        yield from cell.get("outputs", ())
+
+
+def _pictures(notebook: Any) -> Iterable[bytes]:
+    for output in _outputs(notebook):
+        if data := output.get("data", {}).get("image/png"):
+            yield base64.b64decode(data)
+
+
+def _write_picture(notebook: Path, number: int, data: bytes) -> Path:
+    path = notebook.with_name(f"{notebook.stem}-{number}.png")
+    path.write_bytes(data)
+    return path
+
+
+def _results(notebook: Any) -> list[str]:
+    printed = [line for output in _outputs(notebook) for line in output.get("text", "").splitlines()]
+    return [line for line in printed if line.startswith(RESULT_WORDS)]

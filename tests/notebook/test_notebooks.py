@@ -1,0 +1,248 @@
+"""The notebooks that we show: executed from top to bottom in a real kernel, and clean in the repository."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import psutil
+import pytest
+from nbclient import NotebookClient
+
+from accel_nb.cli import demo
+from accel_nb.cli.main import main
+from tests.conftest import wait_for
+
+FOLDER = Path(__file__).parents[2] / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+STATUS = "%accelerate status"
+
+pytestmark = pytest.mark.timeout(400)
+
+
+@dataclass
+class Executed:
+    """A notebook after its run; the kernel has been shut down."""
+
+    notebook: Any
+
+    def cell(self, ident: str) -> Any:
+        return next(cell for cell in self.notebook.cells if cell.id == ident)
+
+    def text(self, ident: str) -> str:
+        return "".join(output.get("text", "") for output in self.cell(ident).outputs)
+
+    def facts(self) -> dict[str, Any]:
+        return json.loads(self.text("facts"))
+
+    def displays(self, ident: str) -> list[dict[str, Any]]:
+        return [output.data for output in self.cell(ident).outputs if output.output_type == "display_data"]
+
+    def errors(self) -> dict[str, list[str]]:
+        found = {
+            cell.id: [output.ename for output in cell.outputs if output.output_type == "error"]
+            for cell in self.notebook.cells
+            if cell.cell_type == "code"
+        }
+        return {ident: names for ident, names in found.items() if names}
+
+    def pids(self) -> list[int]:
+        return [int(number) for number in re.findall(r"process (\d+)", self.text("processes"))]
+
+
+def execute(name: str, facts: str) -> Executed:
+    """Run a notebook, and below it a cell that prints ``facts`` (an expression) as JSON and one that names processes."""
+    notebook = nbformat.read(FOLDER / name, as_version=4)
+    for ident, source in (("facts", f"import json\nprint(json.dumps({facts}))"), ("processes", STATUS)):
+        notebook.cells.append(nbformat.v4.new_code_cell(source, id=ident))
+    # The fixtures' interpreter, not whatever is installed as python3.
+    client = NotebookClient(
+        notebook, timeout=300, store_widget_state=False, resources={"metadata": {"path": str(FOLDER)}}
+    )
+    client.km = client.create_kernel_manager()
+    client.km.kernel_spec.argv[0] = sys.executable
+    client.execute()
+    return Executed(notebook)
+
+
+@pytest.fixture(scope="module")
+def quickstart() -> Executed:
+    return execute(
+        "01_quickstart.ipynb",
+        '{"accuracy": accuracy, "losses": losses, "same": first_weight is model[0].weight, "model": type(model).__name__}',
+    )
+
+
+@pytest.fixture(scope="module")
+def language_model() -> Executed:
+    return execute(
+        "02_language_model.ipynb",
+        '{"losses": losses, "test_loss": test_loss, "num_steps": num_steps, "last_epoch": scheduler.last_epoch, '
+        '"same": optimizer.param_groups[0]["params"][0] is model.embed.weight, '
+        '"dtypes": sorted({str(p.dtype) for p in model.parameters()})}',
+    )
+
+
+def mean(values: list[float]) -> float:
+    return sum(values) / len(values)
+
+
+def ended(pids: list[int]) -> bool:
+    return not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE for pid in pids)
+
+
+def test_quickstart_returns_a_trained_model(quickstart: Executed) -> None:
+    facts = quickstart.facts()
+    assert facts["accuracy"] > 0.9
+    assert f"accuracy: {facts['accuracy']:.1%}" in quickstart.text("accuracy")
+    assert facts["same"]
+    assert mean(facts["losses"][-20:]) < 0.3 * mean(facts["losses"][:20])
+
+
+def test_quickstart_says_what_it_runs_with(quickstart: Executed) -> None:
+    receipt = quickstart.displays("train")[0]["text/plain"]
+    for part in ("2 workers on cpu", "ddp", "precision no", "model Sequential", "Adam", "batch 64 = 2 x 32"):
+        assert part in receipt
+
+
+def test_quickstart_prints_each_epoch_once(quickstart: Executed) -> None:
+    assert re.findall(r"^epoch +(\d+)", quickstart.text("train"), re.M) == [str(epoch) for epoch in range(15)]
+
+
+def test_quickstart_shows_its_error_and_lives_on(quickstart: Executed) -> None:
+    assert quickstart.errors() == {"error": ["ValueError"]}
+    trace = "\n".join(quickstart.cell("error").outputs[-1].traceback)
+    assert "rank 1 raised" in trace
+    assert "worker 1 has had enough" in trace
+    assert "pool: ready" in quickstart.text("status")
+
+
+def test_language_model_learns(language_model: Executed) -> None:
+    facts = language_model.facts()
+    assert language_model.errors() == {}
+    assert mean(facts["losses"][-50:]) < 0.5 * mean(facts["losses"][:10])
+    assert facts["test_loss"] < 2.2
+    assert facts["last_epoch"] == facts["num_steps"]  # the schedule counted optimizer steps
+
+
+def test_language_model_comes_back_in_full_precision(language_model: Executed) -> None:
+    facts = language_model.facts()
+    assert "precision bf16" in language_model.displays("train")[0]["text/plain"]
+    assert facts["dtypes"] == ["torch.float32"]
+    assert facts["same"]
+
+
+def test_language_model_writes_text(language_model: Executed) -> None:
+    written = language_model.text("sample")
+    assert written.startswith("def ")
+    assert len(written.split()) > 20
+
+
+@pytest.mark.parametrize("name", ["quickstart", "language_model"])
+def test_the_training_cell_keeps_a_picture(name: str, request: pytest.FixtureRequest) -> None:
+    executed = request.getfixturevalue(name)
+    assert any("image/png" in data for data in executed.displays("train"))
+
+
+@pytest.mark.parametrize("name", ["quickstart", "language_model"])
+def test_nothing_warns(name: str, request: pytest.FixtureRequest) -> None:
+    outputs = [output for cell in request.getfixturevalue(name).notebook.cells for output in cell.get("outputs", ())]
+    assert [output.text for output in outputs if output.get("name") == "stderr"] == []
+
+
+@pytest.mark.parametrize("name", ["quickstart", "language_model"])
+def test_no_process_outlives_the_kernel(name: str, request: pytest.FixtureRequest) -> None:
+    pids = request.getfixturevalue(name).pids()
+    assert len(pids) == 3  # the process that workers are forked from, and two workers
+    assert wait_for(lambda: ended(pids))
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_committed_notebooks_are_valid_and_named(path: Path) -> None:
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    assert notebook.metadata.kernelspec.name == "python3"
+    idents = [cell.id for cell in notebook.cells]
+    assert len(set(idents)) == len(idents)
+    assert all(re.fullmatch(r"[a-z_]+", ident) for ident in idents), "give cells names, not random ids"
+
+
+def test_committed_notebooks_hold_no_outputs(project: Path) -> None:
+    result = subprocess.run(
+        [sys.executable, str(project / ".ci" / "strip_outputs.py"), "--check"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_stripping_finds_an_output(project: Path, tmp_path: Path) -> None:
+    notebook = nbformat.read(NOTEBOOKS[0], as_version=4)
+    code = next(cell for cell in notebook.cells if cell.cell_type == "code")
+    code.outputs, code.execution_count = [nbformat.v4.new_output("stream", text="hello")], 3
+    path = tmp_path / "dirty.ipynb"
+    nbformat.write(notebook, path)
+    command = [sys.executable, str(project / ".ci" / "strip_outputs.py")]
+    checked = subprocess.run([*command, "--check", str(path)], capture_output=True, text=True, check=False)
+    assert (checked.returncode, "holds outputs" in checked.stdout) == (1, True)
+    subprocess.run([*command, str(path)], capture_output=True, check=True)
+    assert path.read_bytes() == NOTEBOOKS[0].read_bytes()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[Path]:
+    """A notebook that needs no worker."""
+    path = tmp_path / "small.ipynb"
+    source = 'from IPython.display import Image, display\nimport base64\nprint("accuracy: 100%")\n' + (
+        'display(Image(base64.b64decode("iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAAAAAA6fptVAAAACklEQVR4nGNgAAAAAgABSK+kcQAAAABJRU5ErkJg'
+        'gg==")))'
+    )
+    nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
+    yield path
+
+
+def test_demo_runs_a_notebook_and_extracts_pictures(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["demo", "--notebook", str(small), "--out", str(out)]) == 0
+    printed = capsys.readouterr().out
+    assert "accuracy: 100%" in printed
+    assert "run time" in printed
+    assert (out / "small-1.png").read_bytes().startswith(b"\x89PNG")
+    assert nbformat.read(out / "small.ipynb", as_version=4).cells[0].execution_count == 1
+
+
+def test_demo_fails_with_the_error_of_the_notebook(
+    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 / 0")])
+    nbformat.write(notebook, small)
+    assert main(["demo", "--notebook", str(small), "--out", str(tmp_path / "out")]) == 1
+    assert "ZeroDivisionError" in capsys.readouterr().err
+    assert (tmp_path / "out" / "small.ipynb").exists()
+
+
+def test_demo_says_what_to_do_when_the_notebook_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "QUICKSTART", Path("notebooks/missing.ipynb"))
+    assert main(["demo"]) == 1
+    assert "--notebook PATH" in capsys.readouterr().err
+    assert main(["demo", "--notebook", "missing.ipynb"]) == 1
+    assert main(["demo", "--notbook", "missing.ipynb"]) == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_demo_does_not_overwrite_its_source(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["demo", "--notebook", str(small), "--out", str(small.parent)]) == 2
+    assert "overwrite" in capsys.readouterr().err

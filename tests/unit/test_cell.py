@@ -1,0 +1,84 @@
+import ast
+
+import pytest
+
+from accel_nb.notebook.cell import read_cell
+
+HELPERS: dict = {"__name__": "__main__"}
+exec(
+    compile(
+        """
+scale = 2
+unused = 3
+def helper(a):
+    return a * scale
+def outer(b):
+    return helper(b)
+class Net:
+    def forward(self, x):
+        return helper(x)
+def train():
+    from accel_nb import Accelerator
+    accelerator = Accelerator()
+""",
+        "<cell>",
+        "exec",
+    ),
+    HELPERS,
+)
+
+
+def needed(text: str, **names: object) -> set[str]:
+    return set(read_cell(ast.parse(text), {**HELPERS, **names}).needed) - {"__builtins__", "__name__"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1\nprint(x)", set()),
+        ("print(x)", {"x"}),
+        ("x += 1", {"x"}),
+        ("for x in loader:\n    total = x", {"loader"}),
+        ("if flag:\n    x = 1\nprint(x)", {"flag", "x"}),
+        ("[x for x in loader]\nprint(y)", {"loader", "y"}),
+        ("with open('f') as x:\n    y = x.read()", set()),
+        ("def f():\n    return x\n", {"x"}),
+        ("x = 1\ndef f():\n    return x\n", set()),
+        ("f = lambda x: x + y", {"y"}),
+        ("outer(1)", {"outer", "helper", "scale"}),
+        ("net = Net()", {"Net", "helper", "scale"}),
+        ("a.unused()", set()),
+        ("try:\n    y = 1\nexcept ValueError:\n    pass\nprint(y)", {"y"}),
+        ("def f(a=x):\n    b: int = y\n    return b", {"x", "y"}),
+        ("while x:\n    x = y", {"x", "y"}),
+        ("class A(B):\n    c = d", {"B", "d"}),
+        ("import x.y\nprint(x)", set()),
+        ("print(f'{x}')", {"x"}),
+        ("x: int = y", {"y"}),
+    ],
+)
+def test_needed_names(text, expected):
+    assert needed(text, x=1, y=2, flag=3, loader=4, B=5, d=6) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "explicit"),
+    [
+        ("loss.backward()", False),
+        ("accelerator.backward(loss)", True),
+        ("from accel_nb import Accelerator", True),
+        ("import accel_nb\na = accel_nb.Accelerator()", True),
+        ("train()", True),
+        ("def f():\n    accelerator.print(1)", True),
+        ("outer(2)", False),
+    ],
+)
+def test_cells_that_use_an_accelerator_are_told(text, explicit):
+    assert read_cell(ast.parse(text), HELPERS).is_explicit is explicit
+
+
+def test_bound_names_and_emptiness():
+    cell = read_cell(ast.parse("a = 1\nfor b, (c, d) in e: pass\ndef f(): g = 1\nimport h.i as j"), {})
+    assert set(cell.bound) == {"a", "b", "c", "d", "f", "j"}
+    assert not cell.is_empty
+    assert read_cell(ast.parse("# nothing"), {}).is_empty

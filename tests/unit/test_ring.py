@@ -1,0 +1,54 @@
+import os
+
+from accel_nb.telemetry.events import MemorySample, StepDone
+from accel_nb.telemetry.ring import RingReader, RingWriter, create_ring
+
+
+def step(number: int) -> StepDone:
+    return StepDone(3, number, 1.5, 0.25, 1e-3, 0.01, 32, number % 2 == 0)
+
+
+def test_events_come_out_as_they_went_in():
+    descriptor = create_ring(8)
+    writer, reader = RingWriter(descriptor), RingReader(descriptor)
+    memory = MemorySample(3, 2, 4.0, 1, 2, 3, 4, 5, 2**40)
+    writer.write(step(1))
+    writer.write(memory)
+    assert reader.read() == [step(1), memory]
+    assert reader.read() == []
+    writer.close()
+    reader.close()
+
+
+def test_a_slow_reader_loses_the_oldest_and_knows_how_many():
+    descriptor = create_ring(8)
+    writer, reader = RingWriter(descriptor), RingReader(descriptor)
+    for number in range(20):
+        writer.write(step(number))
+    assert [event.step for event in reader.read()] == list(range(12, 20))
+    assert reader.num_missed == 12
+    writer.close()
+    reader.close()
+
+
+def test_records_outlive_their_writer():
+    descriptor = create_ring(8)
+    pid = os.fork()
+    if pid == 0:
+        RingWriter(descriptor).write(step(7))
+        os.kill(os.getpid(), 9)
+    os.waitpid(pid, 0)
+    reader = RingReader(descriptor)
+    assert [event.step for event in reader.read()] == [7]
+    reader.close()
+
+
+def test_a_second_writer_goes_on_where_the_first_ended():
+    descriptor = create_ring(8)
+    for number in (1, 2):
+        writer = RingWriter(descriptor)
+        writer.write(step(number))
+        writer.close()
+    reader = RingReader(descriptor)
+    assert [event.step for event in reader.read()] == [1, 2]
+    reader.close()
