@@ -61,7 +61,7 @@ assert pathlib.Path(accel_nb.__file__).is_relative_to(sys.argv[1]), accel_nb.__f
 assert find_display_facts().has_bundle
 assert "torch" not in sys.modules
 PYTHON
-listing="$("${clean[@]}" "$user" -m jupyterlab.labextensionapp list 2>&1)"
+listing="$("${clean[@]}" "$user" -m jupyterlab.labextensions list 2>&1 || true)"
 if ! grep -E "accel-nb v.*enabled.*OK" <<<"$listing"; then
     echo "jupyter labextension list does not say OK:" >&2
     echo "$listing" >&2

@@ -1,6 +1,7 @@
-"""Take outputs, execution counts and widget state out of notebooks: ``python .ci/strip_outputs.py [--check] [FILE...]``.
+"""Take outputs, execution counts and widget state out of notebooks.
 
-Without files: all in ``notebooks/``. With ``--check`` nothing is written, and the exit status is 1 if anything would be.
+``python .ci/strip_outputs.py [--check] [FILE...]``; without files, all in ``notebooks/``. With ``--check`` nothing is
+written, and the exit status is 1 if anything would be.
 """
 
 from __future__ import annotations

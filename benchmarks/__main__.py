@@ -1,4 +1,7 @@
-"""Run every benchmark, one process each, and write ``benchmarks/RESULTS.md``: ``python -m benchmarks [--quick] [NAME ...]``."""
+"""Run every benchmark in a process of its own and write ``benchmarks/RESULTS.md``.
+
+``python -m benchmarks [--quick] [NAME ...]``
+"""
 
 from __future__ import annotations
 

@@ -48,14 +48,14 @@ def cold_start(quick: bool = False) -> Report:
     names = ["accel_nb", "accelerate", "torch"]
     imports: dict[str, list[float]] = {name: [] for name in names}
     brings_torch = set()
-    for order in shuffled_rounds(names, 3 if quick else 6):
+    for order in shuffled_rounds(names, 2 if quick else 4):
         for name in order:
             seconds, has_torch = _time_import(name)
             imports[name].append(seconds)
             if has_torch:
                 brings_torch.add(name)
     loads, warm_ups, firsts, torch_after_load = [], [], {OURS: [], PEER: []}, False
-    for order in shuffled_rounds([OURS, PEER], 3 if quick else 6, seed=1):
+    for order in shuffled_rounds([OURS, PEER], 2 if quick else 5, seed=1):
         with running_kernel() as kernel:
             code = "import time; _t = time.perf_counter()\n%load_ext accel_nb\n_took = time.perf_counter() - _t"
             loads.append(kernel.run(code, "_took"))

@@ -199,10 +199,9 @@ def _cell(line, text):
 def _session():
     return _ip.magics_manager.registry["AccelerateMagics"].session
 def _wait_warm():
+    # What a first cell does: until the zygote's message that it can fork is there.
     started = time.perf_counter()
-    while _session().status().state != "warm":
-        time.sleep(0.01)
-        assert time.perf_counter() - started < 120
+    _session()._engine._await_zygote()
     return time.perf_counter() - started
 """
 

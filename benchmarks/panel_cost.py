@@ -54,7 +54,7 @@ def _train(on, size, steps):
 
 def panel_cost(quick: bool = False) -> Report:
     """Train with everything on and off in turn."""
-    rounds, steps = (8, 40) if quick else (40, 40)
+    rounds, steps = (6, 30) if quick else (32, 40)
     with running_kernel() as kernel:
         kernel.run(CELL_HELPERS + "\n%load_ext accel_nb\n_wait_warm()")
         kernel.run(_SETUP)
@@ -86,7 +86,7 @@ def panel_cost(quick: bool = False) -> Report:
         Figure("step time, on against off", statistics.median(changes), 0.5, "%", spread=median_interval(changes))
     )
     report.notes.append(
-        f"Extra processor time per step: {worker:.0f} us in the worker, {own:.0f} us in the kernel (the latter with the "
+        f"Extra processor time per step: {worker:.0f} us in the worker, {own:.0f} us in the kernel (with the "
         "cell's start and end, which the step time leaves out)."
     )
     return report

@@ -39,7 +39,7 @@ _CALLS = {
 
 def warm_cell(quick: bool = False) -> Report:
     """Time cells in one kernel, first without torch in it, then with it and in turn with the peer."""
-    rounds, per_round, alone = (4, 12, 60) if quick else (16, 20, 250)
+    rounds, per_round, alone = (3, 10, 60) if quick else (15, 20, 250)
     with running_kernel() as kernel:
         kernel.run(CELL_HELPERS + "\n%load_ext accel_nb\n_wait_warm()")
         for _ in range(5):

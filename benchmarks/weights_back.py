@@ -53,7 +53,7 @@ _ours, _theirs = Pipe()
 _child = subprocess.Popen([sys.executable, "-c", {child!r}, str(_theirs.fileno())], pass_fds=[_theirs.fileno()])
 _theirs.close()
 def _check(module, count):
-    assert all((part[0, 0] == count) and (part[-1, -1] == count) for part in module.parts), (count, module.parts[0][0, 0])
+    assert all(part[0, 0] == count == part[-1, -1] for part in module.parts), (count, module.parts[0][0, 0])
 def _peer(how):
     _ours.send_bytes(how.encode())
     done_at = float(_ours.recv_bytes())

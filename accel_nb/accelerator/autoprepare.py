@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.prepare import Kinds, is_prepared
+from accel_nb.accelerator.prepare import Kinds
 
 _MAX_CONTAINER = 64
 _FACTORIES = (
@@ -40,18 +40,22 @@ class Found:
         return (*self.modules, *self.optimizers, *self.schedulers, *self.loaders)
 
 
-def discover(namespace: Mapping[str, Any], names: Iterable[str]) -> Found:
-    """Find what to prepare behind ``names``, in lists, tuples and dicts too; a scheduler brings its optimizer."""
+def discover(accelerator: Accelerator, namespace: Mapping[str, Any], names: Iterable[str]) -> Found:
+    """Find what this accelerator has not prepared behind ``names``, in lists, tuples and dicts too.
+
+    A scheduler brings its optimizer.
+    """
+    prepared = accelerator._preparer
     kinds = Kinds.of(_candidates(namespace[name] for name in names if name in namespace))
     known = set(map(id, kinds.optimizers))
     behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
     optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
     inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
     return Found(
-        modules=tuple(m for m in kinds.models if id(m) not in inside and not is_prepared(m)),
-        optimizers=tuple(item for item in optimizers if not is_prepared(item)),
-        schedulers=tuple(item for item in kinds.schedulers if not is_prepared(item)),
-        loaders=tuple(item for item in kinds.loaders if not is_prepared(item)),
+        modules=tuple(m for m in kinds.models if id(m) not in inside and m not in prepared),
+        optimizers=tuple(item for item in optimizers if item not in prepared),
+        schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
+        loaders=tuple(item for item in kinds.loaders if item not in prepared),
     )
 
 
@@ -63,13 +67,7 @@ def prepare_namespace(accelerator: Accelerator, namespace: Mapping[str, Any], na
     """
     stepper = accelerator._stepper
     stepper.namespace = namespace
-    found = discover(namespace, names)
-    found = Found(
-        tuple(item for item in found.modules if item not in accelerator._preparer),
-        found.optimizers,
-        found.schedulers,
-        found.loaders,
-    )
+    found = discover(accelerator, namespace, names)
 
     def is_training() -> bool:
         models = stepper.bundle.models

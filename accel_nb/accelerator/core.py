@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -198,7 +199,7 @@ class Accelerator:
         All of them are prepared jointly, so give everything that is trained together in one call. Anything else is
         returned as it is. Every rank must call; rank 0's weights become everyone's.
 
-        Raises `MisuseError` for an object that another accelerator holds.
+        An object that another accelerator holds is taken over from it: the newest one has it.
         """
         self._prepare(objects, batch=self._resolved.config.batch or "per-worker", is_training=_always)
         return objects[0] if len(objects) == 1 else objects
@@ -335,7 +336,7 @@ class Accelerator:
         """Decorate a function to run on the last rank only."""
         return _only_if(self.is_last_process, function)
 
-    def on_process(self, function: Function | None = None, *, process_index: int = 0) -> Any:
+    def on_process(self, function: Callable[..., Any] | None = None, *, process_index: int = 0) -> Any:
         """Decorate a function to run on one rank only."""
         is_here = self.process_index == process_index
         return functools.partial(_only_if, is_here) if function is None else _only_if(is_here, function)
@@ -359,10 +360,35 @@ class Accelerator:
                 ) from None
             self._sink.emit(MetricLogged(self._world.rank, at, time.time(), str(name), number))
 
+    def report(self) -> None:
+        """Tell the sink what this rank runs with: the receipt."""
+        facts = self.describe()
+        self._sink.emit(
+            Prepared(
+                rank=self._world.rank,
+                time=time.time(),
+                device=facts["device"],
+                strategy=facts["strategy"],
+                precision=facts["precision"],
+                objects=tuple(facts["objects"]),
+                notes=tuple(facts["notes"]),
+            )
+        )
+
+    def diverge_if_sharded(self) -> None:
+        """Give a rank above 0 random numbers of its own, derived from the current ones: dropout must not repeat.
+
+        Does nothing as long as no loader is prepared: then every rank trains on the same, and must draw the same. A
+        sharded loader keeps to rank 0's order all the same.
+        """
+        if self._world.rank > 0 and any(isinstance(item, DataLoader) for item in self._preparer.objects):
+            rng.set_seed(rng.derive(int(torch.randint(2**62, ())), "rank", self._world.rank))
+
     def describe(self) -> dict[str, Any]:
         """Return what this rank runs with, as the receipt shows it."""
         preparer = self._preparer
-        names = {id(value): name for name, value in self._stepper.namespace.items() if not name.startswith("_")}
+        namespace = self._stepper.namespace or vars(sys.modules["__main__"])
+        names = {id(value): name for name, value in namespace.items() if not name.startswith("_")}
         return {
             "rank": self._world.rank,
             "num_processes": self._world.size,
@@ -400,23 +426,18 @@ class Accelerator:
         self._stepper.keeps_sums = batch == "global" and self._world.size > 1
         self._preparer.prepare(objects, batch=batch, is_training=is_training)
         new = [item for item in self._preparer.objects if id(item) not in before]
+        if any(isinstance(item, DataLoader) for item in new):
+            self.diverge_if_sharded()
         if new:
-            facts = self.describe()
-            self._sink.emit(
-                Prepared(
-                    rank=self._world.rank,
-                    time=time.time(),
-                    device=facts["device"],
-                    strategy=facts["strategy"],
-                    precision=facts["precision"],
-                    objects=tuple(facts["objects"]),
-                    notes=tuple(facts["notes"]),
-                )
-            )
+            self.report()
         return new
 
     def _notes(self) -> list[str]:
         notes = notes_on(self._preparer.objects, self._world.size, self._device)
+        if self.gradient_accumulation_steps > 1:
+            notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
+        if self._resolved.config.clip is not None:
+            notes.append(f"clip {self._resolved.config.clip:g}")
         wanted = self._resolved.config.precision
         if wanted == "auto":
             notes.append(f"precision auto is {choose_precision(wanted, self._device)} on this device")

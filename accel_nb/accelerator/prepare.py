@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.wrapped import OptimizerGate, gate_scheduler, release_scheduler
-from accel_nb.data.loader import is_sharded, shard, unshard
+from accel_nb.data.loader import shard, unshard
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.comm import Communicator
 from accel_nb.strategies.base import Bundle
@@ -95,8 +95,8 @@ class Preparer:
     ) -> None:
         """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are."""
         kinds = Kinds.of(item for item in objects if item not in self)
-        for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers):
-            self._take_over(item)
+        for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
+            _take_over(item)
         models = self._roots(kinds.models)
         if move_models:
             for model in models:
@@ -136,19 +136,6 @@ class Preparer:
             elif isinstance(item, DataLoader):
                 unshard(item)
         self._stepper.exclude(released)
-
-    def _take_over(self, item: Any) -> None:
-        """Free the object from an accelerator that is gone; raise if its accelerator is alive."""
-        claim = _claim_on(item)
-        if claim is None:
-            return
-        owner = claim.owner()
-        if owner is not None and not owner.is_closed:
-            raise MisuseError(
-                f"this {type(item).__name__} is prepared by another Accelerator that is still in use: call close() on "
-                "that one, or free_memory(...) with this object, before preparing it here"
-            )
-        claim.release(item)
 
     def _roots(self, models: list[nn.Module]) -> list[nn.Module]:
         """Leave out modules inside of others, and free those that were prepared before the module around them."""
@@ -192,6 +179,7 @@ class Preparer:
             on_share=self._stepper.window.take_share,
             is_training=is_training,
         )
+        setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
         size, workers = loader.batch_size, self._comm.world.size
         if size is not None and workers > 1:
             total = size if batch == "global" else size * workers
@@ -231,12 +219,19 @@ def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device) -> 
     return notes
 
 
-def is_prepared(item: Any) -> bool:
-    """Whether some accelerator that is alive has changed this object."""
-    if isinstance(item, DataLoader):
-        return is_sharded(item)
+def _take_over(item: Any) -> None:
+    """Free the object from the accelerator that prepared it: the newest one has it.
+
+    In a notebook a cell that builds an accelerator and prepares is run again and again.
+    """
     claim = _claim_on(item)
-    return claim is not None and (owner := claim.owner()) is not None and not owner.is_closed
+    if claim is None:
+        return
+    owner = claim.owner()
+    if owner is not None and not owner.is_closed:
+        owner.free_memory(item)
+    else:
+        claim.release(item)
 
 
 def _claim_on(item: Any) -> Claim | None:

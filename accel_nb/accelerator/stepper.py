@@ -281,8 +281,8 @@ class Stepper:
             f"parameter {index} of group {group} of the optimizer"
             + (f" ({name})" if name else "")
             + f", of shape {tuple(parameter.shape)}, belongs to no prepared model, so its gradient is not averaged "
-            f"over the {self.world.size} workers and they would drift apart. Put it into a module that is prepared (assign "
-            "it to an attribute of one before preparing), or set requires_grad=False on it"
+            f"over the {self.world.size} workers and they would drift apart. Put it into a module that is prepared "
+            "(assign it to an attribute of one before preparing), or set requires_grad=False on it"
         )
 
 

@@ -47,7 +47,7 @@ def shard(
     comm: Communicator,
     batch: BatchMeaning,
     device: torch.device | str,
-    on_share: Callable[[Share], object],
+    on_share: Callable[[Share | None], object],
     is_training: Callable[[], bool],
 ) -> DataLoader[T]:
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
@@ -55,7 +55,7 @@ def shard(
     ``batch="global"``: each batch of the loader is divided among the ranks, and its length stays. ``"per-worker"``:
     ``world.size`` consecutive batches make a global one, one for each rank, and ``len`` shrinks accordingly.
 
-    - ``on_share`` is called just before each batch is yielded.
+    - ``on_share`` is called just before each batch is yielded, and with None when the loader is exhausted.
     - ``is_training`` is asked when an iteration starts: where it says no, the rank reads the whole loader as if it had
       not been sharded (on ``device``), without any message and without ``on_share``.
     - Every rank must iterate the loader, in the same order among its loaders. Each epoch costs an all_gather and a
@@ -135,7 +135,7 @@ class _Sharding:
         comm: Communicator,
         batch: BatchMeaning,
         device: torch.device,
-        on_share: Callable[[Share], object],
+        on_share: Callable[[Share | None], object],
         is_training: Callable[[], bool],
     ) -> None:
         self.plain = plain
@@ -240,6 +240,7 @@ class _Sharding:
             batch, mine = self._cut(group, batch_size, is_last)
             self._on_share(mine)
             yield batch if move is None else move(batch)
+        self._on_share(None)
         warn_if_short(expected, is_last)
 
     def _cut(self, group: list[Any], batch_size: int | None, is_last: bool) -> tuple[Any, Share]:
@@ -271,7 +272,7 @@ class _Delivery(Iterator[Any]):
         self,
         source: Iterator[Any],
         feed: IndexFeed,
-        on_share: Callable[[Share], object],
+        on_share: Callable[[Share | None], object],
         move: Callable[[Any], Any] | None,
     ) -> None:
         self._source = source
@@ -285,6 +286,9 @@ class _Delivery(Iterator[Any]):
             self._feed.latest = None
         try:
             batch = next(self._source)
+        except StopIteration:
+            self._on_share(None)
+            raise
         except Exception:
             if self._shares:
                 self._shares.popleft()  # the batch that failed; the caller may go on with the next one

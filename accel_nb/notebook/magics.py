@@ -101,8 +101,8 @@ class AccelerateMagics(Magics):
             from difflib import get_close_matches
 
             near = get_close_matches(name, self._commands, 1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
-            raise ConfigError(f"%accelerate has no command {name!r}{hint} It has: {', '.join(self._commands)}.")
+            hint = f" (did you mean {near[0]!r}?)" if near else ""
+            raise ConfigError(f"%accelerate has no command {name!r}{hint}. It has: {', '.join(self._commands)}.")
         text = command(words[1:])
         if text:
             print(text)
@@ -114,7 +114,7 @@ class AccelerateMagics(Magics):
         if status.zygote_pid is not None:
             lines.append(f"workers are forked from process {status.zygote_pid}")
         lines += [
-            f"rank {rank}: {spec.device}, {spec.num_threads} threads, process {status.pids.get(rank, '?')}"
+            f"rank {rank}: {spec.device}, threads: {spec.num_threads}, process {status.pids.get(rank, '?')}"
             for rank, spec in enumerate(status.specs)
         ]
         if status.last_cell_s is not None:

@@ -17,7 +17,7 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
     if strategy == "auto":
         strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
     lines = [
-        f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, {specs[0].num_threads} threads each",
+        f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, threads each: {specs[0].num_threads}",
         f"strategy {strategy}, precision {config.precision}, accumulate {config.accumulate}",
     ]
     lines += [

@@ -7,13 +7,18 @@ import base64
 import builtins
 import os
 import sys
+import types
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
+import IPython
+
+import accel_nb
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace
 from accel_nb.config import Resolved, using_layers
+from accel_nb.errors import AccelNbError
 from accel_nb.notebook.shell import make_shell
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
@@ -24,6 +29,7 @@ from accel_nb.runtime import rng
 from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.telemetry.events import current_sink
 
+_IPYTHON = os.path.dirname(IPython.__file__) + os.sep
 _POINT = "__accel_nb_prepare__"
 _NO_POINT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass, ast.Global)
 
@@ -39,6 +45,7 @@ class CellProgram:
         self._returner = Returner()
         self._accelerators: dict[str, tuple[str, Accelerator]] = {}
         self._kernel_names: set[str] = set()
+        self._has_reported = False
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
         """Do one task: ``run`` a cell, or ``pull`` names."""
@@ -50,8 +57,7 @@ class CellProgram:
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         """Return type, message, traceback and the pickled error itself."""
-        lines = self._shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__)
-        return {"error": self._describe(error, list(lines))}
+        return {"error": self._describe(error, self._traceback(error))}
 
     def reopened(self) -> None:
         """Drop what was built on the old process group; the next cell prepares anew."""
@@ -77,7 +83,8 @@ class CellProgram:
         if isinstance(error, KeyboardInterrupt):
             outcome = "interrupted"
         elif error is not None:
-            outcome, reply = "raised", {"error": self._describe(error, self._shell.structured_traceback)}
+            lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+            outcome, reply = "raised", {"error": self._describe(error, lines)}
         if before is None:
             return Handled(outcome, {**reply, "returned": None})
         parcels = self._returner.collect(
@@ -98,7 +105,10 @@ class CellProgram:
             transformers: list[ast.NodeTransformer] = []
             if not body["is_empty"]:
                 accelerator = self._accelerator("plain" if is_plain else "explicit", resolved)
-                self._namespace["accelerator"] = accelerator
+                self._bind(accelerator)
+                if body["has_rng"]:
+                    accelerator.diverge_if_sharded()
+                self._has_reported = False
                 if is_plain and resolved.config.prepare:
                     stack.enter_context(plain_torch(accelerator))
                     transformers = [_InsertPoints()]
@@ -118,9 +128,13 @@ class CellProgram:
     def _prepare(self, accelerator: Accelerator, names: list[str]) -> None:
         """Prepare what has been bound since the last point, once there is something that trains."""
         __tracebackhide__ = True
-        found = discover(self._namespace, names)
+        found = discover(accelerator, self._namespace, names)
         if found.optimizers or (accelerator.holds_optimizers and (found.loaders or found.schedulers)):
             prepare_namespace(accelerator, self._namespace, names)
+            self._has_reported = True
+        elif accelerator.holds_optimizers and not self._has_reported:
+            self._has_reported = True
+            accelerator.report()
 
     def _pull(self, body: dict[str, Any]) -> Handled:
         missing = [name for name in body["names"] if name not in self._namespace]
@@ -151,6 +165,13 @@ class CellProgram:
         self._accelerators[kind] = (key, accelerator)
         return accelerator
 
+    def _bind(self, accelerator: Accelerator) -> None:
+        """Bind ``accelerator`` for the cell, unless the user has bound a living one: that one stays."""
+        bound = self._namespace.get("accelerator")
+        is_users = isinstance(bound, Accelerator) and all(bound is not ours for _, ours in self._accelerators.values())
+        if not (is_users and not bound.is_closed):
+            self._namespace["accelerator"] = accelerator
+
     def _close_accelerator(self, kind: str) -> None:
         known = self._accelerators.pop(kind, None)
         if known is not None:
@@ -162,6 +183,20 @@ class CellProgram:
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         sys.stdout.flush()
         self._worker.note(topic, body)
+
+    def _traceback(self, error: BaseException) -> list[str]:
+        """Format an error's traceback without the frames of this package, unless there are no others."""
+        own = os.path.dirname(accel_nb.__file__) + os.sep
+        shown = error.__traceback__
+        frames = []
+        while shown is not None:
+            if not shown.tb_frame.f_code.co_filename.startswith((own, _IPYTHON)):
+                frames.append(shown)
+            shown = shown.tb_next
+        for frame in reversed(frames):
+            shown = types.TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        formatter = self._shell.InteractiveTB
+        return list(formatter.structured_traceback(type(error), error, shown or error.__traceback__))
 
     def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
         try:

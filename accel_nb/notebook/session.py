@@ -27,7 +27,8 @@ from accel_nb.pool.shipping import Ledger
 from accel_nb.ui import Panel
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
-PRELOAD = ("accel_nb.notebook.program",)
+PRELOAD = ("accel_nb.notebook.program", "torch._dynamo")
+"""What workers need at once; torch's optimizers import the second when the first of them is made."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +124,9 @@ class Session:
 
     def look(self) -> None:
         """Take in what happened since the last cell, without waiting."""
-        if self._engine is not None and self._pool is None:
+        if self._pool is not None:
+            self._pool.look_around()
+        elif self._engine is not None:
             self._engine.look()
 
     def status(self) -> Status:
@@ -160,7 +163,8 @@ class Session:
     ) -> tuple[list[Answer], Reason | None]:
         pool = self._pool_for(specs)
         resolved.check_world(pool.size)
-        delivered = self._ledger.prepare(names.needed, self.namespace, rng=self._changed_rng())
+        states = self._changed_rng()
+        delivered = self._ledger.prepare(names.needed, self.namespace, rng=states)
         parcel, sent = delivered or (None, [])
         self._ledger.record(sent, self.namespace)
         body = {
@@ -175,6 +179,7 @@ class Session:
             "config": resolved.to_json(),
             "cwd": os.getcwd(),
             "wants_rng": "torch" in sys.modules,
+            "has_rng": states is not None,
         }
         ranks = resolved.config.ranks or range(pool.size)
         try:

@@ -119,7 +119,8 @@ class Group:
             if store_path is None:
                 where: dict[str, Any] = {"init_method": "env://"}
             else:
-                where = {"store": dist.FileStore(store_path, self.world.size)}
+                store = dist.FileStore(store_path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
+                where = {"store": store}
             dist.init_process_group(
                 self.backend,
                 rank=self.world.rank,

@@ -196,7 +196,8 @@ def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
                 twin = copy.copy(nested)
             except TypeError:  # its constructor wants more than it gives away
                 return items
-            twin.update(items)
+            for key, value in items.items():  # some mappings (model outputs) refuse `update`
+                twin[key] = value
             return twin
         return cast(Any, kind)(items)
     if _is_dataclass(nested):

@@ -208,7 +208,7 @@ def multiply_gradients(bundle: Bundle, factor: float) -> None:
         if parameter.grad is not None
     }
     if gradients:
-        torch._foreach_mul_(list(gradients.values()), factor)
+        torch._foreach_mul_(list(gradients.values()), factor)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _copied(state: Any) -> Any:

@@ -28,6 +28,7 @@ class MemoryMeter:
         self._gradients = 0
         self._state = 0
         self._counted_for: tuple[int, ...] = ()
+        self._baseline: int | None = None
 
     def sample(self, step: int, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
         """Report if it is time; gradients must be there to be counted, so call it between backward and zero_grad."""
@@ -38,6 +39,9 @@ class MemoryMeter:
         self._count(tuple(models), tuple(optimizers))
         use = memory(self._device)
         known = self._parameters + self._gradients + self._state
+        if self._baseline is None:
+            # On the CPU the device is the process, and most of it was there before: count what it grows by.
+            self._baseline = max(0, use.allocated - known) if self._device.type == "cpu" else 0
         self._sink.emit(
             MemorySample(
                 rank=self._rank,
@@ -46,7 +50,7 @@ class MemoryMeter:
                 parameters=self._parameters,
                 gradients=self._gradients,
                 optimizer=self._state,
-                other=max(0, use.allocated - known),
+                other=max(0, use.allocated - known - self._baseline),
                 cached=max(0, use.reserved - use.allocated),
                 free=use.free,
             )

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,7 +57,7 @@ class Executed:
 
 
 def execute(name: str, facts: str) -> Executed:
-    """Run a notebook, and below it a cell that prints ``facts`` (an expression) as JSON and one that names processes."""
+    """Run a notebook and two more cells: one prints ``facts``, an expression, as JSON, the other names processes."""
     notebook = nbformat.read(FOLDER / name, as_version=4)
     for ident, source in (("facts", f"import json\nprint(json.dumps({facts}))"), ("processes", STATUS)):
         notebook.cells.append(nbformat.v4.new_code_cell(source, id=ident))
@@ -76,7 +75,7 @@ def execute(name: str, facts: str) -> Executed:
 def quickstart() -> Executed:
     return execute(
         "01_quickstart.ipynb",
-        '{"accuracy": accuracy, "losses": losses, "same": first_weight is model[0].weight, "model": type(model).__name__}',
+        '{"accuracy": accuracy, "losses": losses, "same": first_weight is model[0].weight}',
     )
 
 
@@ -198,7 +197,7 @@ def test_stripping_finds_an_output(project: Path, tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def small(tmp_path: Path) -> Iterator[Path]:
+def small(tmp_path: Path) -> Path:
     """A notebook that needs no worker."""
     path = tmp_path / "small.ipynb"
     source = 'from IPython.display import Image, display\nimport base64\nprint("accuracy: 100%")\n' + (
@@ -206,7 +205,7 @@ def small(tmp_path: Path) -> Iterator[Path]:
         'gg==")))'
     )
     nbformat.write(nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)]), path)
-    yield path
+    return path
 
 
 def test_demo_runs_a_notebook_and_extracts_pictures(

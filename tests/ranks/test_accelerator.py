@@ -185,7 +185,7 @@ def test_gathering_and_friends() -> None:
         assert facts["nested"] == {"a": [0, 1]}
         assert facts["reduced"] == [1.5]
         assert facts["broadcast"] == [1]
-        assert sorted(sum(facts["metrics"], [])) == list(range(7))
+        assert sorted(value for batch in facts["metrics"] for value in batch) == list(range(7))
     assert first["padded"] == [[1.0, -1.0]]
     assert (first["main"], second["main"]) == ("here", None)
     assert (first["last"], second["last"]) == (None, "here")
@@ -239,5 +239,5 @@ def test_steps_are_reported_with_each_ranks_own_loss() -> None:
     first, second = run_ranks(reports, 2)
     assert [step.loss for step in first] == [2.0, 8.0]  # samples 0, 4 then 8
     assert [step.num_samples for step in first] == [2, 1]
-    assert [step.loss for step in second][0] == 4.0  # samples 2, 6
+    assert second[0].loss == 4.0  # samples 2, 6
     assert [step.num_samples for step in second] == [2, 0]

@@ -47,7 +47,10 @@ _HAS_KERNEL = """() => {
   return window.accelNbInfo && kernel.connectionStatus === 'connected';
 }"""
 
-_IS_IDLE = "() => window.jupyterapp.shell.currentWidget.sessionContext.session?.kernel?.status === 'idle'"
+_HAS_RUN = """cell => {
+  const { content } = window.jupyterapp.shell.currentWidget;
+  return typeof content.widgets[cell].model.executionCount === 'number';
+}"""
 
 
 def find_browser() -> str | None:
@@ -157,15 +160,24 @@ def execute(page: Page, command: str, args: dict[str, object] | None = None) -> 
     )
 
 
-def wait_until_idle(page: Page, deadline_s: float = 60) -> None:
-    """Return when the kernel has nothing to run any more: all that its cells had to show has arrived."""
-    page.wait_for_function(_IS_IDLE, timeout=deadline_s * 1000)
+def show_sidebar(page: Page) -> None:
+    """Open the right-hand panel."""
+    page.evaluate("() => { window.jupyterapp.shell.activateById('accel-nb-sidebar'); }")
+
+
+def wait_until_ran(page: Page, cell: int, deadline_s: float = 60) -> None:
+    """Return when a cell has its number: all that it had to show has arrived.
+
+    The kernel's own status does not tell: it says "idle" after every comm message that it takes beside a running cell.
+    """
+    page.wait_for_function(_HAS_RUN, arg=cell, timeout=deadline_s * 1000)
 
 
 def use_theme(page: Page, theme: str) -> None:
     """Switch to "JupyterLab Light" or "JupyterLab Dark" and wait until the page has."""
     execute(page, "apputils:change-theme", {"theme": theme})
     page.wait_for_selector(f"body[data-jp-theme-name='{theme}']", state="attached")
+    page.wait_for_selector("#jupyterlab-splash", state="detached")
 
 
 def wait_for(condition: Callable[[], object], deadline_s: float) -> bool:

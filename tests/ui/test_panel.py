@@ -1,4 +1,4 @@
-"""The live panel in JupyterLab: drawn while a cell runs, in both themes, found again after a reload."""
+"""The live panel in JupyterLab: drawn while a cell runs, in both themes, back after a reload of the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Page, expect
 
-from tests.ui.lab import LabServer, execute, open_notebook, use_theme, wait_until_idle
+from tests.ui.lab import LabServer, execute, open_notebook, use_theme, wait_until_ran
 
 ROOT = Path(__file__).parents[2]
 NUM_STEPS = 600
@@ -33,17 +33,6 @@ def feed(part):
 
 RUN_ALL = 'feed(events)\npanel.finish("done")'
 
-RUN_IN_TWO_PARTS = """
-half = next(place for place, event in enumerate(events) if getattr(event, "step", 0) > 300)
-feed(events[:half])
-panel.refresh(force=True)
-while not Path("go").exists():
-    panel.refresh()
-    time.sleep(0.02)
-feed(events[half:])
-panel.finish("done")
-"""
-
 
 @pytest.fixture
 def notebook(lab: LabServer, request: pytest.FixtureRequest) -> str:
@@ -65,7 +54,7 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     panel = page.locator(".accel-nb-panel")
     expect(panel).to_have_attribute("data-status", "running")
     expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
-    wait_until_idle(page)  # the finished output takes the running one's place
+    wait_until_ran(page, 1)  # the finished output takes the running one's place
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
     expect(panel.locator("canvas")).to_have_count(3)  # the loss and two memory maps
     drawn = panel.locator(".accel-nb-section").first.get_attribute("data-points-drawn") or ""
@@ -82,17 +71,18 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     assert not [url for url in foreign if url.startswith("http")]
 
 
-@pytest.mark.parametrize("notebook", [RUN_IN_TWO_PARTS], indirect=True, ids=["parts"])
-def test_panel_finds_its_history_when_the_page_is_reloaded(page: Page, lab: LabServer, notebook: str):
+@pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
+def test_panel_and_its_picture_survive_saving_and_a_reload(page: Page, lab: LabServer, notebook: str):
     open_notebook(page, lab, notebook)
     execute(page, "notebook:run-all-cells")
     panel = page.locator(".accel-nb-panel")
-    expect(panel).to_have_attribute("data-points", str(NUM_STEPS), timeout=60_000)
+    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
+    wait_until_ran(page, 1)
+    expect(panel).to_have_attribute("data-status", "done")
     execute(page, "docmanager:save")
     page.wait_for_function("() => window.jupyterapp.shell.currentWidget.context.model.dirty === false")
-    page.goto(lab.url(notebook))  # a busy kernel does not answer who it is: wait for what must be seen
-    expect(panel).to_have_attribute("data-points", str(NUM_STEPS), timeout=60_000)
-    (lab.root / "go").touch()
-    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
-    wait_until_idle(page)
+    (output,) = nbformat.read(lab.root / notebook, as_version=4).cells[1].outputs
+    assert set(output["data"]) == {"application/vnd.jupyter.widget-view+json", "image/png", "text/plain"}
+    open_notebook(page, lab, notebook)
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
+    expect(panel.locator("canvas")).to_have_count(3)

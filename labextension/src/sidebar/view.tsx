@@ -112,7 +112,7 @@ function Ready({
 function Options({ trans }: { readonly trans: TranslationBundle }): React.JSX.Element {
   return (
     <details className="accel-nb-options">
-      <summary>{trans.__('Options of %%accelerate')}</summary>
+      <summary>{trans.__('Options of a run')}</summary>
       <dl>
         {optionLines().map(option => (
           <div key={option.flag}>

@@ -1,0 +1,106 @@
+import { describe, expect, it, vi } from 'vitest';
+import define from '../src/widget/index';
+import { stepMessage } from './messages';
+
+type Handler = (...values: unknown[]) => void;
+
+/** anywidget's model as far as the widget uses it. */
+class FakeModel {
+  readonly sent: unknown[] = [];
+  readonly traits: Record<string, unknown> = { final: {}, snapshot: null };
+
+  get(name: string): unknown {
+    return this.traits[name];
+  }
+
+  on(name: string, handler: Handler): void {
+    this.handlers.set(name, [...(this.handlers.get(name) ?? []), handler]);
+  }
+
+  off(name: string, handler: Handler): void {
+    this.handlers.set(
+      name,
+      (this.handlers.get(name) ?? []).filter(known => known !== handler)
+    );
+  }
+
+  send(content: unknown): void {
+    this.sent.push(content);
+  }
+
+  emit(name: string, ...values: unknown[]): void {
+    for (const handler of this.handlers.get(name) ?? []) {
+      handler(...values);
+    }
+  }
+
+  get numHandlers(): number {
+    return [...this.handlers.values()].flat().length;
+  }
+
+  private readonly handlers = new Map<string, Handler[]>();
+}
+
+function start(traits: Record<string, unknown> = {}) {
+  const model = new FakeModel();
+  Object.assign(model.traits, traits);
+  const stopped = new AbortController();
+  const widget = define();
+  const props = { model, el: document.createElement('div'), signal: stopped.signal };
+  document.body.append(props.el);
+  widget.initialize(props as unknown as Parameters<typeof widget.initialize>[0]);
+  widget.render(props as unknown as Parameters<typeof widget.render>[0]);
+  const points = () => props.el.querySelector<HTMLElement>('.accel-nb-panel')?.dataset.points;
+  const receive = (base: number, extra: Record<string, unknown> = {}) => {
+    const { content, buffer } = stepMessage(base, [[base + 1, 0.5, 0.1, 5]], extra);
+    model.emit('msg:custom', content, [buffer]);
+  };
+  return { model, stopped, points, receive, el: props.el };
+}
+
+describe('the widget', () => {
+  it('adds up the deltas of a run that it saw from the start', () => {
+    const { points, receive, model } = start();
+    receive(0);
+    receive(1);
+    expect(points()).toBe('2');
+    expect(model.sent).toHaveLength(1); // the greeting, which a kernel that has sent nothing ignores
+  });
+
+  it('asks for a snapshot when it comes into the middle of a run, and goes on from there', () => {
+    const { points, receive, model } = start();
+    receive(5, { kind: 'snapshot' });
+    receive(8);
+    receive(9);
+    expect(points()).toBe('1');
+    expect(model.sent).toHaveLength(2); // one more request, however many deltas are missed
+    receive(10, { kind: 'snapshot' });
+    receive(11);
+    expect(points()).toBe('2');
+  });
+
+  it('draws a saved notebook from its traits', () => {
+    const { content, buffer } = stepMessage(3, [[1, 0.5, 0.1, 5]], { kind: 'snapshot' });
+    const { points, model } = start({ final: content, snapshot: buffer });
+    expect(points()).toBe('1');
+    expect(model.sent).toHaveLength(0);
+  });
+
+  it('survives forged messages and traits', () => {
+    const warn = vi.spyOn(console, 'warn').mockImplementation(() => undefined);
+    const { model, points } = start({ final: { kind: 'snapshot', facts: '<img>' }, snapshot: null });
+    model.emit('msg:custom', { kind: 'delta' }, []);
+    model.emit('msg:custom', null, []);
+    expect(points()).toBe('0');
+    expect(warn).toHaveBeenCalledTimes(3);
+    warn.mockRestore();
+  });
+
+  it('leaves nothing behind', () => {
+    const { model, stopped, el } = start();
+    expect(model.numHandlers).toBe(2);
+    stopped.abort();
+    expect(model.numHandlers).toBe(0);
+    expect(el.querySelector('.accel-nb-panel')).toBeNull();
+  });
+});

@@ -1,0 +1,193 @@
+"""The accelerator in one process."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, Prepared, StepDone
+
+
+class Recorder:
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+    def of(self, kind: type) -> list[Any]:
+        return [event for event in self.events if isinstance(event, kind)]
+
+
+def _parts(lr: float = 0.1) -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=lr)
+
+
+def _step(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    accelerator.backward(model(torch.ones(1, 2)).sum())
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("built", ["before", "after"])
+def test_schedulers_do_not_warn(built: str) -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if built == "before":
+            scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+            accelerator.prepare(model, optimizer, scheduler)
+        else:
+            accelerator.prepare(model, optimizer)
+            scheduler = accelerator.prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5))
+        _step(accelerator, model, optimizer)
+        scheduler.step()
+    assert scheduler.get_last_lr() == [0.05]
+
+
+def test_scheduler_counts_optimizer_steps_by_batch_and_epochs_by_epoch() -> None:
+    model, optimizer = _parts()
+    by_batch = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 1.0)
+    by_epoch = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda count: 1.0)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator.prepare(model, optimizer, by_batch, by_epoch)
+    for _ in range(2):
+        for _ in range(4):
+            _step(accelerator, model, optimizer)
+            by_batch.step()
+        by_epoch.step()
+    assert by_batch.last_epoch == 4
+    assert by_epoch.last_epoch == 2
+
+
+def test_step_and_zero_grad_wait_for_the_window() -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator.prepare(model, optimizer)
+    before = model.weight.detach().clone()  # type: ignore[union-attr, operator]
+    _step(accelerator, model, optimizer)
+    assert torch.equal(model.weight, before)  # type: ignore[arg-type]
+    assert model.weight.grad is not None  # type: ignore[union-attr]
+    assert not accelerator.sync_gradients
+    _step(accelerator, model, optimizer)
+    assert not torch.equal(model.weight, before)  # type: ignore[arg-type]
+    assert model.weight.grad is None  # type: ignore[union-attr]
+    assert accelerator.sync_gradients
+    accelerator.gradient_accumulation_steps = 1
+    _step(accelerator, model, optimizer)
+    assert model.weight.grad is None  # type: ignore[union-attr]
+    with pytest.raises(MisuseError, match="at least 1"):
+        accelerator.gradient_accumulation_steps = 0
+
+
+def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.LBFGS(model.parameters())
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer)
+    x, y = torch.randn(8, 2), torch.randn(8, 1)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        accelerator.backward(loss)
+        return loss
+
+    first = optimizer.step(closure)
+    assert optimizer.step(closure) < first
+    accelerator.gradient_accumulation_steps = 2
+    with pytest.raises(MisuseError, match="closure"):
+        optimizer.step(closure)
+
+
+def test_what_is_no_loss_is_refused() -> None:
+    accelerator = Accelerator(cpu=True)
+    with pytest.raises(MisuseError, match="float"):
+        accelerator.backward(1.0)  # type: ignore[arg-type]
+    with pytest.raises(MisuseError, match="no gradient"):
+        accelerator.backward(torch.ones(()))
+
+
+def test_scheduler_without_its_optimizer_is_refused() -> None:
+    _, optimizer = _parts()
+    with pytest.raises(MisuseError, match="prepare both"):
+        Accelerator(cpu=True).prepare(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+
+
+def test_strategy_that_does_not_fit_is_refused_with_a_way_out() -> None:
+    with pytest.raises(ConfigError, match=r"at least 2 workers.*auto"):
+        Accelerator(cpu=True, strategy="ddp")
+
+
+def test_dropped_accelerator_is_gone_and_its_objects_can_be_taken_over() -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator.prepare(model, optimizer)
+    accelerator.on_main_process(lambda: None)
+    gone = weakref.ref(accelerator)
+    gc.disable()
+    try:
+        del accelerator
+        assert gone() is None
+    finally:
+        gc.enable()
+    again = Accelerator(cpu=True)
+    again.prepare(model, optimizer)
+    _step(again, model, optimizer)
+    assert type(model) is nn.Linear
+
+
+def test_events_of_a_run() -> None:
+    recorder = Recorder()
+    model, optimizer = _parts(lr=0.25)
+    accelerator = Accelerator(cpu=True, sink=recorder)
+    accelerator.prepare(model, optimizer)
+    _step(accelerator, model, optimizer)
+    accelerator.log({"accuracy": torch.tensor(0.5)}, step=7)
+    with pytest.raises(MisuseError, match="'name'"):
+        accelerator.log({"name": "text"})
+    (prepared,) = recorder.of(Prepared)
+    assert prepared.objects == ("Linear (3 parameters)", "SGD")
+    (step,) = recorder.of(StepDone)
+    assert (step.step, step.learning_rate, step.skipped) == (1, 0.25, False)
+    (sample,) = recorder.of(MemorySample)
+    assert (sample.parameters, sample.gradients, sample.optimizer) == (12, 12, 0)
+    (metric,) = recorder.of(MetricLogged)
+    assert (metric.name, metric.value, metric.step) == ("accuracy", 0.5, 7)
+
+
+def test_nan_is_not_an_error() -> None:
+    recorder = Recorder()
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True, sink=recorder)
+    accelerator.prepare(model, optimizer)
+    accelerator.backward(model(torch.full((1, 2), torch.nan)).sum())
+    optimizer.step()
+    assert recorder.of(StepDone)[0].loss != recorder.of(StepDone)[0].loss
+
+
+def test_forward_of_the_instance_and_hooks_are_kept() -> None:
+    model, _ = _parts()
+    calls: list[str] = []
+    own = model.forward
+    model.forward = lambda x: calls.append("own") or own(x)  # type: ignore[method-assign, func-returns-value]
+    model.register_forward_hook(lambda *_: calls.append("hook"))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16")
+    accelerator.prepare(model)
+    assert model(torch.ones(1, 2)).dtype == torch.float32
+    assert calls == ["own", "hook"]
+    accelerator.unwrap_model(model)
+    model(torch.ones(1, 2))
+    assert calls == ["own", "hook", "own", "hook"]
