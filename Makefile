@@ -40,7 +40,7 @@ $(STAMPS)/torch: .ci/constraints.txt | $(BIN)/python
 
 # The build back end is wanted in the environment itself: the package is then installed without a second download.
 $(STAMPS)/python: pyproject.toml .ci/constraints.txt $(STAMPS)/torch
-	$(PIP) install -c .ci/constraints.txt hatchling hatch-nodejs-version hatch-jupyter-builder jupyter-builder
+	$(PIP) install -c .ci/constraints.txt hatchling editables hatch-nodejs-version hatch-jupyter-builder jupyter-builder
 	$(PIP) install -c .ci/constraints.txt --requirement <($(BIN)/python .ci/requirements.py)
 	@touch $@
 

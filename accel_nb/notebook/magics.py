@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import shlex
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -179,6 +180,8 @@ def load(shell: Any) -> AccelerateMagics:
     magics = AccelerateMagics(shell)
     shell.register_magics(magics)
     magics.session.warm_up()
+    # The first parsing of flags imports most of what it needs: let it happen while the user writes the first cell.
+    threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session))
     magics.session.on_change = magics.sidebar.push
     return magics

@@ -19,6 +19,8 @@ from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, 
 from accel_nb.ui import Panel
 
 FLUSH_S = 0.03
+QUIET_S = 0.04
+"""How long a cell may run before its first line is shown."""
 SHOWN_BYTES = 1024 * 1024
 """After this many bytes of a cell, rank 0's text goes to the log only, and its end is shown when the cell ends."""
 
@@ -39,13 +41,18 @@ class CellOutput:
         self._num_shown = 0
         self.logs = {rank: RankLog() for rank in range(len(specs))}
         self._receipt = DisplayHandle()
-        self._receipt.display(as_bundle(starting_line(specs, is_new=is_new)), raw=True)
+        self._receipt_text: str | None = None
+        self._starting_text = starting_line(specs, is_new=is_new)
+        self._started = time.monotonic()
+        if is_new:
+            self._show_receipt(self._starting_text)
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         """Keep what a rank wrote, and show it if the rank is one to show."""
         self.logs[rank].write(data)
         if rank not in self._shown_ranks or self._num_shown > SHOWN_BYTES:
             return
+        self._begin()
         self._num_shown += len(data)
         text = self._decoders.setdefault((rank, stream), Decoder()).decode(data)
         if len(self._shown_ranks) > 1:
@@ -61,11 +68,13 @@ class CellOutput:
         if topic == "event":
             self._take_event(from_message(body))
         elif rank in self._shown_ranks:
+            self._begin()
             self._flush()
             self._show(topic, body)
 
     def measured(self, events: Sequence[Event]) -> None:
         """Take in numbers."""
+        self._begin()
         self._panel.feed(events)
 
     def answered(self, answer: Answer) -> None:
@@ -78,6 +87,8 @@ class CellOutput:
 
     def tick(self) -> None:
         """Show what waits."""
+        if time.monotonic() - self._started > QUIET_S:
+            self._begin()
         self._flush()
         self._panel.refresh()
 
@@ -101,8 +112,21 @@ class CellOutput:
         else:
             self._panel.feed([event])
 
+    def _begin(self) -> None:
+        """Show the first line, once, above everything else; a cell that ends at once needs only its last one."""
+        if self._receipt_text is None:
+            self._show_receipt(self._starting_text)
+
     def _update_receipt(self) -> None:
-        self._receipt.update(as_bundle(receipt_line(self._specs, list(self._reports.values()))), raw=True)
+        self._show_receipt(receipt_line(self._specs, list(self._reports.values())))
+
+    def _show_receipt(self, text: str) -> None:
+        """Show or replace the receipt; each message makes the kernel flush its streams, so none is sent twice."""
+        if text == self._receipt_text:
+            return
+        show = self._receipt.display if self._receipt_text is None else self._receipt.update
+        self._receipt_text = text
+        show(as_bundle(text), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         shell = get_ipython()

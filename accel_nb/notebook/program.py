@@ -9,7 +9,7 @@ import os
 import sys
 import types
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import IPython
@@ -17,7 +17,7 @@ import IPython
 import accel_nb
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace
-from accel_nb.config import Resolved, using_layers
+from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError
 from accel_nb.notebook.shell import make_shell
 from accel_nb.pool import pickling
@@ -27,6 +27,7 @@ from accel_nb.pool.shipping import Delivery
 from accel_nb.pool.worker import Handled, Worker
 from accel_nb.runtime import rng
 from accel_nb.runtime.comm import LocalComm, TorchComm
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import current_sink
 
 _IPYTHON = os.path.dirname(IPython.__file__) + os.sep
@@ -211,6 +212,42 @@ class CellProgram:
             "traceback": lines,
             "pickled": pickled,
         }
+
+
+class _Nobody:
+    """Stands in for a worker where there is none yet."""
+
+    world = World()
+    group = None
+    interruptible = staticmethod(nullcontext)
+
+    def emit(self, event: Any) -> None:
+        """Drop the event."""
+
+    def note(self, topic: str, body: dict[str, Any]) -> None:
+        """Drop the note."""
+
+
+def warm() -> None:
+    """Make the shell and run an empty cell before workers are forked: they share the memory that this fills."""
+    program = CellProgram(_Nobody())  # type: ignore[arg-type]
+    body = {
+        "source": "pass",
+        "execution_count": 0,
+        "used": [],
+        "bound": [],
+        "shared": [],
+        "is_plain": True,
+        "is_empty": False,
+        "parcel": None,
+        "config": resolve([]).to_json(),
+        "cwd": os.getcwd(),
+        "wants_rng": False,
+        "has_rng": False,
+    }
+    program.handle("run", body, [])
+    program.reopened()
+    program._namespace.pop("accelerator", None)
 
 
 class _InsertPoints(ast.NodeTransformer):

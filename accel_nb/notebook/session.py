@@ -27,8 +27,8 @@ from accel_nb.pool.shipping import Ledger
 from accel_nb.ui import Panel
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
-PRELOAD = ("accel_nb.notebook.program", "torch._dynamo")
-"""What workers need at once; torch's optimizers import the second when the first of them is made."""
+PRELOAD = ("torch._dynamo", "accel_nb.notebook.program:warm")
+"""What is loaded before workers are forked; torch's optimizers import the first when one of them is made."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,6 +92,11 @@ class WorkerShell(InteractiveShell):
 
 def make_shell(show: Show) -> WorkerShell:
     """Make the shell of this worker, with a fresh ``__main__`` as its namespace."""
+    if WorkerShell.initialized():  # made before this process was forked
+        shell = WorkerShell.instance()
+        shell.display_pub.show = show  # type: ignore[attr-defined]
+        shell.displayhook.show = show  # type: ignore[attr-defined]
+        return shell
     main = types.ModuleType("__main__", "The namespace of the notebook's cells in this worker.")
     sys.modules["__main__"] = main
     config = Config()

@@ -7,7 +7,7 @@ kernel -> worker's monitor thread: `Interrupt` (it reads a channel of its own, a
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from accel_nb.pool.channel import ChannelError, Message
@@ -131,7 +131,7 @@ _RECORDS: dict[str, type] = {
 
 def encode(record: Any) -> Message:
     """Return the record as a message."""
-    return {"kind": record.kind, **asdict(record)}
+    return {"kind": record.kind, **{item.name: getattr(record, item.name) for item in fields(record)}}
 
 
 def decode(message: Message) -> Any:

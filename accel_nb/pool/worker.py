@@ -85,6 +85,10 @@ class Worker:
         else:
             self.note("event", to_message(event))
 
+    def emit_step(self, *values: Any) -> None:
+        """Take the fields of a `StepDone`."""
+        self._ring.write_step(*values)
+
     def note(self, topic: str, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
         """Tell the kernel something about the running request."""
         self._control.send(encode(Note(self._number, topic, body)), descriptors or ())

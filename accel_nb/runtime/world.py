@@ -22,9 +22,7 @@ class World:
         if not 0 <= self.rank < self.size:
             raise ValueError(f"rank {self.rank} is outside of a world of {self.size}")
         if not 0 <= self.local_rank < self.local_size <= self.size:
-            raise ValueError(
-                f"local rank {self.local_rank} of {self.local_size} does not fit a world of {self.size}"
-            )
+            raise ValueError(f"local rank {self.local_rank} of {self.local_size} does not fit a world of {self.size}")
 
     @property
     def is_main(self) -> bool:

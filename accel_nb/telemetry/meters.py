@@ -31,6 +31,8 @@ class StepMeter:
         self._num_samples = 0
         self._has_loss = False
         self._started = time.perf_counter()
+        # A sink may take a step's numbers as they are, which spares making the event.
+        self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
         self._copies = _Copies() if torch.device(device).type == "cuda" else None
 
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
@@ -56,12 +58,9 @@ class StepMeter:
         weight = self._weight
         if self._copies is None:
             loss = self._sum / weight if weight else self._sum
-            self._sink.emit(
-                StepDone(
-                    self._rank, self.step, time.time(), loss, learning_rate, now - self._started, self._num_samples,
-                    skipped,
-                )
-            )  # fmt: skip
+            self._emit_step(
+                self._rank, self.step, time.time(), loss, learning_rate, now - self._started, self._num_samples, skipped
+            )
         else:
             pending = _Pending(
                 self.step, time.time(), learning_rate, now - self._started, self._num_samples, skipped, weight

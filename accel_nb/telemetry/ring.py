@@ -47,6 +47,19 @@ class RingWriter:
         """Whether the event is numeric, so that the ring can carry it."""
         return isinstance(event, StepDone | MemorySample)
 
+    def write_step(
+        self, rank: int, step: int, time: float, loss: float, learning_rate: float, step_s: float, num_samples: int,
+        skipped: bool,
+    ) -> None:  # fmt: skip
+        """Add the record of a `StepDone` with these fields without making the event: this is on the hot path."""
+        offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
+        self._count += 1
+        _SLOT.pack_into(
+            self._memory, offset, self._count, _STEP, rank, step, time, loss, learning_rate, step_s, num_samples,
+            skipped, 0.0, 0.0, 0.0,
+        )  # fmt: skip
+        _HEADER.pack_into(self._memory, 0, self._count)
+
     def write(self, event: StepDone | MemorySample) -> None:
         """Add one record, overwriting the oldest when full."""
         if isinstance(event, StepDone):

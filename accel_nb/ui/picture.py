@@ -72,7 +72,7 @@ def _compressed(canvas: FigureCanvasAgg) -> bytes:
 
     image = Image.fromarray(np.asarray(canvas.buffer_rgba())).convert("RGB")
     buffer = io.BytesIO()
-    reduced = image.quantize(96, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
+    reduced = image.quantize(128, method=Image.Quantize.FASTOCTREE, dither=Image.Dither.NONE)
     reduced.save(buffer, "PNG", optimize=True, dpi=(DPI, DPI))
     return buffer.getvalue()
 
