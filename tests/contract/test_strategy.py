@@ -12,7 +12,6 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.runtime.group import Group

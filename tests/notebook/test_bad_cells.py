@@ -14,6 +14,15 @@ from tests.notebook.test_cells import done, run
 from tests.support.kernel import running_kernel
 
 
+ONE_RAISES = """if accelerator.process_index == 1:
+    raise ValueError('only here')
+accelerator.wait_for_everyone()"""
+
+ONE_EXITS = """import os
+if accelerator.process_index == 1: os._exit(3)
+accelerator.wait_for_everyone()"""
+
+
 @pytest.fixture(autouse=True)
 def next_cell_works(kernel):
     yield
@@ -38,9 +47,7 @@ def test_exception_on_every_rank_keeps_type_and_line(kernel):
 
 def test_exception_on_one_rank_is_told_at_once(kernel):
     started = time.monotonic()
-    output = run(
-        kernel, "if accelerator.process_index == 1:\n    raise ValueError('only here')\naccelerator.wait_for_everyone()"
-    )
+    output = run(kernel, ONE_RAISES)
     assert output.error == ("ValueError", "only here")
     assert "rank 1 raised:" in output.traceback
     assert "----> 3     raise ValueError('only here')" in output.traceback
@@ -50,7 +57,8 @@ def test_exception_on_one_rank_is_told_at_once(kernel):
 def test_exception_class_of_the_cell_keeps_its_type(kernel):
     kernel.run("class Odd(Exception):\n    pass")
     output = kernel.run(
-        "try:\n    get_ipython().run_cell_magic('accelerate', '--cpus 2', 'raise Odd(3)')\nexcept Odd as error:\n    print('caught', error)"
+        "try:\n    get_ipython().run_cell_magic('accelerate', '--cpus 2', 'raise Odd(3)')\n"
+        "except Odd as error:\n    print('caught', error)"
     )
     assert "caught 3" in output.stdout, output.traceback
 
@@ -107,7 +115,7 @@ def test_code_and_flags_that_disagree_are_both_named(kernel):
 
 
 def test_an_exiting_rank_is_named(kernel):
-    output = run(kernel, "import os\nif accelerator.process_index == 1: os._exit(3)\naccelerator.wait_for_everyone()")
+    output = run(kernel, ONE_EXITS)
     assert output.error is not None
     assert output.error[0] == "WorkerDied"
     assert "rank 1 exited with code 3" in output.error[1]
@@ -116,7 +124,8 @@ def test_an_exiting_rank_is_named(kernel):
 def test_a_killed_rank_is_named(kernel):
     output = run(
         kernel,
-        "import os, signal\nif accelerator.process_index == 0: os.kill(os.getpid(), signal.SIGKILL)\naccelerator.wait_for_everyone()",
+        "import os, signal\nif accelerator.process_index == 0: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "accelerator.wait_for_everyone()",
     )
     assert output.error is not None
     assert "rank 0 was ended by SIGKILL" in output.error[1]
@@ -144,7 +153,10 @@ def test_a_timeout_ends_the_cell(kernel):
 
 def test_interrupt_with_one_rank_asleep_and_one_in_a_collective(kernel):
     done(kernel, "kept = accelerator.process_index + 10")
-    body = "import threading\nprint('go', flush=True)\nif accelerator.process_index == 0: threading.Event().wait(60)\naccelerator.wait_for_everyone()"
+    body = (
+        "import threading\nprint('go', flush=True)\nif accelerator.process_index == 0: threading.Event().wait(60)\n"
+        "accelerator.wait_for_everyone()"
+    )
     started = time.monotonic()
     output = run(kernel, body, interrupt_on="go")
     assert time.monotonic() - started < 3
@@ -163,7 +175,8 @@ def test_an_interrupted_training_keeps_what_it_learned(kernel):
         "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\ndata = torch.ones(4, 2)"
     )
     body = (
-        "for step in range(10**9):\n    model(data).pow(2).mean().backward()\n    optimizer.step(); optimizer.zero_grad()\n"
+        "for step in range(10**9):\n    model(data).pow(2).mean().backward()\n"
+        "    optimizer.step(); optimizer.zero_grad()\n"
         "    if step == 20: print('go', flush=True)"
     )
     output = run(kernel, body, interrupt_on="go")

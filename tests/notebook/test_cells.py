@@ -33,7 +33,8 @@ def test_a_function_sees_names_that_are_bound_later(kernel):
 
 def test_classes_defined_in_cells_go_out_and_come_back(kernel):
     kernel.run(
-        "class Point:\n    def __init__(self, x):\n        self.x = x\n    def double(self):\n        return self.x * 2\np = Point(4)"
+        "class Point:\n    def __init__(self, x):\n        self.x = x\n"
+        "    def double(self):\n        return self.x * 2\np = Point(4)"
     )
     done(kernel, "p.x += 1\nq = Point(p.double())")
     assert kernel.value("(p.x, q.x, type(q) is Point)") == (5, 10, True)
@@ -125,7 +126,10 @@ def test_pool_follows_the_number_of_workers(kernel):
 
 
 def test_workers_look_like_torchrun_ranks(kernel):
-    body = "import os, torch.distributed as dist\nprint(os.environ['RANK'], os.environ['WORLD_SIZE'], dist.get_world_size())"
+    body = (
+        "import os, torch.distributed as dist\n"
+        "print(os.environ['RANK'], os.environ['WORLD_SIZE'], dist.get_world_size())"
+    )
     assert done(kernel, body).stdout == "0 2 2\n"
 
 

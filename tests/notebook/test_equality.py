@@ -173,7 +173,10 @@ def test_notebook_changes_between_cells_reach_the_workers(kernel):
 
 def test_optimizer_made_anew_steps_the_workers_model(kernel):
     setup = SETUP.format(num_samples=40)
-    anew = "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\nscheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
+    anew = (
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
+    )
     weights(kernel, "one", setup, PLAIN + anew + PLAIN, None)
     kernel.run(setup)
     assert run(kernel, PLAIN, "--cpus 2").error is None
