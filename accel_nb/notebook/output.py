@@ -105,12 +105,11 @@ class CellOutput:
             display(as_bundle(line), raw=True)
 
     def _take_event(self, event: Event) -> None:
+        self._panel.feed([event])
         if isinstance(event, Prepared):
             self._reports[event.rank] = event
             if len(self._reports) == len(self._specs):
                 self._update_receipt()
-        else:
-            self._panel.feed([event])
 
     def _begin(self) -> None:
         """Show the first line, once, above everything else; a cell that ends at once needs only its last one."""

@@ -169,8 +169,8 @@ class CellProgram:
     def _bind(self, accelerator: Accelerator) -> None:
         """Bind ``accelerator`` for the cell, unless the user has bound a living one: that one stays."""
         bound = self._namespace.get("accelerator")
-        is_users = isinstance(bound, Accelerator) and all(bound is not ours for _, ours in self._accelerators.values())
-        if not (is_users and not bound.is_closed):
+        is_ours = any(bound is ours for _, ours in self._accelerators.values())
+        if not isinstance(bound, Accelerator) or is_ours or bound.is_closed:
             self._namespace["accelerator"] = accelerator
 
     def _close_accelerator(self, kind: str) -> None:

@@ -101,7 +101,7 @@ def make_shell(show: Show) -> WorkerShell:
     sys.modules["__main__"] = main
     config = Config()
     config.HistoryManager.enabled = False
-    config.InteractiveShell.colors = "linux"
+    config.InteractiveShell.colors = "neutral"
     config.InteractiveShell.xmode = "Context"
     shell = WorkerShell.instance(config=config, user_module=main, user_ns=main.__dict__)
     shell.display_pub.show = show  # type: ignore[attr-defined]

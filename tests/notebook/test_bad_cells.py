@@ -13,7 +13,6 @@ from tests.conftest import wait_for
 from tests.notebook.test_cells import done, run
 from tests.support.kernel import running_kernel
 
-
 ONE_RAISES = """if accelerator.process_index == 1:
     raise ValueError('only here')
 accelerator.wait_for_everyone()"""
