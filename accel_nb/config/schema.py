@@ -125,7 +125,9 @@ class DdpOptions(Section):
     """Options of PyTorch's DistributedDataParallel, with PyTorch's own names and defaults."""
 
     find_unused_parameters: Switch = _option(
-        False, "Look in every backward pass for parameters that took no part; slower, needed for conditional branches."
+        False,
+        "Look in every backward pass for parameters that took no part; slower. Switched on by itself when the first "
+        "step finds such parameters; needed from the start only if later steps leave others out.",
     )
     bucket_cap_mb: Annotated[Annotated[Whole, Field(ge=1, le=65536)], BeforeValidator(_read_whole)] = _option(
         25, "Size of the gradient buckets that are reduced together.", unit="MiB"

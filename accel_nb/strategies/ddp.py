@@ -7,6 +7,7 @@ method other than its forward, in evaluation mode, or by a second backward pass.
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Protocol, cast
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.errors import MisuseError
@@ -139,9 +141,10 @@ class Ddp(ReplicaStrategy):
             self._window.number += 1
         for replica in self._replicas_of(bundle):
             if replica.synchronised_in != self._closing or replica.has_local_gradients:
-                self._average(replica, bundle)
+                owned = _parameters_of(bundle)
+                self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
-                replica.check_all_used()
+                self._look_for_unused(replica)
         if factor != 1.0:
             multiply_gradients(bundle, factor)
 
@@ -173,13 +176,34 @@ class Ddp(ReplicaStrategy):
             known = self._owners[id(bundle)] = (bundle, replicas)
         return known[1]
 
+    def _look_for_unused(self, replica: _Replica) -> None:
+        """After the first backward pass: if parameters took no part, have DDP look for such in every pass.
+
+        On one device they are no error. DDP by itself would leave their whole bucket unaveraged, and say so only in
+        the next pass; averaging again what it has averaged changes nothing.
+        """
+        replica.is_checked = True
+        unused = replica.unused_names()
+        device = replica.parameters[0].device
+        if not self._comm.all_reduce(torch.tensor(len(unused), device=device), "max"):
+            return
+        self._average(replica, replica.parameters)
+        replica.look_for_unused()
+        if self._world.is_main:
+            listed = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+            warnings.warn(
+                f"in {type(replica.model).__name__}, {listed or 'on another rank some parameters'} took no part in the "
+                "loss. Every step now looks for such parameters, which costs a little: set requires_grad=False on what "
+                "is not trained, or --ddp.find-unused-parameters if it is meant",
+                stacklevel=2,
+            )
+
     @torch.no_grad()
-    def _average(self, replica: _Replica, bundle: Bundle) -> None:
+    def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
         """Average gradients over ranks; a rank that has none counts as zero if another has one."""
         replica.has_local_gradients = False
-        owned = _parameters_of(bundle)
-        parameters = [parameter for parameter in replica.parameters if id(parameter) in owned]
-        present = torch.tensor([parameter.grad is not None for parameter in parameters], dtype=torch.int32)
+        has_gradient = [parameter.grad is not None for parameter in parameters]
+        present = torch.tensor(has_gradient, dtype=torch.int32, device=parameters[0].device)
         anywhere = self._comm.all_reduce(present, "max").tolist()
         for parameter, is_needed in zip(parameters, anywhere, strict=True):
             if not is_needed:
@@ -223,16 +247,9 @@ class _Replica:
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
         self.ddp: DistributedDataParallel | None = None
         self._plain_forward = forward
+        self._options = options
         if options is not None:
-            self.ddp = DistributedDataParallel(
-                _Shim(model, forward),
-                find_unused_parameters=options.find_unused_parameters,
-                bucket_cap_mb=options.bucket_cap_mb,
-                static_graph=options.static_graph,
-                gradient_as_bucket_view=True,
-                **_buffer_option(options.broadcast_buffers),
-            )
-            self._ddp_forward = self.ddp.forward
+            self._build(options, options.find_unused_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: through DDP while training, directly otherwise, so that one rank may evaluate alone."""
@@ -248,14 +265,32 @@ class _Replica:
                 raise
             raise MisuseError(f"{_UNUSED} {_REMEDY}") from error
 
-    def check_all_used(self) -> None:
-        """After the first backward pass: raise if a parameter took no part, before replicas drift apart."""
-        self.is_checked = True
+    def unused_names(self) -> list[str]:
+        """Return the trainable parameters that the last backward pass left without a gradient."""
         trainable = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
         unused = [name for name, value in trainable if value.grad is None]
-        if unused and len(unused) < len(trainable):
-            listed = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
-            raise MisuseError(f"{_UNUSED} In {type(self.model).__name__}: {listed}. {_REMEDY}")
+        return unused if len(unused) < len(trainable) else []
+
+    def look_for_unused(self) -> None:
+        """Build DDP anew so that it looks for unused parameters; every rank must call."""
+        assert self._options is not None, "a replica without options has no DDP"
+        self.close()
+        self._build(self._options, True)
+
+    def _build(self, options: DdpOptions, find_unused: bool) -> None:
+        self.ddp = DistributedDataParallel(
+            _Shim(self.model, self._plain_forward),
+            find_unused_parameters=find_unused,
+            bucket_cap_mb=options.bucket_cap_mb,
+            static_graph=options.static_graph,
+            gradient_as_bucket_view=True,
+            **_buffer_option(options.broadcast_buffers),
+        )
+        if not find_unused and not options.static_graph:
+            # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
+            # second way leaves those of a bucket that is never full as they are: `_look_for_unused` averages them.
+            self.ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
+        self._ddp_forward = self.ddp.forward
 
     def close(self) -> None:
         """Let go of DDP's reducer now: its hooks sit on the parameters until it is gone."""

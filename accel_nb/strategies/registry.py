@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
@@ -12,11 +13,17 @@ from accel_nb.strategies.base import Strategy
 GROUP = "accel_nb.strategies"
 
 
+@cache
+def _installed() -> tuple[EntryPoint, ...]:
+    """Return the group's entry points. Reading them opens a file of every installed package: once is enough."""
+    return tuple(entry_points(group=GROUP))
+
+
 class Registry:
     """The strategies that are installed, by name; a strategy's module is imported when it is asked for."""
 
     def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
-        found = entry_points(group=GROUP) if points is None else points
+        found = _installed() if points is None else points
         self._points: Mapping[str, EntryPoint] = {point.name: point for point in found}
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from torch import nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
-from accel_nb.errors import MisuseError, UnsyncedGradientError
+from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, StepDone
 from tests.ranks.launch import run_ranks
@@ -126,31 +127,36 @@ def test_gradients_that_ddp_does_not_see_are_averaged_too(way: str) -> None:
             torch.testing.assert_close(torch.tensor(found), expected)
 
 
-def leaves_out(world: World) -> str:
+def leaves_out(world: World) -> tuple[list[list[float]], list[str], bool]:
+    """Train a model of which a part is never used; return weights, warnings, and whether that part has a gradient."""
+    torch.manual_seed(0)
     model = Autoencoder()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     accelerator = Accelerator(world=world)
     accelerator.prepare(model, optimizer)
-    accelerator.backward(model(torch.ones(1, 3)).sum())
-    try:
-        optimizer.step()
-    except MisuseError as error:
-        message = str(error)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(3):
+            x = torch.randn(4, 3, generator=torch.Generator().manual_seed(10 * number + world.rank))
+            accelerator.backward(nn.functional.mse_loss(model(x), x))
+            optimizer.step()
+            optimizer.zero_grad()
+    used = [*model.encode.parameters(), *model.decode.parameters()]
+    said = [str(item.message) for item in caught if "took no part" in str(item.message)]
     accelerator.close()
-    options = {"ddp": {"find_unused_parameters": True}}
-    accelerator = Accelerator(world=world, config=options)
-    accelerator.prepare(model, optimizer)
-    for _ in range(2):
-        accelerator.backward(model(torch.ones(1, 3)).sum())
-        optimizer.step()
-        optimizer.zero_grad()
-    return message
+    return [parameter.flatten().tolist() for parameter in used], said, model.unused.weight.grad is None
 
 
-def test_unused_parameters_are_named_before_replicas_drift() -> None:
-    for message in run_ranks(leaves_out, 2):
-        assert "unused.weight, unused.bias" in message
-        assert "find_unused_parameters" in message
+def test_unused_parameters_are_found_in_the_first_step_and_training_goes_on() -> None:
+    results = run_ranks(leaves_out, 2)
+    for weights, _, is_untouched in results:
+        assert is_untouched
+        for found, expected in zip(weights, two_ranks_by_hand(), strict=True):
+            torch.testing.assert_close(torch.tensor(found), expected)
+    [said] = results[0][1]
+    assert "unused.weight, unused.bias" in said
+    assert "--ddp.find-unused-parameters" in said
+    assert results[1][1] == []
 
 
 def gathers(world: World) -> dict[str, Any]:

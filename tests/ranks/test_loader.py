@@ -97,7 +97,7 @@ def test_two_processes_see_what_one_sees(kind, batch, num_workers):
 
 
 def _read_fewer_than_ranks(world):
-    shares: list[Share] = []
+    shares: list[Share | None] = []
     loader = shard(
         DataLoader(torch.arange(2), batch_size=8),
         comm=TorchComm(world, Group.adopt(world)),
@@ -106,7 +106,9 @@ def _read_fewer_than_ranks(world):
         on_share=shares.append,
         is_training=lambda: True,
     )
-    return [batch.tolist() for batch in loader], shares
+    batches = [batch.tolist() for batch in loader]
+    assert shares.pop() is None, "the end is announced"
+    return batches, shares
 
 
 def test_a_rank_without_a_share_gets_a_filler():

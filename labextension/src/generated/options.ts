@@ -2,7 +2,7 @@
 
 /** Options of PyTorch's DistributedDataParallel, with PyTorch's own names and defaults. */
 export interface IDdpOptions {
-  /** Look in every backward pass for parameters that took no part; slower, needed for conditional branches. */
+  /** Look in every backward pass for parameters that took no part; slower. Switched on by itself when the first step finds such parameters; needed from the start only if later steps leave others out. */
   find_unused_parameters?: boolean;
   /** Size of the gradient buckets that are reduced together. [MiB] */
   bucket_cap_mb?: number;
