@@ -133,10 +133,9 @@ def _backward(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        if gradient is not None or inputs is not None or stepper.is_inside_backward or not stepper.bundle.optimizers:
+        is_plain = gradient is not None or inputs is not None or stepper.is_inside_backward or not stepper.gates
+        if is_plain or self.numel() != 1 or not self.requires_grad:  # the last two: torch has its own errors for them
             plain(self, gradient, retain_graph, create_graph, inputs)
-        elif self.numel() != 1 or not self.requires_grad:
-            plain(self, gradient, retain_graph, create_graph, inputs)  # raises torch's own error
         elif retain_graph is None and not create_graph:
             stepper.backward(self)
         else:

@@ -43,7 +43,7 @@ class OptimizerGate:
         self.stepped_in = -1
         # What the strategy is handed: the optimizer by itself.
         self.bundle = Bundle((), (optimizer,))
-        # Parameters that belong to no prepared module; the number of parameters they were found among.
+        # Parameters that belong to no prepared module; the number of groups they were found among.
         self.strays: Sequence[tuple[int, int, Tensor]] = ()
         self.num_checked = -1
         self._stepping = stepping
@@ -73,6 +73,13 @@ class OptimizerGate:
         finally:
             self._is_inside = False
 
+    def step_plainly(self) -> bool:
+        """Call the optimizer's own step; returns True, since it ran."""
+        optimizer: Any = self.optimizer
+        optimizer._opt_called = True  # what a scheduler looks at for its warning
+        self._step()
+        return True
+
     def release(self) -> None:
         """Give the optimizer its own methods back."""
         for name in self._saved:
@@ -96,7 +103,7 @@ class OptimizerGate:
         def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
             if not self._is_inside:
                 return self._stepping.step(self, closure)
-            optimizer._opt_called = True  # what a scheduler looks at for its warning
+            optimizer._opt_called = True
             return self._step() if self._closure is None else self._step(self._closure)
 
         vars(step)["_wrapped_by_lr_sched"] = True  # else a later scheduler binds its own above

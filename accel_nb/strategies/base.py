@@ -24,6 +24,8 @@ class Capabilities:
     """What a strategy can do; the accelerator asks these, never a name or a type.
 
     ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
+    ``native_step`` says that `Strategy.step` does more than the precision does: without it and without loss scaling
+    the optimizer's own step is called.
     """
 
     min_world: int = 1
@@ -32,6 +34,7 @@ class Capabilities:
     device_types: frozenset[str] = frozenset({"cpu", "cuda"})
     shards_params: bool = False
     native_precision: bool = False
+    native_step: bool = False
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""

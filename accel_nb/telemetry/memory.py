@@ -23,19 +23,20 @@ class MemoryMeter:
         self._rank = rank
         self._device = torch.device(device)
         self._sink = sink
-        self._due = 0.0
+        self.due = 0.0
+        """When the next sample is to be taken, in the time of `time.perf_counter`."""
         self._parameters = 0
         self._gradients = 0
         self._state = 0
         self._counted_for: tuple[int, ...] = ()
         self._baseline: int | None = None
 
-    def sample(self, step: int, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
-        """Report if it is time; gradients must be there to be counted, so call it between backward and zero_grad."""
-        now = time.monotonic()
-        if now < self._due:
-            return
-        self._due = now + PERIOD_S
+    def sample(self, now: float, step: int, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        """Report; call it when ``now`` (of `time.perf_counter`) has come to ``due``, between backward and zero_grad.
+
+        Only then are gradients there to be counted.
+        """
+        self.due = now + PERIOD_S
         self._count(tuple(models), tuple(optimizers))
         use = memory(self._device)
         known = self._parameters + self._gradients + self._state

@@ -49,11 +49,14 @@ class StepMeter:
         else:
             self._copies.add(loss.detach(), weight)
 
-    def end_step(self, learning_rate: float, *, skipped: bool) -> None:
-        """Report a step of the optimizer; a second optimizer's step after the same losses is not reported."""
-        if not self._has_loss:
-            return
+    def end_step(self, learning_rate: float, skipped: bool) -> float:
+        """Report a step of the optimizer and return the time of `time.perf_counter`.
+
+        A second optimizer's step after the same losses is not reported.
+        """
         now = time.perf_counter()
+        if not self._has_loss:
+            return now
         self.step += 1
         weight = self._weight
         if self._copies is None:
@@ -69,6 +72,7 @@ class StepMeter:
             self._report_ready(wait=self._copies.is_full)
         self._sum, self._weight, self._num_samples, self._started = 0.0, 0, 0, now
         self._has_loss = False
+        return now
 
     def flush(self) -> None:
         """Report what is still on its way; waits for the device."""
