@@ -85,7 +85,7 @@ class Session:
         shown = range(len(specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
         if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
             shown = config.ranks
-        panel = Panel(config.name or "run", len(specs), mode=mode)  # type: ignore[arg-type]
+        panel = Panel(config.name or f"cell {cell.execution_count}", len(specs), mode=mode)  # type: ignore[arg-type]
         output = CellOutput(specs, panel=panel, shown_ranks=shown, is_new=is_new)
         lines: list[str] = list(resolved.notes)
         status = "failed"

@@ -13,11 +13,11 @@ from torch.optim import Optimizer
 from accel_nb.runtime.device import memory
 from accel_nb.telemetry.events import MemorySample, Sink
 
-PERIOD_S = 0.5
+PERIOD_S = 0.2
 
 
 class MemoryMeter:
-    """Reports a `MemorySample` at most every half second, and at the first step."""
+    """Reports a `MemorySample` at most five times a second, and at the first step."""
 
     def __init__(self, rank: int, device: torch.device | str, sink: Sink) -> None:
         self._rank = rank
