@@ -76,8 +76,8 @@ class LocalEngine:
 
     @property
     def pids(self) -> dict[int, int]:
-        """Process ids of the workers by rank, as far as known."""
-        return {rank: link.pid for rank, link in self._links.items() if link.pid is not None}
+        """Process ids of the workers by rank, as far as known; may be read in any thread."""
+        return {rank: link.pid for rank, link in dict(self._links).items() if link.pid is not None}
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Fork one worker for each spec, in place of those that run; waits for the zygote's imports if need be."""
