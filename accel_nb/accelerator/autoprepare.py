@@ -41,9 +41,9 @@ class Found:
 
 
 def discover(accelerator: Accelerator, namespace: Mapping[str, Any], names: Iterable[str]) -> Found:
-    """Find what this accelerator has not prepared behind ``names``, in lists, tuples and dicts too.
+    """Find what this accelerator has not prepared behind ``names``.
 
-    A scheduler brings its optimizer.
+    Lists, tuples, dicts and the attributes of the notebook's own objects are looked into too. A scheduler brings its optimizer.
     """
     prepared = accelerator._preparer
     kinds = Kinds.of(_candidates(namespace[name] for name in names if name in namespace))
@@ -78,6 +78,16 @@ def prepare_namespace(accelerator: Accelerator, namespace: Mapping[str, Any], na
     return found
 
 
+def release_dropped(accelerator: Accelerator, namespace: Mapping[str, Any]) -> None:
+    """Give back what no name of the notebook leads to any more, such as the model of an earlier run of a cell."""
+    held = {id(item) for item in _candidates(namespace.values())}
+    objects = accelerator._preparer.objects
+    held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
+    dropped = [item for item in objects if id(item) not in held]
+    if dropped:
+        accelerator._preparer.release(dropped)
+
+
 @contextmanager
 def plain_torch(accelerator: Accelerator) -> Iterator[None]:
     """While the block runs, plain PyTorch calls mean what the cell's author meant.
@@ -108,10 +118,15 @@ def _candidates(values: Iterable[Any]) -> Iterator[Any]:
     for value in values:
         if isinstance(value, nn.Module | Optimizer | LRScheduler | DataLoader):
             yield value
-        elif isinstance(value, list | tuple | dict) and len(value) <= _MAX_CONTAINER:
-            for item in value.values() if isinstance(value, dict) else value:
-                if isinstance(item, nn.Module | Optimizer | LRScheduler | DataLoader):
-                    yield item
+            continue
+        if isinstance(value, list | tuple | dict):
+            inside = value.values() if isinstance(value, dict) else value
+        elif type(value).__module__ == "__main__":  # a trainer of the notebook's own
+            inside = getattr(value, "__dict__", {}).values()
+        else:
+            continue
+        if len(inside) <= _MAX_CONTAINER:
+            yield from (item for item in inside if isinstance(item, nn.Module | Optimizer | LRScheduler | DataLoader))
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -133,7 +148,7 @@ def _backward(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[
         create_graph: bool = False,
         inputs: Any = None,
     ) -> None:
-        is_plain = gradient is not None or inputs is not None or stepper.is_inside_backward or not stepper.gates
+        is_plain = gradient is not None or inputs is not None or stepper.is_inside_backward or not stepper.bundle.models
         if is_plain or self.numel() != 1 or not self.requires_grad:  # the last two: torch has its own errors for them
             plain(self, gradient, retain_graph, create_graph, inputs)
         elif retain_graph is None and not create_graph:

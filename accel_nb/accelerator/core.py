@@ -187,6 +187,11 @@ class Accelerator:
         return bool(self._stepper.bundle.optimizers)
 
     @property
+    def prepared_objects(self) -> tuple[Any, ...]:
+        """Everything that is prepared, in the order in which it came."""
+        return tuple(self._preparer.objects)
+
+    @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
         return self._is_closed

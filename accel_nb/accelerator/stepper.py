@@ -86,6 +86,8 @@ class Stepper:
         try:
             if not loss.requires_grad:
                 raise MisuseError(_NO_GRADIENT)
+            if not self.bundle.models and self.world.size > 1:
+                raise MisuseError(_NO_MODEL)
         except AttributeError:
             raise MisuseError(
                 f"backward takes the loss as a tensor, and got a {type(loss).__name__}; do not call .item() on it"
@@ -295,6 +297,12 @@ class Stepper:
 _NO_GRADIENT = (
     "the loss has no gradient: it was computed under torch.no_grad(), was detached, or depends on no parameter that "
     "requires one. Compute it from the model's output, outside of no_grad()"
+)
+
+
+_NO_MODEL = (
+    "backward was called on an accelerator that holds no model, so each worker would train alone. Call "
+    "prepare(model, optimizer, loader) first; after an interrupt run the cell again that builds the Accelerator"
 )
 
 

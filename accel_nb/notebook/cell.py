@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -11,12 +12,18 @@ from typing import Any
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 """A cell that uses one of these is left exactly as written."""
 
+_TEXT_CALLS = frozenset({"run_line_magic", "run_cell_magic", "system", "getoutput"})
+
 
 @dataclass(frozen=True, slots=True)
 class CellNames:
-    """The names of a cell: those it needs from the notebook, those it binds itself, and what it seems to be."""
+    """The names of a cell: those it needs from the notebook, all it uses, those it binds, and what it seems to be.
+
+    What it uses and the notebook does not have may live on the workers.
+    """
 
     needed: tuple[str, ...]
+    used: tuple[str, ...]
     bound: tuple[str, ...]
     is_explicit: bool
     is_empty: bool
@@ -34,6 +41,7 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     mentioned = {*reader.loaded, *reader.attributes, *needed.mentioned}
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
+        used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
         bound=tuple(dict.fromkeys(reader.stored)),
         is_explicit=bool(ACCELERATOR_NAMES & mentioned),
         is_empty=not tree.body,
@@ -91,6 +99,37 @@ class _Reader(ast.NodeVisitor):
     def visit_Try(self, node: ast.Try) -> None:
         self._visit_conditional([*node.body, *node.handlers, *node.orelse])
         self._visit_all(node.finalbody)
+
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
+        self._visit_all([node.value, node.target])
+
+    def visit_Delete(self, node: ast.Delete) -> None:
+        for name in ast.walk(node):
+            if isinstance(name, ast.Name):
+                self._load(name.id)
+                self._surely.discard(name.id)
+
+    def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
+        if node.type is not None:
+            self.visit(node.type)
+        if node.name is not None:
+            self._store(node.name)
+        self._visit_all(node.body)
+
+    def visit_Match(self, node: ast.Match) -> None:
+        self.visit(node.subject)
+        self._visit_conditional(node.cases)
+
+    def visit_Call(self, node: ast.Call) -> None:
+        """Read a call; one that a magic or ``!command`` was turned into has its names in strings."""
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_CALLS:
+            texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
+            for word in re.findall(r"[^\W\d]\w*", " ".join(text for text in texts if isinstance(text, str))):
+                self._load(word)
+                self.attributes.add(word)
+
+    visit_TryStar = visit_Try  # Python 3.11 and newer
 
     def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         for alias in node.names:
@@ -170,7 +209,7 @@ def global_names(code: types.CodeType) -> set[str]:
         instruction.argval
         for part in _all_codes(code)
         for instruction in dis.get_instructions(part)
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME")
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
     }
 
 

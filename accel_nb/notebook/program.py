@@ -16,7 +16,7 @@ import IPython
 
 import accel_nb
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace
+from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace, release_dropped
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError
 from accel_nb.notebook.shell import make_shell
@@ -47,6 +47,8 @@ class CellProgram:
         self._accelerators: dict[str, tuple[str, Accelerator]] = {}
         self._kernel_names: set[str] = set()
         self._has_reported = False
+        # What the cells' own accelerator had prepared before it was replaced.
+        self._orphans: tuple[Any, ...] = ()
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
         """Do one task: ``run`` a cell, or ``pull`` names."""
@@ -64,24 +66,30 @@ class CellProgram:
         """Drop what was built on the old process group; the next cell prepares anew."""
         for kind in list(self._accelerators):
             self._close_accelerator(kind)
+        for value in list(self._namespace.values()):
+            if isinstance(value, Accelerator):
+                value.close()
 
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
         if body["parcel"] is not None:
             parcel = Parcel.from_table(descriptors[0], body["parcel"])
-            Delivery.unpack(parcel, self._namespace).apply(self._namespace, in_place=False)
+            Delivery.unpack(parcel, self._namespace).apply(self._namespace)
         self._kernel_names = set(body["shared"])
+        if body["has_lost_ranks"]:
+            self._orphans = ()
+        if body["is_idle"]:
+            return Handled("done", {"returned": None, "was_idle": True})
         resolved = Resolved.from_json(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = Snapshot.take(self._namespace, body["used"]) if returns else None
         outcome, reply = "done", {}
         with using_layers(resolved.layers), _reporting_to(self._worker):
             try:
-                with self._worker.interruptible():
-                    error = self._execute(body, resolved)
+                error = self._execute(body, resolved)
             except KeyboardInterrupt as interrupt:
                 error = interrupt
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             outcome = "interrupted"
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
@@ -105,7 +113,9 @@ class CellProgram:
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []
             if not body["is_empty"]:
-                accelerator = self._accelerator("plain" if is_plain else "explicit", resolved)
+                accelerator = self._accelerator(
+                    "plain" if is_plain else "explicit", resolved, is_partial=body["is_partial"]
+                )
                 self._bind(accelerator)
                 if body["has_rng"]:
                     accelerator.diverge_if_sharded()
@@ -118,7 +128,8 @@ class CellProgram:
             shell.ast_transformers = transformers
             shell.cell_text = body["source"]
             shell.execution_count = body["execution_count"]
-            result = shell.run_cell(body["source"], store_history=False)
+            with self._worker.interruptible():
+                result = shell.run_cell(body["source"], store_history=False)
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, SystemExit):
             words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
@@ -129,6 +140,7 @@ class CellProgram:
     def _prepare(self, accelerator: Accelerator, names: list[str]) -> None:
         """Prepare what has been bound since the last point, once there is something that trains."""
         __tracebackhide__ = True
+        release_dropped(accelerator, self._namespace)
         found = discover(accelerator, self._namespace, names)
         if found.optimizers or (accelerator.holds_optimizers and (found.loaders or found.schedulers)):
             prepare_namespace(accelerator, self._namespace, names)
@@ -153,7 +165,7 @@ class CellProgram:
         )
         return Handled("done", {"returned": parcels.body}, tuple(parcels.descriptors))
 
-    def _accelerator(self, kind: str, resolved: Resolved) -> Accelerator:
+    def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for this kind of cell, a new one when the options changed."""
         key = resolved.to_json()
         known = self._accelerators.get(kind)
@@ -164,6 +176,9 @@ class CellProgram:
         comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
         accelerator = Accelerator(world=world, comm=comm)
         self._accelerators[kind] = (key, accelerator)
+        if kind == "explicit" and self._orphans and not is_partial:
+            orphans, self._orphans = self._orphans, ()
+            accelerator.prepare(*orphans)
         return accelerator
 
     def _bind(self, accelerator: Accelerator) -> None:
@@ -176,6 +191,8 @@ class CellProgram:
     def _close_accelerator(self, kind: str) -> None:
         known = self._accelerators.pop(kind, None)
         if known is not None:
+            if kind == "explicit":
+                self._orphans = (*self._orphans, *known[1].prepared_objects)
             known[1].close()
 
     def _is_hidden(self, name: str, value: Any) -> bool:
@@ -219,6 +236,7 @@ class _Nobody:
 
     world = World()
     group = None
+    was_interrupted = False
     interruptible = staticmethod(nullcontext)
 
     def emit(self, event: Any) -> None:
@@ -244,6 +262,9 @@ def warm() -> None:
         "cwd": os.getcwd(),
         "wants_rng": False,
         "has_rng": False,
+        "is_partial": False,
+        "is_idle": False,
+        "has_lost_ranks": False,
     }
     program.handle("run", body, [])
     program.reopened()

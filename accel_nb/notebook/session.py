@@ -23,7 +23,7 @@ from accel_nb.pool.failure import Answer, Reason
 from accel_nb.pool.local import LocalEngine
 from accel_nb.pool.pool import Listener, Pool
 from accel_nb.pool.returning import Receiver
-from accel_nb.pool.shipping import Ledger
+from accel_nb.pool.shipping import Ledger, referred_names
 from accel_nb.ui import Panel
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
@@ -68,6 +68,7 @@ class Session:
     _ledger: Ledger = field(default_factory=Ledger)
     _receiver: Receiver = field(default_factory=Receiver)
     _last_cell_s: float | None = None
+    _has_lost_ranks: bool = False
 
     def warm_up(self) -> None:
         """Start the process that workers are forked from, in the background; returns at once."""
@@ -92,7 +93,9 @@ class Session:
         self.logs = output.logs
         try:
             answers, reason = self._run(cell, names, resolved, specs, output)
-            lines += self._take_in(answers)
+            with counted_interrupts():  # half-copied weights would be sent back over the trained ones
+                lines += self._take_in(answers)
+            self._forget_if_died(answers)
             error = failure_of(answers, reason, self.logs, config.timeout)
             status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         finally:
@@ -109,8 +112,10 @@ class Session:
         answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _Quiet())
         error = failure_of(answers, reason, {}, None)
         if error is not None:
+            self._forget_if_died(answers)
             raise error
-        lines = self._take_in(answers)
+        with counted_interrupts():
+            lines = self._take_in(answers)
         if lines:
             raise PoolError("; ".join(lines))
         return list(names)
@@ -120,6 +125,8 @@ class Session:
         missing = [name for name in names if name not in self.namespace]
         if missing:
             raise NameError(f"the notebook has no name {', '.join(map(repr, missing))}")
+        # An optimizer refers to its model: what may refer to the names goes along, in one stream.
+        self._ledger.forget(self._ledger.names())
         self._ledger.forget(names)
 
     def look(self) -> None:
@@ -153,7 +160,8 @@ class Session:
         self.on_change()
 
     def _forget(self) -> None:
-        """Note that the workers hold nothing of the notebook any more."""
+        """Note that some worker holds nothing of the notebook any more."""
+        self._has_lost_ranks = True
         self._receiver.close()
         self._ledger.forget()
         self.kept = {}
@@ -164,15 +172,17 @@ class Session:
         pool = self._pool_for(specs)
         resolved.check_world(pool.size)
         states = self._changed_rng()
-        delivered = self._ledger.prepare(names.needed, self.namespace, rng=states)
+        visible = self._visible()
+        needed = [*names.needed, *referred_names(names.needed, visible, self.namespace)]
+        delivered = self._ledger.prepare(needed, self.namespace, rng=states)
         parcel, sent = delivered or (None, [])
-        self._ledger.record(sent, self.namespace)
+        chosen = resolved.config.ranks or range(pool.size)
         body = {
             "source": cell.source,
             "execution_count": cell.execution_count,
-            "used": list(names.needed),
+            "used": list(dict.fromkeys([*needed, *names.used])),
             "bound": list(names.bound),
-            "shared": self._ledger.names(),
+            "shared": sorted({*self._ledger.names(), *sent}),
             "is_plain": not names.is_explicit,
             "is_empty": names.is_empty,
             "parcel": None if parcel is None else parcel.table(),
@@ -180,17 +190,28 @@ class Session:
             "cwd": os.getcwd(),
             "wants_rng": "torch" in sys.modules,
             "has_rng": states is not None,
+            "is_partial": len(chosen) < pool.size,
+            "has_lost_ranks": self._has_lost_ranks,
         }
-        ranks = resolved.config.ranks or range(pool.size)
+        # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
+        ranks = range(pool.size) if parcel is not None else chosen
         try:
-            return self._request(
+            self._ledger.record(sent, self.namespace)
+            answers, reason = self._request(
                 pool,
                 "run",
-                dict.fromkeys(ranks, body),
+                {rank: {**body, "is_idle": rank not in chosen} for rank in ranks},
                 output,
                 descriptors=[] if parcel is None else [parcel.descriptor],
                 timeout_s=resolved.config.timeout,
             )
+            self._has_lost_ranks = False
+            if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
+                self._ledger.forget(sent)  # the delivery itself failed
+            return [answer for answer in answers if not answer.body.get("was_idle")], reason
+        except BaseException:
+            self._ledger.forget(sent)
+            raise
         finally:
             if parcel is not None:
                 parcel.close()
@@ -209,9 +230,12 @@ class Session:
             answers, reason = pool.run(
                 task, bodies, listener, descriptors=descriptors, presses=presses, timeout_s=timeout_s
             )
+        return answers, reason
+
+    def _forget_if_died(self, answers: Iterable[Answer]) -> None:
+        """A fresh worker holds nothing: send everything anew."""
         if any(answer.outcome == "died" for answer in answers):
             self._forget()
-        return answers, reason
 
     def _take_in(self, answers: Iterable[Answer]) -> list[str]:
         """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did."""
@@ -261,6 +285,12 @@ class Session:
     def _living_pool(self) -> Pool:
         if self._pool is None:
             raise PoolError("no workers run; the first %%accelerate cell starts them")
+        if self._pool.look_around():
+            self._forget()
+        if self._pool.state != "ready":
+            raise PoolError(
+                "the workers failed; the next %%accelerate cell, or `%accelerate restart`, starts fresh ones"
+            )
         return self._pool
 
     def _visible(self) -> dict[str, Any]:

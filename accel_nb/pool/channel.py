@@ -64,6 +64,8 @@ class Channel:
         """Wait for one message and its descriptors (now ours to close). Raises EOFError when the other side is gone."""
         try:
             packet, descriptors, flags, _ = socket.recv_fds(self._socket, MAX_PACKET + 1, MAX_DESCRIPTORS)
+            for descriptor in descriptors:
+                os.set_inheritable(descriptor, False)
         except ConnectionResetError:
             raise EOFError from None
         if not packet:

@@ -45,6 +45,7 @@ class Ladder:
     reason: Reason | None = None
     has_cut: bool = False
     killed: set[int] = field(default_factory=set)
+    _stopped: set[int] = field(default_factory=set)
     _asked_at: float | None = None
     _failed_at: float | None = None
     _presses_seen: int = 0
@@ -59,6 +60,10 @@ class Ladder:
         self._failed_at = self.clock() - PEER_PATIENCE_S
         self.reason = self.reason or "death"
 
+    def stopped(self, rank: int) -> None:
+        """Note that a rank's user code has ended; it packs what was trained, which may take longer than the grace."""
+        self._stopped.add(rank)
+
     def climb(self, waiting: set[int], presses: int, *, timed_out: bool = False) -> None:
         """Take the next step, if one is due."""
         new_press = presses > self._presses_seen
@@ -70,7 +75,7 @@ class Ladder:
                 self.reason = self.reason or ("interrupt" if new_press else "timeout" if timed_out else "failure")
                 self._ask(waiting)
         elif new_press or now - self._asked_at > GRACE_S:
-            for rank in waiting - self.killed:
+            for rank in waiting - self.killed - (set() if new_press else self._stopped):
                 self.engine.kill(rank)
                 self.killed.add(rank)
 

@@ -54,7 +54,6 @@ class LocalEngine:
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _Link] = {}
         self._selector = selectors.DefaultSelector()
-        self._pending: list[Arrival] = []
         self._store: int | None = None
         self._ready: ZygoteReady | None = None
         self._launch()
@@ -67,7 +66,7 @@ class LocalEngine:
     def look(self) -> None:
         """Take in what the zygote has said, without waiting."""
         if self._ready is None and not self._links:
-            self._pending += self.poll(0)
+            self.poll(0)
 
     @property
     def zygote_pid(self) -> int:
@@ -103,8 +102,8 @@ class LocalEngine:
 
     def poll(self, timeout_s: float) -> list[Arrival]:
         """Return what arrived; waits at most ``timeout_s`` seconds for the first of it."""
-        arrivals, self._pending = self._pending, []
-        ready = self._selector.select(0 if arrivals else timeout_s)
+        arrivals: list[Arrival] = []
+        ready = self._selector.select(timeout_s)
         # Output goes before the record that may end the request which printed it, and that before an exit notice.
         for key, _ in sorted(ready, key=lambda item: _READ_ORDER.index(item[0].data[0])):
             kind, rank = key.data
@@ -189,7 +188,7 @@ class LocalEngine:
         while self._ready is None:
             if self._zygote.poll() is not None or time.monotonic() > deadline:
                 raise PoolError(f"the process that workers are forked from did not start:\n{self._zygote_errors()}")
-            self._pending += self.poll(0.2)
+            self.poll(0.2)
 
     def _zygote_errors(self) -> str:
         assert self._errors is not None
@@ -225,7 +224,7 @@ class LocalEngine:
             num_threads=spec.num_threads,
             program=self._program,
             cwd=os.getcwd(),
-            sys_path=list(sys.path),
+            sys_path=[entry for entry in sys.path if isinstance(entry, str)],
             timeout_s=self._timeout_s,
         )
         assert self._store is not None
@@ -302,9 +301,13 @@ class LocalEngine:
         if link is None:
             return []
         arrivals: list[Arrival] = []
-        while select.select([link.control], [], [], 0)[0] and (last_words := self._read_control(rank)):
+        poller = select.poll()
+        poller.register(link.control, select.POLLIN)
+        while poller.poll(0) and (last_words := self._read_control(rank)):
             arrivals += last_words
         arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
+        if events := link.ring.read():
+            arrivals.append(Measured(rank, tuple(events)))
         for ours in (link.control, link.stdout, link.stderr):
             with suppress(KeyError, ValueError):
                 self._selector.unregister(ours)

@@ -12,6 +12,9 @@ from typing import Any, ClassVar, Literal
 
 from accel_nb.pool.channel import ChannelError, Message
 
+STOPPED = "stopped"
+"""Topic of the `Note` with which a rank says, after an interrupt, that user code has ended."""
+
 Outcome = Literal["done", "raised", "interrupted"]
 
 

@@ -148,6 +148,10 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_scheduler(obj)
         return super().reducer_override(obj)
 
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
+        return make, arguments, state, listed, mapped, _set_function_state
+
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
             return tensor.__reduce_ex__(5)
@@ -171,6 +175,13 @@ class _Pickler(cloudpickle.Pickler):
 
 def _as_bytes(torch: Any, storage: Any) -> Any:
     return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def _set_function_state(function: types.FunctionType, state: Any) -> None:
+    """Set a function's state; of its globals only those that the receiver lacks: the others are its own."""
+    plain, slots = state
+    missing = {name: value for name, value in slots["__globals__"].items() if name not in function.__globals__}
+    cloudpickle.cloudpickle._function_setstate(function, (plain, {**slots, "__globals__": missing}))
 
 
 def _rebuild_storage(buffer: Any) -> Any:

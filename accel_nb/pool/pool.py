@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from accel_nb.errors import PoolError
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, WorkerSpec
 from accel_nb.pool.failure import Answer, Ladder, Reason
-from accel_nb.pool.messages import Note, Reply, Request, WorkerReady
+from accel_nb.pool.messages import STOPPED, Note, Reply, Request, WorkerReady
 from accel_nb.pool.state import State, move
 from accel_nb.telemetry.events import Event
 
@@ -110,10 +110,14 @@ class Pool:
         answers: list[Answer] = []
         waiting = set(bodies)
         for rank, body in bodies.items():
+            # A rank that is gone already is told by its `Ended`.
             self._engine.send(rank, Request(self._number, task, body), descriptors)
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
         while waiting:
             for arrival in self._engine.poll(POLL_S):
+                if isinstance(arrival, Arrived) and _says_stopped(arrival.record, self._number):
+                    ladder.stopped(arrival.rank)
+                    continue
                 answer = self._take(arrival, listener, waiting, ladder.killed)
                 if answer is not None:
                     answers.append(answer)
@@ -219,3 +223,7 @@ class Pool:
         self._state = move(self._state, "failed")
         tail = b"".join(words)[-4000:].decode(errors="replace")
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
+
+
+def _says_stopped(record: object, number: int) -> bool:
+    return isinstance(record, Note) and record.topic == STOPPED and record.number == number

@@ -16,13 +16,17 @@ from accel_nb.pool.pickling import SharedId, digest, dump, is_loader, is_module,
 from accel_nb.pool.shipping import (
     Delivery,
     Namespace,
+    group_sizes,
+    hyperparameters,
     is_fixed,
     is_tensor,
+    module_structure,
     module_tensors,
     optimizer_bytes,
     optimizer_state,
-    optimizer_versions,
     set_module_state,
+    state_tensors,
+    tensor_marks,
 )
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -86,7 +90,11 @@ class Returner:
                 else:
                     kept[name] = reason
             elif is_wanted or (name in before.marks and before.marks[name] != _content(value, namespace)):
-                self._add_change(name, value, namespace, shared, delivery, weights, kept, is_wanted=is_wanted)
+                before_mark = before.marks.get(name)
+                self._add_change(name, value, namespace, shared, delivery, weights, kept, before_mark, is_wanted)
+        # Of an object that was changed and goes back whole, the kernel's parts are not those that it has here.
+        whole = {name for name, value in delivery.values.items() if before.bound.get(name) is value}
+        shared = {key: item for key, item in shared.items() if item[1] not in whole}
         return self._pack(delivery, weights, kept, namespace, shared)
 
     def close(self) -> None:
@@ -104,12 +112,13 @@ class Returner:
         delivery: Delivery,
         weights: dict[str, Any],
         kept: dict[str, str],
-        *,
+        before: Any,
         is_wanted: bool,
     ) -> None:
-        if is_module(value):
+        is_same_kind = before is None or _kind(before) == _kind(_content(value, namespace))
+        if is_module(value) and is_same_kind:
             weights[name] = value
-        elif is_optimizer(value):
+        elif is_optimizer(value) and is_same_kind:
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
             delivery.optimizers[name] = optimizer_state(value, with_tensors=fits)
             if not fits:
@@ -119,10 +128,12 @@ class Returner:
         else:
             others = {key: shared_id for key, shared_id in shared.items() if key != id(value)}
             reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
-            if reason is None:
-                delivery.values[name] = value
-            else:
+            if reason is not None:
                 kept[name] = reason
+            elif is_same_kind:
+                delivery.changed[name] = value
+            else:
+                delivery.values[name] = value
 
     def _pack(
         self,
@@ -135,7 +146,9 @@ class Returner:
         parcels = Parcels({"kept": dict(kept), "weights": {}, "parcel": None, "arena": None})
         if delivery:
             outside = {
-                key: item for key, item in shared.items() if not (item[0] == "name" and item[1] in delivery.values)
+                key: item
+                for key, item in shared.items()
+                if not (item[0] == "name" and item[1] in (delivery.values | delivery.changed))
             }
             parcel = delivery.pack(namespace, outside)
             parcels.body["parcel"] = parcel.table()
@@ -190,6 +203,13 @@ class Receiver:
     def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> list[str]:
         """Apply what came back and return the names that now hold the workers' values. Closes the descriptors."""
         remaining = list(descriptors)
+        try:
+            return self._receive(body, remaining, namespace)
+        finally:
+            for descriptor in remaining:
+                os.close(descriptor)
+
+    def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> list[str]:
         names: list[str] = []
         if body["parcel"] is not None:
             parcel = Parcel.from_table(remaining.pop(0), body["parcel"])
@@ -197,8 +217,8 @@ class Receiver:
                 delivery = Delivery.unpack(parcel, namespace)
             finally:
                 parcel.close()
-            delivery.apply(namespace, in_place=True)
-            names += [*delivery.values, *delivery.optimizers, *delivery.schedulers]
+            delivery.apply(namespace)
+            names += [*delivery.values, *delivery.changed, *delivery.optimizers, *delivery.schedulers]
             self.rng = delivery.rng
         if body["arena"] is not None:
             self._map(remaining.pop(0))
@@ -208,7 +228,8 @@ class Receiver:
         return names
 
     def close(self) -> None:
-        """Unmap the arena."""
+        """Unmap the arena, and forget which random numbers the workers were at."""
+        self.rng = None
         if self._arena is not None:
             self._arena.close()
             self._arena = self._identity = None
@@ -246,26 +267,37 @@ def view_tensor(arena: ReturnArena, place: int, num_bytes: int, dtype: str, shap
     return torch.frombuffer(arena.memory, dtype=torch.uint8, count=num_bytes, offset=place).view(kind).view(shape)
 
 
-def _content(value: Any, namespace: Namespace) -> Any:
+@dataclass(frozen=True, slots=True)
+class _Content:
+    """What a value held: ``kind`` changes when it cannot be brought up to date in place, ``mark`` with its content."""
+
+    kind: Any
+    mark: Any
+
+
+def _kind(content: Any) -> Any:
+    return content.kind if isinstance(content, _Content) else None
+
+
+def _content(value: Any, namespace: Namespace) -> _Content | None:
     """Return something that changes when a cell changes the value in place; None for what is not looked into."""
     if is_module(value):
-        tensors = module_tensors(value)
-        return [tensor._version for tensor in tensors.values()], [part.training for part in value.modules()]
+        tensors = module_tensors(value).values()
+        flags = (*(part.training for part in value.modules()), *(tensor.requires_grad for tensor in tensors))
+        return _Content(module_structure(value), (tensor_marks(tensors), flags))
     if is_optimizer(value):
-        return optimizer_versions(value), [group["lr"] for group in value.param_groups]
+        groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        return _Content(group_sizes(value), (tensor_marks(state_tensors(value)), groups))
     if is_scheduler(value):
-        return value.last_epoch
+        return _Content(None, digest(value.state_dict(), namespace=namespace, shared={}))
     if is_tensor(value):
-        return value._version
-    if is_fixed(value) or is_loader(value) or isinstance(value, str | int | float | bytes | tuple | type(None)):
+        return _Content(None, tensor_marks([value], exact=True))
+    if is_loader(value) or is_fixed(value) or isinstance(value, str | int | float | complex | bytes | type(None)):
         return None
-    is_container = isinstance(value, list | dict | set) or type(value).__name__ == "ndarray"
-    if is_container or type(value).__module__ == "__main__":
-        try:
-            return digest(value, namespace=namespace, shared={})
-        except Exception:  # what cannot be copied cannot come back: it is not watched
-            return None
-    return None
+    try:
+        return _Content(None, digest(value, namespace=namespace, shared={}))
+    except Exception:  # what cannot be copied cannot come back: it is not watched
+        return None
 
 
 def _try_value(value: Any, namespace: Namespace, shared: Mapping[int, SharedId], limit: int | None) -> str | None:

@@ -13,12 +13,12 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.messages import Interrupt, Note, Outcome, Reply, Request, Start, WorkerReady, decode, encode
+from accel_nb.pool.messages import STOPPED, Interrupt, Note, Outcome, Reply, Request, Start, WorkerReady, decode, encode
 from accel_nb.runtime.environment import become_rank, restore_threads
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, to_message
@@ -95,7 +95,6 @@ class Worker:
 
     def serve(self) -> None:
         """Answer requests until the kernel closes the channel."""
-        signal.signal(signal.SIGINT, self._on_interrupt)
         threading.Thread(target=self._watch, name="accel_nb monitor", daemon=True).start()
         self._control.send(encode(WorkerReady(self.world.rank, os.getpid())))
         while True:
@@ -106,6 +105,11 @@ class Worker:
             request = decode(message)
             if isinstance(request, Request):
                 self._answer(request, descriptors)
+
+    @property
+    def was_interrupted(self) -> bool:
+        """Whether the user, or another rank's failure, interrupted the running request."""
+        return self._interrupted == self._number
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
@@ -118,11 +122,13 @@ class Worker:
                 self._running = None
         finally:
             self._running = None
-            with self._cutting:
-                pass  # a cut that has begun belongs to this block: let it end before anything else starts
+            with self._cutting:  # a cut that has begun belongs to this block: let it end before anything else starts
+                if self.was_interrupted:
+                    self._tell_stopped(self._number)
 
     def _answer(self, request: Request, descriptors: list[int]) -> None:
         self._number = request.number
+        signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
         action = self._reopen if request.task == "reopen" else self._program.handle
         try:
             handled = action(request.task, request.body, descriptors)
@@ -131,8 +137,9 @@ class Worker:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
-        sys.stdout.flush()
-        sys.stderr.flush()
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(ValueError, OSError):  # the cell may have closed it
+                stream.flush()
         self._control.send(encode(Reply(request.number, handled.outcome, handled.body)), handled.descriptors)
         for descriptor in handled.descriptors:
             os.close(descriptor)
@@ -166,6 +173,12 @@ class Worker:
                     signal.pthread_kill(main, signal.SIGINT)
                     if record.cut:
                         self.group.cut()
+                else:
+                    self._tell_stopped(record.number)
+
+    def _tell_stopped(self, number: int) -> None:
+        """Say that user code has ended and only the packing of results goes on: no reason to kill this rank."""
+        self._control.send(encode(Note(number, STOPPED, {})))
 
 
 def _path(descriptor: int) -> str:
@@ -206,5 +219,6 @@ def _adopt_streams(stdout: int, stderr: int) -> None:
         os.dup2(source, target)
         os.close(source)
     sys.stdin = os.fdopen(0, closefd=False)
-    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False, errors="backslashreplace")
-    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+    for name, descriptor in (("stdout", 1), ("stderr", 2)):
+        stream = os.fdopen(descriptor, "w", buffering=1, closefd=False, encoding="utf-8", errors="backslashreplace")
+        setattr(sys, name, stream)

@@ -20,6 +20,8 @@ from accel_nb.pool.channel import Channel
 from accel_nb.pool.messages import Exited, Fork, Forked, Kill, Start, ZygoteReady, decode, encode
 from accel_nb.pool.worker import run_worker
 
+ORPHAN_CHECK_S = 1.0
+
 
 class Zygote:
     """Forks, reaps and ends workers on request."""
@@ -31,7 +33,7 @@ class Zygote:
 
     def serve(self, preload: list[str]) -> None:
         """Import ``preload``, then serve until the kernel is gone."""
-        started = time.monotonic()
+        started, kernel = time.monotonic(), os.getppid()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
@@ -48,7 +50,9 @@ class Zygote:
         self._control.send(encode(ZygoteReady(os.getpid(), time.monotonic() - started, num_threads)))
         try:
             while True:
-                readable, _, _ = select.select([self._control, self._wakeup_read], [], [])
+                readable, _, _ = select.select([self._control, self._wakeup_read], [], [], ORPHAN_CHECK_S)
+                if os.getppid() != kernel:
+                    break  # a child of the kernel may hold the channel open after it
                 if self._wakeup_read in readable:
                     with suppress(BlockingIOError):
                         os.read(self._wakeup_read, 512)

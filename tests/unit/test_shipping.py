@@ -31,7 +31,7 @@ class Sides:
             return []
         parcel, sent = prepared
         self.ledger.record(sent, self.kernel)
-        Delivery.unpack(parcel, self.worker).apply(self.worker, in_place=False)
+        Delivery.unpack(parcel, self.worker).apply(self.worker)
         parcel.close()
         return sent
 
@@ -226,7 +226,7 @@ def test_functions_share_the_receiving_namespace():
     ledger = Ledger()
     parcel, _ = ledger.prepare(["read"], names)
     arrived: dict = {}
-    Delivery.unpack(parcel, arrived).apply(arrived, in_place=False)
+    Delivery.unpack(parcel, arrived).apply(arrived)
     parcel.close()
     names["_accel_nb_rate"] = 5
     assert arrived["read"]() == 5

@@ -1,0 +1,190 @@
+"""Who holds what, and in which version: names, models and optimizers over several cells, changes and faults."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.test_cells import done, run
+
+MODEL = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.{optimizer}
+data = torch.ones(4, 2)
+"""
+SGD = "SGD(model.parameters(), lr=0.1)"
+STEP = "model(data).pow(2).mean().backward()\noptimizer.step()\noptimizer.zero_grad()\n"
+SAME = "print(accelerator.reduce(model.weight.detach().clone(), 'mean').sub(model.weight).abs().max().item() < 1e-7)"
+
+
+def setup(kernel, code: str) -> None:
+    output = kernel.run(code)
+    assert output.error is None, output.traceback
+
+
+@pytest.mark.parametrize("optimizer", [SGD, "AdamW(model.parameters(), lr=0.1, fused=True)"])
+def test_every_cell_brings_its_training_back(kernel, optimizer):
+    setup(kernel, MODEL.format(optimizer=optimizer))
+    for _ in range(3):
+        setup(kernel, "before = model.weight.detach().clone()")
+        done(kernel, f"{STEP}there = model.weight.detach().tolist()")
+        assert kernel.value("bool((model.weight != before).all())") is True
+        assert kernel.value("model.weight.tolist() == there") is True
+
+
+def test_a_cell_after_a_death_has_the_notebooks_values_on_every_rank(kernel):
+    setup(kernel, MODEL.format(optimizer=SGD))
+    body = f"import os\n{STEP}if accelerator.process_index == 1: os._exit(3)\naccelerator.wait_for_everyone()"
+    assert run(kernel, body).error is not None
+    output = done(kernel, f"{STEP}")
+    assert output.error is None
+    assert done(kernel, f"accelerator\n{SAME}").stdout == "True\n"
+
+
+def test_prepared_objects_of_an_explicit_cell_stay_prepared_under_other_flags(kernel):
+    setup(kernel, MODEL.format(optimizer=SGD))
+    done(kernel, "model, optimizer = accelerator.prepare(model, optimizer)")
+    step = (
+        "x = torch.full((4, 2), 1.0 + accelerator.process_index)\n"
+        "accelerator.backward(model(x).pow(2).mean())\noptimizer.step()\noptimizer.zero_grad()\n"
+    )
+    assert done(kernel, step + SAME).stdout == "True\n"
+    assert done(kernel, step + SAME, "--cpus 2 --timeout 60").stdout == "True\n"
+    interrupted = "print('go', flush=True)\naccelerator\nwhile True: pass"
+    assert run(kernel, interrupted, interrupt_on="go").error is not None
+    assert done(kernel, step + SAME).stdout == "True\n"
+
+
+def test_backward_without_a_prepared_model_is_refused(kernel):
+    setup(kernel, MODEL.format(optimizer=SGD))
+    output = run(kernel, "from accel_nb import Accelerator\nfresh = Accelerator()\nfresh.backward(model(data).sum())")
+    assert output.error is not None
+    assert "holds no model" in output.error[1]
+
+
+def test_a_cell_on_some_ranks_sends_its_names_to_all(kernel):
+    setup(kernel, "message = 'first'")
+    assert done(kernel, "print(message)", "--cpus 2 --ranks 1").stdout == "first\n"
+    setup(kernel, "message = 'second'")
+    done(kernel, "print(message)", "--cpus 2 --ranks 1")
+    assert done(kernel, "print(message)").stdout == "second\n"
+
+
+def test_rebinding_in_a_cell_leaves_the_notebooks_old_object_alone(kernel):
+    setup(kernel, "losses = [1]\nruns = [losses]")
+    done(kernel, "losses = [2, 3]")
+    assert kernel.value("(runs, losses)") == ([[1]], [2, 3])
+
+
+def test_random_numbers_go_on_after_a_restart(kernel):
+    setup(kernel, "import torch\ntorch.manual_seed(5)")
+    done(kernel, "pass")
+    setup(kernel, "%accelerate restart")
+    setup(kernel, "state = torch.get_rng_state()")
+    output = done(kernel, "drawn = float(torch.rand(1))")
+    assert output.error is None
+    assert kernel.value("(torch.set_rng_state(state), float(torch.rand(1)) == drawn)[1]") is True
+
+
+def test_a_replaced_layer_goes_out_and_comes_back(kernel):
+    setup(kernel, "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Dropout(0.1))")
+    done(kernel, "shape = tuple(model(torch.ones(1, 2)).shape)")
+    setup(kernel, "model[0] = torch.nn.Linear(2, 5)\nmodel[1].p = 0.9")
+    done(kernel, "shape = tuple(model(torch.ones(1, 2)).shape)\nrate = model[1].p\nmodel[0] = torch.nn.Linear(2, 7)")
+    assert kernel.value("(shape, rate, model[0].out_features)") == ((1, 5), 0.9, 7)
+
+
+@pytest.mark.parametrize("change", ["%accelerate push model", "model.extra = torch.nn.Linear(1, 1)"])
+def test_a_model_that_is_sent_anew_takes_its_optimizer_along(kernel, change):
+    setup(kernel, MODEL.format(optimizer=SGD))
+    done(kernel, STEP)
+    setup(kernel, f"{change}\nbefore = model.weight.detach().clone()")
+    done(kernel, STEP)
+    assert kernel.value("bool((model.weight != before).all())") is True
+
+
+def test_a_trainer_trains_the_notebooks_own_model(kernel):
+    trainer = """
+class Trainer:
+    def __init__(self, model):
+        self.model, self.history = model, []
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    def fit(self, data):
+        for _ in range(3):
+            loss = self.model(data).pow(2).mean()
+            loss.backward(); self.optimizer.step(); self.optimizer.zero_grad()
+            self.history.append(loss.item())
+trainer = Trainer(model)
+before = model.weight.detach().clone()
+"""
+    setup(kernel, MODEL.format(optimizer=SGD) + trainer)
+    output = run(kernel, "trainer.fit(data)")
+    assert output.error is None, output.traceback
+    assert kernel.value("(trainer.model is model, len(trainer.history), bool((model.weight != before).all()))") == (
+        True,
+        3,
+        True,
+    )
+
+
+def test_names_that_live_on_the_workers_only_are_prepared_too(kernel):
+    made = MODEL.format(optimizer=SGD).replace("data = torch.ones(4, 2)", "data = torch.ones(4, 2)")
+    setup(kernel, "for name in ('model', 'optimizer', 'data'): globals().pop(name, None)")
+    done(kernel, made, "--cpus 2 --no-return")
+    step = f"data = data * (1 + accelerator_rank)\n{STEP}"
+    done(kernel, "accelerator_rank = accelerator.process_index", "--cpus 2 --no-return")
+    done(kernel, step, "--cpus 2 --no-return")
+    assert done(kernel, SAME, "--cpus 2 --no-return").stdout == "True\n"
+
+
+def test_a_function_does_not_overwrite_the_workers_own_values(kernel):
+    done(kernel, "mine = accelerator.process_index")
+    setup(kernel, "def read():\n    return mine")
+    output = done(kernel, "print(read(), accelerator.process_index)", "--cpus 2 --show-ranks all")
+    assert sorted(output.stdout.splitlines()) == ["[rank 0] 0 0", "[rank 1] 1 1"]
+
+
+def test_containers_of_every_kind_and_classes_used_as_settings_follow(kernel):
+    setup(kernel, "from collections import deque\nqueue = deque([1])\npair = ([], 'x')\nclass CFG:\n    rate = 1")
+    done(kernel, "queue.append(CFG.rate)\npair[0].append(5)")
+    setup(kernel, "CFG.rate = 2")
+    done(kernel, "queue.append(CFG.rate)")
+    assert kernel.value("(list(queue), pair)") == ([1, 1, 2], ([5], "x"))
+
+
+def test_hyperparameters_set_in_a_cell_come_back_and_groups_may_be_added(kernel):
+    setup(kernel, MODEL.format(optimizer=SGD))
+    done(kernel, f"optimizer.param_groups[0]['weight_decay'] = 0.5\n{STEP}")
+    assert kernel.value("optimizer.param_groups[0]['weight_decay']") == 0.5
+    setup(kernel, "model.more = torch.nn.Linear(1, 1)\noptimizer.add_param_group({'params': model.more.parameters()})")
+    done(kernel, f"{STEP}count = len(optimizer.param_groups)")
+    assert kernel.value("count") == 2
+
+
+def test_a_keyboard_interrupt_of_the_cells_own_is_an_error(kernel):
+    output = run(kernel, "raise KeyboardInterrupt('mine')")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+
+
+@pytest.mark.parametrize(
+    ("before", "body", "after"),
+    [
+        ("x = 1", "while (x := x + 1) < 5: pass", 5),
+        ("x = 3", "y = x\ndel x\nx = y + 1", 4),
+        ("x = 2", "%time x = x + 5", 7),
+    ],
+)
+def test_names_in_unusual_places_are_sent(kernel, before, body, after):
+    setup(kernel, before)
+    done(kernel, body)
+    assert kernel.value("x") == after
+
+
+def test_models_of_earlier_runs_are_let_go(kernel):
+    cell = MODEL.format(optimizer=SGD) + STEP
+    for _ in range(3):
+        output = done(kernel, cell)
+    assert output.receipt.count("Linear") == 1
+    assert output.receipt.count("SGD") == 1
