@@ -50,6 +50,11 @@ class Window:
         self._decide()
 
     @property
+    def is_in_block(self) -> bool:
+        """Whether a block of ``accumulate()`` says where the micro-batch begins and ends."""
+        return self._in_block
+
+    @property
     def num_held(self) -> int:
         """How many micro-batches of this window have ended without a step."""
         return self._num_held

@@ -43,7 +43,8 @@ class Found:
 def discover(accelerator: Accelerator, namespace: Mapping[str, Any], names: Iterable[str]) -> Found:
     """Find what this accelerator has not prepared behind ``names``.
 
-    Lists, tuples, dicts and the attributes of the notebook's own objects are looked into too. A scheduler brings its optimizer.
+    Lists, tuples, dicts and the attributes of the notebook's own objects are looked into too. A scheduler brings its
+    optimizer.
     """
     prepared = accelerator._preparer
     kinds = Kinds.of(_candidates(namespace[name] for name in names if name in namespace))

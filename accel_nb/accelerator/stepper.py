@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from accel_nb.accelerator.accumulate import Window
 from accel_nb.accelerator.wrapped import OptimizerGate
+from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
@@ -55,6 +56,8 @@ class Stepper:
         self._meter = meter
         self._memory = memory
         self._known: set[int] = set()
+        self._last_share: Share | None = None
+        self._last_gate: OptimizerGate | None = None
         self._sum_kinds: dict[type, int] = {}
 
     def include(self, bundle: Bundle) -> None:
@@ -116,6 +119,8 @@ class Stepper:
         if closure is not None:
             return self._step_with_closure(gate, closure)
         window = self.window
+        if window.size > 1 and window.has_backward and not window.is_in_block:
+            self._refuse_second_backward(gate)
         closes, number, factor = window.attempt() if window.has_backward else window.moment()
         if not closes:
             return None
@@ -266,6 +271,17 @@ class Stepper:
         self._known = {id(parameter) for model in self.bundle.models for parameter in model.parameters()}
         for gate in self.gates.values():
             gate.num_checked = -1
+
+    def _refuse_second_backward(self, gate: OptimizerGate) -> None:
+        """Two backward passes, each with a step of its own optimizer, are one micro-batch and would count as two."""
+        share = self.window.share
+        if share is not None and share is self._last_share and gate is not self._last_gate:
+            raise MisuseError(
+                "two optimizers step after backward passes of their own in one batch, and accumulate is "
+                f"{self.window.size}: wrap what is done with a batch in `with accelerator.accumulate():`, or set "
+                "accumulate to 1"
+            )
+        self._last_share, self._last_gate = share, gate
 
     def _refuse_strays(self, gate: OptimizerGate) -> None:
         for stray in gate.strays:

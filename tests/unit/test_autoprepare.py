@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace
+from accel_nb.errors import MisuseError
 
 
 def test_roots_only_each_once_and_what_schedulers_and_lists_hold() -> None:
@@ -98,3 +99,22 @@ def test_clipping_by_the_cell_sees_true_gradients_of_whole_windows(precision: st
     assert norms[1] == pytest.approx(5**0.5, rel=1e-3)
     step = (before - model.weight.detach()).flatten()
     assert step.norm() == pytest.approx(0.5 * (4 / 5) ** 0.5, rel=1e-3)
+
+
+def test_two_optimizers_with_backward_passes_of_their_own_cannot_accumulate_without_a_block() -> None:
+    first, second = nn.Linear(1, 1), nn.Linear(1, 1)
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    loader = DataLoader(torch.ones(8, 1), batch_size=2)
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    namespace = {"first": first, "second": second, "a": optimizers[0], "b": optimizers[1], "loader": loader}
+    prepare_namespace(accelerator, namespace, namespace)
+
+    def train() -> None:
+        for x in loader:
+            for model, optimizer in zip((first, second), optimizers, strict=True):
+                model(x).sum().backward()
+                optimizer.step()
+
+    with plain_torch(accelerator), pytest.raises(MisuseError, match="wrap what is done with a batch"):
+        train()
+    accelerator.close()
