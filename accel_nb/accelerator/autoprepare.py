@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.prepare import Kinds
+from accel_nb.errors import UnsyncedGradientError
 
 _MAX_CONTAINER = 64
 _FACTORIES = (
@@ -111,8 +113,26 @@ def plain_torch(accelerator: Accelerator) -> Iterator[None]:
         replace(nn.Module, "cuda", _cuda(accelerator.device))
         for name in _FACTORIES:
             replace(torch, name, _factory(getattr(torch, name), move))
+        stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
         yield
     stepper.window.take_share(None)
+
+
+def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
+    """Return a hook that stops an optimizer which nobody prepared from stepping on one worker's share of a batch."""
+    stepper = accelerator._stepper
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if stepper.window.share is None or id(optimizer) in stepper.gates or stepper.world.size == 1:
+            return
+        raise UnsyncedGradientError(
+            f"this {type(optimizer).__name__} was made where the cell's preparation does not see it, inside of a "
+            f"function, and steps on one worker's share of a batch: {stepper.world.size} workers would drift apart. "
+            "Bind model and optimizer to names of the cell before the training starts, or call "
+            "accelerator.prepare(model, optimizer) where they are made"
+        )
+
+    return hook
 
 
 def _candidates(values: Iterable[Any]) -> Iterator[Any]:

@@ -402,7 +402,11 @@ class Accelerator:
             "strategy_options": self._strategy.describe(),
             "precision": self.mixed_precision,
             "accumulate": self.gradient_accumulation_steps,
-            "objects": [describe_object(item, names.get(id(item)), preparer.batches) for item in preparer.objects],
+            "objects": [
+                describe_object(item, names.get(id(item)), preparer.batches)
+                for item in preparer.objects
+                if not isinstance(item, nn.Module) or any(True for _ in item.parameters())
+            ],
             "notes": self._notes(),
         }
 

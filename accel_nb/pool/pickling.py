@@ -105,6 +105,18 @@ def _reduce_scheduler(scheduler: Any) -> Any:
     return make, arguments, {name: value for name, value in state.items() if name != "step"}, *rest
 
 
+def _reduce_optimizer(optimizer: Any) -> Any:
+    """Copy an optimizer with the attributes of its own that torch leaves out, such as those of LBFGS."""
+    make, arguments, state, *rest = optimizer.__reduce_ex__(5)
+    theirs = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
+    own = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in (*state, "step", "zero_grad") and not name.startswith(theirs)
+    }
+    return make, arguments, {**state, **own}, *rest
+
+
 def _main_namespace() -> dict[str, Any]:
     """Return the namespace of cells in this process."""
     return sys.modules["__main__"].__dict__
@@ -146,6 +158,8 @@ class _Pickler(cloudpickle.Pickler):
             return self._reduce_tensor(torch, obj)
         if is_scheduler(obj):
             return _reduce_scheduler(obj)
+        if is_optimizer(obj):
+            return _reduce_optimizer(obj)
         return super().reducer_override(obj)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:

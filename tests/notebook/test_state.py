@@ -188,3 +188,32 @@ def test_models_of_earlier_runs_are_let_go(kernel):
         output = done(kernel, cell)
     assert output.receipt.count("Linear") == 1
     assert output.receipt.count("SGD") == 1
+
+
+def test_what_is_made_inside_a_function_and_trained_on_a_share_is_refused_not_drift(kernel):
+    setup(
+        kernel,
+        MODEL.format(optimizer=SGD)
+        + "from torch.utils.data import DataLoader\nloader = DataLoader(torch.ones(8, 2), batch_size=4)\n"
+        "def train(make):\n    net = torch.nn.Linear(2, 1)\n    own = make(net.parameters(), lr=0.1)\n"
+        "    for x in loader:\n        net(x).sum().backward()\n        own.step()\n",
+    )
+    done(kernel, "for x in loader:\n    model(x).sum().backward()\n    optimizer.step()")
+    output = run(kernel, "train(torch.optim.SGD)")
+    assert output.error is not None
+    assert output.error[0] == "UnsyncedGradientError"
+    assert "accelerator.prepare(model, optimizer)" in output.error[1]
+
+
+def test_an_optimizer_with_attributes_of_its_own_is_sent_whole(kernel):
+    setup(kernel, MODEL.format(optimizer="LBFGS(model.parameters())") + "before = model.weight.detach().clone()")
+    body = """
+def closure():
+    optimizer.zero_grad()
+    loss = model(data).pow(2).mean()
+    loss.backward()
+    return loss
+optimizer.step(closure)
+"""
+    done(kernel, body)
+    assert kernel.value("bool((model.weight != before).all())") is True
