@@ -73,7 +73,7 @@ def prepare_namespace(accelerator: Accelerator, namespace: Mapping[str, Any], na
     found = discover(accelerator, namespace, names)
 
     def is_training() -> bool:
-        models = stepper.bundle.models
+        models = stepper.stepped_models()
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
     batch = accelerator.resolved.config.batch or "global"

@@ -178,6 +178,11 @@ class Stepper:
         """How many optimizer steps were reported."""
         return self._meter.step
 
+    def stepped_models(self) -> list[nn.Module]:
+        """Return the models that some optimizer steps: not loss modules, teachers or averaged copies."""
+        stepped = {id(value) for optimizer in self.bundle.optimizers for value in _parameters(optimizer)}
+        return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
+
     def flush(self) -> None:
         """Report what is still on its way from the device."""
         self._meter.flush()

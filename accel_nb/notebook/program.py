@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import IPython
+import torch
 
 import accel_nb
 from accel_nb.accelerator import Accelerator
@@ -72,6 +73,9 @@ class CellProgram:
 
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
+        sys.path[:] = body["sys_path"]
+        if body["default_dtype"] is not None:
+            torch.set_default_dtype(getattr(torch, body["default_dtype"]))
         if body["parcel"] is not None:
             parcel = Parcel.from_table(descriptors[0], body["parcel"])
             Delivery.unpack(parcel, self._namespace).apply(self._namespace)
@@ -262,6 +266,8 @@ def warm() -> None:
         "cwd": os.getcwd(),
         "wants_rng": False,
         "has_rng": False,
+        "sys_path": list(sys.path),
+        "default_dtype": None,
         "is_partial": False,
         "is_idle": False,
         "has_lost_ranks": False,

@@ -190,6 +190,8 @@ class Session:
             "cwd": os.getcwd(),
             "wants_rng": "torch" in sys.modules,
             "has_rng": states is not None,
+            "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
+            "default_dtype": _default_dtype(),
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
         }
@@ -313,6 +315,12 @@ class Session:
             name in known and torch.equal(state, known[name]) for name, state in states.items()
         )
         return None if is_same else dict(states)
+
+
+def _default_dtype() -> str | None:
+    """Return the name of torch's default dtype, if the kernel has torch."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 class _Quiet:

@@ -217,3 +217,33 @@ optimizer.step(closure)
 """
     done(kernel, body)
     assert kernel.value("bool((model.weight != before).all())") is True
+
+
+def test_validation_with_a_loss_module_reads_every_sample(kernel):
+    setup(
+        kernel,
+        MODEL.format(optimizer=SGD)
+        + "from torch.utils.data import DataLoader\nloader = DataLoader(torch.ones(23, 2), batch_size=4)\n"
+        "criterion = torch.nn.MSELoss()",
+    )
+    body = """
+for x in loader:
+    criterion(model(x), x[:, :1]).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+model.eval()
+count = 0
+for x in loader:
+    with torch.no_grad():
+        criterion(model(x), x[:, :1])
+    count += len(x)
+"""
+    done(kernel, body)
+    assert kernel.value("count") == 23
+
+
+def test_the_default_dtype_and_the_import_path_follow(kernel):
+    setup(kernel, "import sys, torch\ntorch.set_default_dtype(torch.float64)\nsys.path.append('/nowhere')")
+    done(kernel, "import sys, torch\nfound = (str(torch.ones(1).dtype), sys.path[-1])")
+    setup(kernel, "torch.set_default_dtype(torch.float32)\nsys.path.remove('/nowhere')")
+    assert kernel.value("found") == ("torch.float64", "/nowhere")
