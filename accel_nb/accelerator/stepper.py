@@ -56,6 +56,8 @@ class Stepper:
         self._meter = meter
         self._memory = memory
         self._known: set[int] = set()
+        # What each model had to train when it was prepared: only of that are gradients averaged.
+        self._trainable: dict[int, set[int]] = {}
         self._last_share: Share | None = None
         self._last_gate: OptimizerGate | None = None
         self._sum_kinds: dict[type, int] = {}
@@ -63,6 +65,8 @@ class Stepper:
     def include(self, bundle: Bundle) -> None:
         """Add prepared objects; those that are known already are left out by the caller."""
         self.bundle = self.bundle + bundle
+        for model in bundle.models:
+            self._trainable[id(model)] = {id(value) for value in model.parameters() if value.requires_grad}
         self._learn_parameters()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.closes)
@@ -273,7 +277,7 @@ class Stepper:
         return num_samples > 0 and num_terms % num_samples == 0
 
     def _learn_parameters(self) -> None:
-        self._known = {id(parameter) for model in self.bundle.models for parameter in model.parameters()}
+        self._known = {key for model in self.bundle.models for key in self._trainable[id(model)]}
         for gate in self.gates.values():
             gate.num_checked = -1
 
@@ -290,7 +294,7 @@ class Stepper:
 
     def _refuse_strays(self, gate: OptimizerGate) -> None:
         for stray in gate.strays:
-            if stray[2].grad is not None:
+            if stray[2].requires_grad and stray[2].grad is not None:
                 raise UnsyncedGradientError(self._describe_stray(*stray))
 
     def _check_groups(self, gate: OptimizerGate) -> None:
@@ -309,9 +313,10 @@ class Stepper:
         return (
             f"parameter {index} of group {group} of the optimizer"
             + (f" ({name})" if name else "")
-            + f", of shape {tuple(parameter.shape)}, belongs to no prepared model, so its gradient is not averaged "
-            f"over the {self.world.size} workers and they would drift apart. Put it into a module that is prepared "
-            "(assign it to an attribute of one before preparing), or set requires_grad=False on it"
+            + f", of shape {tuple(parameter.shape)}, belongs to no prepared model, or was frozen when its model was "
+            f"prepared, so its gradient is not averaged over the {self.world.size} workers and they would drift apart. "
+            "Put it into a module that is prepared (assign it to an attribute of one before preparing), prepare the "
+            "model anew after unfreezing (unwrap_model(model) first), or set requires_grad=False on it"
         )
 
 

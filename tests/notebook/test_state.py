@@ -247,3 +247,17 @@ def test_the_default_dtype_and_the_import_path_follow(kernel):
     done(kernel, "import sys, torch\nfound = (str(torch.ones(1).dtype), sys.path[-1])")
     setup(kernel, "torch.set_default_dtype(torch.float32)\nsys.path.remove('/nowhere')")
     assert kernel.value("found") == ("torch.float64", "/nowhere")
+
+
+def test_a_layer_that_is_unfrozen_after_preparation_is_an_error_not_drift(kernel):
+    setup(
+        kernel,
+        "import torch\nmodel = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Linear(2, 1))\n"
+        "model[0].requires_grad_(False)\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "data = torch.ones(4, 2)",
+    )
+    done(kernel, STEP)
+    output = run(kernel, f"model[0].requires_grad_(True)\n{STEP}")
+    assert output.error is not None
+    assert output.error[0] == "UnsyncedGradientError"
+    assert "was frozen when its model was prepared" in output.error[1]
