@@ -6,6 +6,7 @@ Every rank must make the same calls in the same order; each call waits for all r
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
 
 import torch
@@ -41,6 +42,20 @@ class Communicator(Protocol):
 
     def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
         """Replace ``tensor`` by rank ``source``'s, and return it."""
+        ...
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by this rank's one of the ``parts`` that rank ``source`` gives, and return it.
+
+        All parts have the shape and dtype of ``tensor``; on other ranks ``parts`` is None.
+        """
+        ...
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Start finding out whether any rank's flag is set, on the host; the function returned waits for the answer.
+
+        Every rank must start it at the same place among its collectives; the device is not involved.
+        """
         ...
 
     def all_gather_json(self, value: Any) -> list[Any]:
@@ -82,6 +97,14 @@ class LocalComm:
         """Return the tensor as it is."""
         return tensor
 
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """Replace the tensor by the only part."""
+        return tensor.copy_(_parts_of(parts, 1)[0])
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Return a function that returns the flag."""
+        return lambda: flag
+
     def all_gather_json(self, value: Any) -> list[Any]:
         """Return a list with the value after its way through JSON, as other communicators do."""
         return [_decode(_encode(value))]
@@ -106,6 +129,7 @@ class TorchComm:
         self.group = group
         self._device = use(world.device)
         self._only_device = dist.get_backend() == "nccl"
+        self._hosts: tuple[Any, Any] | None = None
 
     def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
         """Replace ``tensor`` by its reduction over all ranks, and return it."""
@@ -149,6 +173,26 @@ class TorchComm:
         dist.broadcast(work, source)
         return tensor if work is tensor else tensor.copy_(work)
 
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by this rank's part, and return it."""
+        work = self._sendable(tensor)
+        if self.world.rank == source:
+            dist.scatter(work, [self._sendable(part) for part in _parts_of(parts, self.world.size)], source)
+        else:
+            dist.scatter(work, None, source)
+        return tensor if work is tensor else tensor.copy_(work)
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Start a maximum over the ranks' flags in the background, among host processes only."""
+        raised = torch.tensor([int(flag)], dtype=torch.int32)
+        work: Any = dist.all_reduce(raised, dist.ReduceOp.MAX, group=self._host_group(), async_op=True)
+
+        def wait() -> bool:
+            work.wait()
+            return bool(raised.item())
+
+        return wait
+
     def all_gather_json(self, value: Any) -> list[Any]:
         """Return every rank's value; a rank whose value JSON cannot hold raises on every rank."""
         message, problem = self._message(value)
@@ -157,7 +201,7 @@ class TorchComm:
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(message)] = _as_bytes(message)
         parts = self.all_gather(padded)
-        return [_decode(bytes(part[:length].tolist())) for part, length in zip(parts, lengths, strict=True)]
+        return [_decode(part[:length].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
 
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
         """Return rank ``source``'s value; where JSON cannot hold it, every rank raises."""
@@ -165,7 +209,7 @@ class TorchComm:
         length = int(self.broadcast(torch.tensor([len(message) if problem is None else -1]), source))
         self._raise_for(problem, [source] if length < 0 else [])
         content = _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8)
-        return _decode(bytes(self.broadcast(content, source).tolist()))
+        return _decode(self.broadcast(content, source).numpy().tobytes())
 
     def barrier(self) -> None:
         """Wait until every rank has come here."""
@@ -173,6 +217,15 @@ class TorchComm:
             dist.barrier(device_ids=[self._device.index])
         else:
             dist.barrier()
+
+    def _host_group(self) -> Any:
+        """Return a group that talks between hosts: the default one if it does, else one that is opened on first use."""
+        if not self._only_device:
+            return None
+        default: Any = dist.group.WORLD
+        if self._hosts is None or self._hosts[0] is not default:  # a group that was opened again needs another
+            self._hosts = (default, dist.new_group(backend="gloo"))
+        return self._hosts[1]
 
     def _sendable(self, tensor: Tensor) -> Tensor:
         if self._only_device and tensor.device.type == "cpu":
@@ -198,6 +251,13 @@ def _operation(op: str) -> Any:
         return _OPERATIONS[op]
     except KeyError:
         raise MisuseError(f"reduction {op!r} is unknown; there are {', '.join(_OPERATIONS)}") from None
+
+
+def _parts_of(parts: Sequence[Tensor] | None, size: int) -> Sequence[Tensor]:
+    if parts is None or len(parts) != size:
+        given = "none" if parts is None else str(len(parts))
+        raise MisuseError(f"scatter takes one part for each of the {size} ranks, and its source gave {given}")
+    return parts
 
 
 def _encode(value: Any) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Literal
 
@@ -16,10 +16,23 @@ Platform = Literal["kaggle", "colab", "deepnote", "vscode", "jupyter", "script"]
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_OURS = (OPTION_PREFIX, f"_{OPTION_PREFIX}")
+_OF_RANKS = frozenset(
+    {
+        "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT",
+        "GLOO_SOCKET_IFNAME",
+    }
+)  # fmt: skip
+
 
 def option_variables() -> dict[str, str]:
     """Return the ``ACCEL_NB_...`` variables: the environment layer of the configuration."""
     return {name: value for name, value in os.environ.items() if name.startswith(OPTION_PREFIX)}
+
+
+def variable(name: str, default: str) -> str:
+    """Return a variable of the user's, or ``default`` where it is not set."""
+    return os.environ.get(name, default)
 
 
 def detect_platform() -> Platform:
@@ -33,6 +46,22 @@ def detect_platform() -> Platform:
     if "VSCODE_PID" in os.environ and "ipykernel" in sys.modules:
         return "vscode"
     return "jupyter" if "ipykernel" in sys.modules else "script"
+
+
+def notebook_variables() -> dict[str, str]:
+    """Return the variables that are the notebook's to set; not ours, and not those that make a process a rank."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _OF_RANKS}
+
+
+def set_variables(changes: Mapping[str, str | None]) -> None:
+    """Set variables; None takes one away. What `notebook_variables` leaves out is left alone."""
+    for name, value in changes.items():
+        if name.startswith(_OURS) or name in _OF_RANKS:
+            continue
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
 
 
 def zygote_environment() -> dict[str, str]:
@@ -101,3 +130,19 @@ def unchanged_environment() -> Iterator[None]:
     finally:
         os.environ.clear()
         os.environ.update(before)
+
+
+@contextmanager
+def clear_environment() -> Iterator[None]:
+    """Run the block without any variable, and put all of them back after it."""
+    with unchanged_environment():
+        os.environ.clear()
+        yield
+
+
+@contextmanager
+def patch_environment(**variables: object) -> Iterator[None]:
+    """Run the block with some variables set, by their names in upper case, and put all back after it."""
+    with unchanged_environment():
+        os.environ.update({name.upper(): str(value) for name, value in variables.items()})
+        yield

@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 
 _DESCRIPTORS = Path("/proc/self/fd")
+_NOTES = "accel_nb/notes"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _MAKER = "_new_process_group_helper"  # what init_process_group, new_group and device meshes all end in
 
@@ -38,10 +39,11 @@ class Group:
     be called from any thread, on any rank.
     """
 
-    def __init__(self, world: World, *, timeout_s: float, owned: bool) -> None:
+    def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
         self.world = world
         self._timeout_s = timeout_s
         self._owned = owned
+        self._backend = backend
         self._sockets: set[int] = set()
         self._make: Callable[..., Any] | None = None
 
@@ -58,9 +60,11 @@ class Group:
         return cls(world, timeout_s=DEFAULT_TIMEOUT_S, owned=False)
 
     @classmethod
-    def from_environment(cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
-        """Open the group that ``torchrun``'s variables describe."""
-        group = cls(world, timeout_s=timeout_s, owned=True)
+    def from_environment(
+        cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
+    ) -> Group:
+        """Open the group that ``torchrun``'s variables describe; without ``backend`` the device's own."""
+        group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(None)
         return group
 
@@ -68,6 +72,11 @@ class Group:
     def is_open() -> bool:
         """Whether this process has a default group, whoever opened it."""
         return dist.is_available() and dist.is_initialized()
+
+    @staticmethod
+    def name_of_open() -> str:
+        """Return the name of the backend of the open default group."""
+        return dist.get_backend()
 
     @staticmethod
     def world_of_open() -> World:
@@ -78,7 +87,9 @@ class Group:
 
     @property
     def backend(self) -> str:
-        """The name of torch's backend for this world's device."""
+        """The name of torch's backend: that which was asked for, or that of this world's device."""
+        if self._backend is not None:
+            return self._backend
         return "nccl" if torch.device(self.world.device).type == "cuda" else "gloo"
 
     def cut(self) -> int:
@@ -98,6 +109,34 @@ class Group:
         """Throw the group away, whatever its state, and open a new one over a new file."""
         self.close()
         self._open(os.fspath(store_path))
+
+    @staticmethod
+    def note(key: str) -> None:
+        """Leave a note for the other ranks, which outlives the group; any rank may."""
+        c10d._get_default_store().set(f"{_NOTES}/{key}", "1")
+
+    @staticmethod
+    def has_note(key: str) -> bool:
+        """Whether any rank left this note; does not wait."""
+        return c10d._get_default_store().check([f"{_NOTES}/{key}"])
+
+    def renew(self) -> None:
+        """Throw the default group away, whoever opened it, and open one in its place; every rank must call.
+
+        What another rank waits for in the old group fails there. Notes are forgotten.
+        """
+        store, backend = c10d._get_default_store(), dist.get_backend()
+        if backend == "nccl":
+            c10d._abort_process_group()
+        else:
+            dist.destroy_process_group()
+        dist.init_process_group(
+            backend,
+            rank=self.world.rank,
+            world_size=self.world.size,
+            store=dist.PrefixStore("renewed", store),  # pyright: ignore[reportPrivateImportUsage]
+            timeout=timedelta(seconds=self._timeout_s),
+        )
 
     def close(self) -> None:
         """Throw the group and its subgroups away; does nothing when that has happened, or the group is not ours."""

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 
 from accel_nb.runtime.environment import visible_gpus
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""Either of them is there where a driver is; the second under Windows' Linux."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +42,22 @@ class Machine:
     shm_free_bytes: int
     disk_free_bytes: int
     gpus: tuple[Gpu, ...]
+    gpu_problems: tuple[str, ...] = ()
+    """Of GPUs that could not be read, why."""
 
 
 def inspect_machine() -> Machine:
     """Look at this machine now. Reads the driver's management library; makes no device context."""
     memory = psutil.virtual_memory()
+    gpus, problems = inspect_gpus()
     return Machine(
         num_cores=num_usable_cores(),
         total_bytes=memory.total,
         free_bytes=memory.available,
         shm_free_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
         disk_free_bytes=shutil.disk_usage(os.getcwd()).free,
-        gpus=find_gpus(),
+        gpus=gpus,
+        gpu_problems=problems,
     )
 
 
@@ -61,38 +70,81 @@ def num_usable_cores() -> int:
 
 def find_gpus() -> tuple[Gpu, ...]:
     """List the CUDA devices that torch would see, in its order; empty without a driver."""
-    if not os.path.exists("/dev/nvidiactl"):
-        return ()
+    return inspect_gpus()[0]
+
+
+def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """List the CUDA devices that torch would see, and say of each that could not be read why."""
+    if not any(map(os.path.exists, _DRIVERS)):
+        return (), ()
     import pynvml
 
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
+    except pynvml.NVMLError as error:
+        return (), (f"the driver's management library does not start: {error}",)
     try:
-        every = [_read_gpu(pynvml, index) for index in range(pynvml.nvmlDeviceGetCount())]
+        return list_gpus(pynvml, visible_gpus())
     finally:
         pynvml.nvmlShutdown()
-    visible = visible_gpus()
+
+
+def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """List the devices that an initialised management library knows; ``visible`` as in ``CUDA_VISIBLE_DEVICES``.
+
+    A process sees one part at most of GPUs that are divided (MIG), and then no whole one beside it.
+    """
+    whole: list[tuple[Gpu, str]] = []
+    parts: list[tuple[Gpu, str]] = []
+    problems: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            divided = list(_parts(nvml, handle, index))
+            parts += divided
+            if not divided:
+                whole.append(_read_gpu(nvml, handle, index))
+        except nvml.NVMLError as error:
+            problems.append(f"GPU {index} cannot be read: {error}")
     if visible is None:
-        return tuple(gpu for gpu, _ in every)
+        return tuple(gpu for gpu, _ in whole or parts[:1]), tuple(problems)
     chosen: list[Gpu] = []
     for entry in visible:
-        match = [gpu for gpu, uuid in every if entry == str(gpu.index) or uuid.startswith(entry)]
+        if entry.startswith("MIG-"):
+            match = [gpu for gpu, uuid in parts if uuid.startswith(entry)]
+            return (tuple(chosen) or tuple(match[:1])), tuple(problems)
+        match = [gpu for gpu, uuid in whole if entry == str(gpu.index) or uuid.startswith(entry)]
+        match = match or [gpu for gpu, _ in parts if entry == str(gpu.index)][: 0 if chosen else 1]
         if not match:
             break  # CUDA itself ignores everything after the first entry that it does not know
         chosen.append(match[0])
-    return tuple(chosen)
+    return tuple(chosen), tuple(problems)
 
 
-def _read_gpu(pynvml, index: int) -> tuple[Gpu, str]:
-    handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-    memory = pynvml.nvmlDeviceGetMemoryInfo(handle)
+def _parts(nvml: Any, handle: Any, index: int) -> Iterator[tuple[Gpu, str]]:
+    """Yield the parts of a divided GPU with their ids."""
+    try:
+        mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:  # a device that cannot be divided
+        return
+    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+        return
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError:  # nothing is at this place
+            continue
+        capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        yield _read_gpu(nvml, part, index, capability=capability)
+
+
+def _read_gpu(nvml: Any, handle: Any, index: int, *, capability: Any = None) -> tuple[Gpu, str]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
     gpu = Gpu(
         index=index,
-        name=str(pynvml.nvmlDeviceGetName(handle)),
+        name=str(nvml.nvmlDeviceGetName(handle)),
         total_bytes=int(memory.total),
         free_bytes=int(memory.free),
-        capability=tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)),
+        capability=tuple(capability or nvml.nvmlDeviceGetCudaComputeCapability(handle)),
     )
-    return gpu, str(pynvml.nvmlDeviceGetUUID(handle))
+    return gpu, str(nvml.nvmlDeviceGetUUID(handle))

@@ -15,6 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+_NOTHING = object()
+
 
 def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
     """Return ``nested`` with ``fn`` applied to each tensor; other leaves are kept as they are.
@@ -27,6 +29,13 @@ def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
     if type(nested) is tuple:  # what most loaders yield: no generic walk
         return tuple([fn(item) if isinstance(item, Tensor) else map_tensors(fn, item) for item in nested])
     return _map_children(lambda child: map_tensors(fn, child), nested)
+
+
+def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any], bool]) -> Any:
+    """Return ``nested`` with ``fn`` applied to each tensor, each other leaf, and whatever ``is_leaf`` takes for one."""
+    if isinstance(nested, Tensor) or is_leaf(nested) or next(_children(nested), _NOTHING) is _NOTHING:
+        return fn(nested)
+    return _map_children(lambda child: map_leaves(fn, child, is_leaf=is_leaf), nested)
 
 
 def to_device(nested: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
@@ -61,6 +70,30 @@ def find_tensors(nested: Any) -> Iterator[Tensor]:
     else:
         for child in _children(nested):
             yield from find_tensors(child)
+
+
+def find_leaves(nested: Any) -> Iterator[Any]:
+    """Yield everything in ``nested`` that is no container, depth first; tensors in the order of `find_tensors`."""
+    if isinstance(nested, Tensor) or not _is_container(nested):
+        yield nested
+    else:
+        for child in _children(nested):
+            yield from find_leaves(child)
+
+
+def describe(nested: Any) -> str:
+    """Return structure, dtypes and shapes as text: ``{'x': float32[3, 2], 'y': (int64[3], None)}``."""
+    if isinstance(nested, Tensor):
+        return f"{str(nested.dtype).removeprefix('torch.')}{list(nested.shape)}"
+    if isinstance(nested, Mapping):
+        body = "{" + ", ".join(f"{key!r}: {describe(value)}" for key, value in nested.items()) + "}"
+        return body if type(nested) is dict else f"{type(nested).__name__}({body})"
+    if not _is_container(nested):
+        return repr(nested) if nested is None else type(nested).__name__
+    body = ", ".join(describe(child) for child in _children(nested))
+    if type(nested) is list:
+        return f"[{body}]"
+    return f"({body})" if type(nested) is tuple else f"{type(nested).__name__}({body})"
 
 
 def first_batch_size(nested: Any) -> int | None:
@@ -173,6 +206,10 @@ def _children(nested: Any) -> Iterator[Any]:
         yield from nested
     elif _is_dataclass(nested):
         yield from (getattr(nested, field.name) for field in dataclasses.fields(nested))
+
+
+def _is_container(nested: Any) -> bool:
+    return isinstance(nested, Mapping | list | tuple) or _is_dataclass(nested)
 
 
 def _keys(nested: Any) -> list[Any] | int:

@@ -36,11 +36,14 @@ def derive(seed: int, *keys: int | str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
-def set_seed(seed: int, *, per_rank: World | None = None) -> int:
+def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = None) -> int:
     """Seed Python, NumPy and torch on all devices, and return the seed that was used.
 
-    With ``per_rank`` each rank gets a stream of its own, and rank 0 the one that a single process would have.
+    With ``per_rank`` each rank gets a stream of its own, and rank 0 the one that a single process would have. With
+    ``step`` the streams depend on that number too: what is drawn in a step does not depend on the steps before.
     """
+    if step is not None:
+        seed = derive(seed, "step", step)
     if per_rank is not None and per_rank.rank > 0:
         seed = derive(seed, "rank", per_rank.rank)
     random.seed(seed)
