@@ -10,17 +10,21 @@ from __future__ import annotations
 
 import operator
 import warnings
+import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
 
-from accel_nb.data.order import Share, deal, grouped, mark_last, num_groups
+from accel_nb.data import resume
+from accel_nb.data.order import Share, deal, even_length, grouped, mark_last, num_groups, share
+from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
 
@@ -28,90 +32,225 @@ if TYPE_CHECKING:
     from accel_nb.runtime.comm import Communicator
 
 
+@dataclass(frozen=True)
+class Place:
+    """Which share of the data this rank reads, of how many; ranks that share a model read the same one.
+
+    ``is_even``: every rank takes equally many samples, some of them a second time if need be.
+    """
+
+    comm: Communicator
+    index: int
+    count: int
+    group_size: int = 1
+    is_even: bool = False
+
+    def drops_short(self, drop_last: bool) -> bool:
+        """Whether a group that lacks batches is left out: all ranks are to get equally many, and nothing repeated."""
+        return self.is_even and drop_last and self.group_size > 1
+
+
 class IndexFeed:
     """The inner loader's sampler: draws what the loader's own would draw, and gives out this rank's part of it.
 
     ``latest`` holds the shares of the batches drawn by the newest iteration and not yet delivered. Where ``deals`` is
-    false the items are not lists of samples, and pass unchanged.
+    false the items are not lists of samples, and pass unchanged. With ``seed``, torch's ``RandomSampler`` is replaced
+    by one whose order depends on seed and epoch only.
     """
 
-    def __init__(self, loader: DataLoader[Any], comm: Communicator, group_size: int) -> None:
+    def __init__(self, loader: DataLoader[Any], place: Place, seed: int | None = None) -> None:
         self.latest: deque[Share] | None = None
         self.generators: list[torch.Generator] = []
+        # What the next iteration is drawn for.
+        self.epoch = resume.Epoch(place.group_size, lambda: 0)
         self.deals = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
-        self._draws_from: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        self.seeded: SeedableRandomSampler | None = None
+        self.draws_from: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        if seed is not None:
+            self.draws_from, self.seeded = _seeded(self.draws_from, seed)
         self._dataset = loader.dataset
-        self._comm = comm
-        self._group_size = group_size
-        self._batch_size = (loader.batch_size or getattr(loader.sampler, "batch_size", None)) if self.deals else None
-        self._is_drawn_everywhere = comm.world.size == 1 or _is_of_torch(self._draws_from)
+        self._place = place
+        self._comm = place.comm
+        self._batch_size = (loader.batch_size or getattr(self.draws_from, "batch_size", None)) if self.deals else None
+        self._drops_short = place.drops_short(bool(getattr(self.draws_from, "drop_last", False)))
+        self._is_drawn_everywhere = self._comm.world.size == 1 or _is_of_torch(self.draws_from)
+        self._is_random = self._is_drawn_everywhere and _may_draw(self.draws_from)
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may ask twice and use one: nothing happens before the first item.
         self.latest = shares = deque()
-        return self._deal(shares) if self.deals else self._pass_on()
+        return self._noted(shares) if self.deals else self._pass_on()
 
     def __len__(self) -> int:
-        return len(cast(Any, self._draws_from))
+        return len(cast(Any, self.draws_from))
 
     def num_groups(self) -> int | None:
         """How many global batches the sampler says it will draw, if it does."""
-        num_items = length_of(self._draws_from)
-        return None if num_items is None else num_groups(num_items, self._group_size)
+        num_items = self.num_items()
+        if num_items is None:
+            return None
+        return num_groups(num_items, self._place.group_size, drop_short=self._drops_short)
 
-    def _deal(self, shares: deque[Share]) -> Iterator[Any]:
-        world = self._comm.world
-        batch_size = self._batch_size if self._group_size > 1 else None
-        expected, is_last = self.num_groups(), False
-        for group, is_last in self._start(self._group_size, expected):
-            indices, mine = deal(group, world.size, world.rank, is_last=is_last, batch_size=batch_size)
-            shares.append(mine)
-            yield indices
+    def num_items(self) -> int | None:
+        """How many batches, or samples, the next iteration draws, if the sampler says so."""
+        return resume.num_remaining(self.draws_from, length_of(self.draws_from), self.epoch.resumed, deals=self.deals)
+
+    def pairs(self) -> Iterator[tuple[Any, Share]]:
+        """Yield this rank's indices of each global batch, with what they are of it."""
+        place = self._place
+        count, index, size, group_size = place.count, place.index, self._batch_size, place.group_size
+        limit = size if group_size > 1 else None
+        # Nearly all groups of a loader are equally large: those are cut without looking at them twice.
+        usual = self._usual_size()
+        mine = share(usual, count, index) if group_size == 1 else range(usual)
+        start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
+        number = index if group_size > 1 else 0
+        expected, is_last, fill = self.num_groups(), False, ()
+        for group, is_last in self._start(group_size, expected):
+            if place.is_even and not fill:
+                fill = [sample for batch in group for sample in batch]
+            if len(group) == group_size and len(group[-1]) == usual:
+                yield group[number][start:stop], Share(num_mine, total, is_last, False)
+                continue
+            even = even_length(sum(map(len, group)), count, size, group_size) if place.is_even else None
+            yield deal(group, count, index, is_last=is_last, batch_size=limit, fill=fill, even=even)
         warn_if_short(expected, is_last)
 
+    def _usual_size(self) -> int:
+        """Return how long the batches of a usual group are, which its last batch tells; -1 if that cannot be told."""
+        size, place = self._batch_size, self._place
+        if type(self.draws_from) is not BatchSampler or size is None:
+            return -1
+        if place.group_size == 1 and (size < place.count or (place.is_even and size % place.count)):
+            return -1
+        return size
+
+    def _noted(self, shares: deque[Share]) -> Iterator[Any]:
+        for indices, mine in self.pairs():
+            shares.append(mine)
+            yield indices
+
     def _pass_on(self) -> Iterator[Any]:
-        for group, _ in self._start(1, length_of(self._draws_from)):
+        for group, _ in self._start(1, self.num_items()):
             yield group[0]
+
+    def draw(self) -> Iterator[Any]:
+        """Yield what the sampler draws for `epoch`, drawn by this rank alone."""
+        parts: tuple[rng.Part, ...] = ("torch",) if _is_of_torch(self.draws_from) else rng.ALL_PARTS
+        return resume.draw(self.draws_from, self.epoch, self.generators, deals=self.deals, parts=parts)
 
     def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
         """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
-        num_items = length_of(self._draws_from) if self._is_drawn_everywhere else None
-        check_equal_loaders(self._comm, self._dataset, num_items, self.generators)
-        if not self._is_drawn_everywhere:
+        num_items = length_of(self.draws_from) if self._is_drawn_everywhere else None
+        theirs = start_together(
+            self._comm,
+            self._dataset,
+            num_items,
+            self.generators,
+            sampler=self.draws_from if self._is_drawn_everywhere else None,
+            sends_torch_state=self._is_random,
+        )
+        if self.generators:
             with drawing_as_rank_0(self._comm, (), self.generators):
                 pass
-        batches = map(_sized, self._draws_from) if self.deals else iter(self._draws_from)
-        groups = mark_last(grouped(batches, size), expected)
         if not self._is_drawn_everywhere:
-            yield from _sent_by_rank_0(self._comm, groups)
+            yield from _sent_by_rank_0(self._comm, self._grouped(size, expected))
             return
-        with drawing_as_rank_0(self._comm, ("torch",), self.generators):
+        with _forked_if_different(theirs):
+            groups = self._grouped(size, expected)
             first = next(groups, None)
         if first is not None:
             yield from chain([first], groups)
 
+    def _grouped(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
+        items = self.draw()
+        batches = map(_sized, items) if self.deals else items
+        yield from mark_last(grouped(batches, size, drop_short=self._drops_short), expected)
 
-def check_equal_loaders(
-    comm: Communicator, dataset: Any, num_batches: int | None, generators: list[torch.Generator]
-) -> None:
-    """Raise on every rank where the loaders differ, before one of them waits for batches that never come."""
+
+def start_together(
+    comm: Communicator,
+    dataset: Any,
+    num_batches: int | None,
+    generators: list[torch.Generator],
+    *,
+    sampler: Any = None,
+    sends_torch_state: bool = False,
+) -> torch.Tensor | None:
+    """Raise on every rank where the loaders differ, before one of them waits for batches that never come.
+
+    Returns the state of rank 0's torch generator if ``sends_torch_state``: both are one message.
+    """
     if comm.world.size == 1:
-        return
+        return None
     num_samples = length_of(dataset)
-    mine = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
-    rows = [row.tolist() for row in comm.all_gather(torch.tensor(mine, dtype=torch.int64))]
-    if all(row == rows[0] for row in rows):
-        return
+    numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
+    subset = dataset if isinstance(dataset, Subset) else None
+    numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
+    message = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+    # As long on every rank, or the ranks could not even say that they differ.
+    state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
+    gathered = comm.all_gather(torch.cat([message, state]))
+    rows = [part[: message.numel()].clone().view(torch.int64).tolist() for part in gathered]
+    if any(row != rows[0] for row in rows):
+        raise MisuseError(_different(rows))
+    # A copy, since torch reads a state from the start of its storage.
+    return gathered[0][message.numel() :].clone() if sends_torch_state else None
+
+
+def _fingerprint(holder: Any) -> int:
+    """Return a number that tells apart subsets and samplers of torch's that hold other samples, by a few of them."""
+    while isinstance(holder, BatchSampler):
+        holder = getattr(holder, "sampler", None)
+    held = holder if isinstance(holder, list | tuple) else getattr(holder, "indices", getattr(holder, "weights", None))
+    if not isinstance(held, list | tuple | torch.Tensor | np.ndarray) or len(held) == 0:
+        return 0
+    few: Any = held[:: max(1, len(held) // 16)]
+    return zlib.crc32(str([_as_number(item) for item in few]).encode())
+
+
+def _as_number(item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return [_as_number(inner) for inner in item[:16]]
+    if isinstance(item, torch.Tensor | np.ndarray | np.generic):
+        return item.item() if item.ndim == 0 else 0
+    return item if isinstance(item, int | float | str) else 0
+
+
+def _different(rows: list[list[int]]) -> str:
     names = ("batches", "samples", "generators")
     lines = [
-        f"rank {rank}: " + ", ".join(f"{count} {name}" for count, name in zip(row, names, strict=True) if count >= 0)
+        f"rank {rank}: " + ", ".join(f"{count} {name}" for count, name in zip(row, names, strict=False) if count >= 0)
         for rank, row in enumerate(rows)
     ]
-    raise MisuseError(
-        "the ranks iterate loaders of different length: "
-        + "; ".join(lines)
-        + ". Every rank must build the same dataset and sampler; accel_nb divides them among the ranks"
+    if len({tuple(row[:3]) for row in rows}) > 1:
+        return (
+            "the ranks iterate loaders of different length: "
+            + "; ".join(lines)
+            + ". Every rank must build the same dataset and sampler; accel_nb divides them among the ranks"
+        )
+    if len({row[3] for row in rows}) > 1:
+        return (
+            "the ranks iterate loaders with different kinds of samplers (one draws at random, another in order). "
+            "Every rank must build the same loader; accel_nb divides it among the ranks"
+        )
+    what = "subset of the dataset (its indices)" if len({row[4] for row in rows}) > 1 else "sampler (its samples)"
+    other = next(rank for rank, row in enumerate(rows) if row != rows[0])
+    return (
+        f"the {what} is another on rank {other} than on rank 0, so that samples would be lost and others read twice. "
+        "Draw it with the same seed on every rank, as in "
+        "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
     )
+
+
+@contextmanager
+def _forked_if_different(state: torch.Tensor | None) -> Iterator[None]:
+    """Run the block with this state of torch's generator; a rank that has the same stays in step with rank 0."""
+    if state is None or torch.equal(state, torch.get_rng_state()):
+        yield
+        return
+    with rng.forked({"torch": state}):
+        yield
 
 
 @contextmanager
@@ -207,7 +346,28 @@ def _is_of_torch(sampler: Any) -> bool:
         return _is_of_torch(sampler.sampler)
     if isinstance(sampler, list | tuple | range | torch.Tensor | np.ndarray):
         return True
-    return type(sampler).__module__.partition(".")[0] == "torch"
+    return isinstance(sampler, SeededOrder) or type(sampler).__module__.partition(".")[0] == "torch"
+
+
+def _may_draw(sampler: Any) -> bool:
+    """Whether a sampler of torch's may draw from the global generator when it starts."""
+    if type(sampler) is BatchSampler:
+        return _may_draw(sampler.sampler)
+    if isinstance(sampler, SeededOrder) or type(sampler) in (SequentialSampler, list, tuple, range):
+        return False
+    return getattr(sampler, "generator", None) is None
+
+
+def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | None]:
+    """Return the sampler with torch's ``RandomSampler`` in it replaced, and the replacement if there was one."""
+    if type(draws_from) is RandomSampler:
+        seeded = SeedableRandomSampler.like(draws_from, seed=seed)
+        return seeded, seeded
+    if type(draws_from) is BatchSampler:
+        inner, seeded = _seeded(draws_from.sampler, seed)
+        if seeded is not None:
+            return BatchSampler(inner, draws_from.batch_size, draws_from.drop_last), seeded
+    return draws_from, None
 
 
 def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:

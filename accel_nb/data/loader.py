@@ -2,32 +2,37 @@
 
 Two ways to get at a share:
 
-- *by index*: the loader has a batch sampler. An inner loader, equal but for the batch sampler, reads only the samples
-  of this rank.
-- *by slice*: the dataset is a stream or gives ready batches (``batch_size=None``). Every rank reads each batch whole
-  and keeps its share of it.
+- *by index*: the loader has a batch sampler. Only the samples of this rank are read: in this process, or where there
+  are worker processes or the loader's class iterates in its own way, by an inner loader that is equal but for the batch
+  sampler.
+- *by batch*: the dataset is a stream or gives ready batches (``batch_size=None``); see `accel_nb.data.stream`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from copy import deepcopy
+from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe
 
-from accel_nb.data.draw import (
-    IndexFeed,
-    check_equal_loaders,
-    drawing_as_rank_0,
-    length_of,
-    own_generators,
-    warn_if_short,
-)
-from accel_nb.data.order import Share, grouped, is_short, mark_last, num_groups, share
+from accel_nb.config.schema import DataOptions
+from accel_nb.data.dispatch import dispatched
+from accel_nb.data.draw import IndexFeed, Place, drawing_as_rank_0, length_of, own_generators, start_together
+from accel_nb.data.fetch import reader
+from accel_nb.data.order import Share, grouped, mark_last, num_groups
+from accel_nb.data.resume import Drawing, Epoch, Position, Snapshots, is_stateful, present_drawing, put_back
+from accel_nb.data.sampler import set_epoch
+from accel_nb.data.stream import Cutter, read_own, read_whole
+from accel_nb.data.transfer import Ahead, Lane, Pair, SideStream
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
-from accel_nb.runtime.nested import concat_batches, first_batch_size, slice_batch, to_device
+from accel_nb.runtime.nested import to_device
 
 if TYPE_CHECKING:
     from accel_nb.runtime.comm import Communicator
@@ -35,7 +40,20 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 BatchMeaning = Literal["global", "per-worker"]
 
-__all__ = ["BatchMeaning", "Share", "is_sharded", "shard", "unshard"]
+__all__ = [
+    "BatchMeaning",
+    "Share",
+    "begin_counting",
+    "is_sharded",
+    "num_left",
+    "position_of",
+    "problem_with",
+    "resume_at",
+    "set_boundary",
+    "shard",
+    "skipping",
+    "unshard",
+]
 
 _ATTRIBUTE = "_accel_nb_sharding"
 _END = object()
@@ -49,19 +67,40 @@ def shard(
     device: torch.device | str,
     on_share: Callable[[Share | None], object],
     is_training: Callable[[], bool],
+    begins_training: Callable[[], bool] | None = None,
+    on_whole: Callable[[Iterator[Any] | None], object] | None = None,
+    coords: tuple[int, int] | None = None,
+    options: DataOptions | None = None,
+    seed: int | None = None,
+    lane: Lane | None = None,
+    num_trained: Callable[[], int] = lambda: 0,
+    on_boundary: Callable[[], object] | None = None,
 ) -> DataLoader[T]:
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
 
-    ``batch="global"``: each batch of the loader is divided among the ranks, and its length stays. ``"per-worker"``:
-    ``world.size`` consecutive batches make a global one, one for each rank, and ``len`` shrinks accordingly.
+    ``batch="global"``: each batch of the loader is divided among the ranks, and its length stays. ``"per-worker"``: as
+    many consecutive batches as there are shares make a global one, one for each, and ``len`` shrinks accordingly.
 
     - ``on_share`` is called just before each batch is yielded, and with None when the loader is exhausted.
-    - ``is_training`` is asked when an iteration starts: where it says no, the rank reads the whole loader as if it had
-      not been sharded (on ``device``), without any message and without ``on_share``.
-    - Every rank must iterate the loader, in the same order among its loaders. Each epoch costs an all_gather and a
-      broadcast at the first batch; a sampler that torch did not define, or an in-process stream, one broadcast a batch.
-    - An ``IterableDataset`` must yield the same samples on every rank: do not split it by rank.
+    - ``begins_training`` (if not given, ``is_training``) is asked when an iteration starts: where it says no, the rank
+      reads the whole loader as if it had not been sharded (on ``device``), without any message and without
+      ``on_share``. ``on_whole`` is then called with the iterator for each batch, and with None at the end.
+      ``is_training`` is asked where the length is.
+    - ``coords`` is which share of the data this rank reads, and how many there are; by default rank and world size.
+      Ranks with the same coordinates read the same.
+    - ``options`` is the section of the configuration about loaders; ``seed`` is what it falls back to for the order of
+      ``use_seedable_sampler``. ``lane`` replaces the way in which batches are copied ahead of time.
+    - ``num_trained`` says how many micro-batches are in the weights or in an open window: a batch counts as trained on
+      when there is one more than when it was given out, or when the next one is asked for. ``on_boundary`` is
+      called when a loop is done with a batch, before the next one is read.
+    - Every rank must iterate the loader, in the same order among its loaders. Each epoch costs an all_gather at the
+      first batch; generators of its own, a sampler that torch did not define, a stream that is read or dispatched in
+      this process, further messages.
+    - A stream that is read whole must yield the same samples on every rank: do not split it by rank. What it does with
+      ``get_worker_info`` to split itself among worker processes is left alone.
     - Batches come in the order of the sampler, whatever ``in_order`` says.
+    - The loader has ``set_epoch``, ``total_batch_size``, ``total_dataset_length``, ``end_of_dataloader`` and
+      ``remainder`` as well.
     - Sharding a sharded loader replaces the settings. Copying or pickling it gives a plain loader.
 
     Raises :class:`MisuseError` for what is no ``DataLoader`` and for one that is divided among the ranks already.
@@ -72,7 +111,15 @@ def shard(
     if comm.world.size > 1:
         _refuse_divided(loader)
     plain = type(loader)
-    setattr(loader, _ATTRIBUTE, _Sharding(plain, comm, batch, torch.device(device), on_share, is_training))
+    begins = is_training if begins_training is None else begins_training
+    options = options or DataOptions()
+    index, count = coords or (comm.world.rank, comm.world.size)
+    place = Place(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
+    sharding = _Sharding(
+        plain, place, torch.device(device), on_share, is_training, begins, on_whole, options, seed, lane, num_trained,
+        on_boundary,
+    )  # fmt: skip
+    setattr(loader, _ATTRIBUTE, sharding)
     loader.__class__ = _sharded_class(plain, has_own_length=batch == "per-worker")
     return loader
 
@@ -88,6 +135,47 @@ def unshard(loader: DataLoader[T]) -> DataLoader[T]:
 def is_sharded(loader: object) -> bool:
     """Whether :func:`shard` changed this object."""
     return _ATTRIBUTE in getattr(loader, "__dict__", ())
+
+
+def num_left(loader: DataLoader[Any], position: Position) -> int | None:
+    """Return how many samples of the epoch a sharded loader has left at ``position``, if that is known."""
+    return _sharding(loader).num_left(loader, position)
+
+
+def set_boundary(loader: DataLoader[Any], on_boundary: Callable[[], object] | None) -> None:
+    """Call ``on_boundary`` when a loop over a sharded loader is done with a batch; None calls nothing."""
+    _sharding(loader).on_boundary = on_boundary
+
+
+def begin_counting(loader: DataLoader[Any]) -> None:
+    """Count a sharded loader's epochs from here."""
+    _sharding(loader).forget_epochs()
+
+
+def position_of(loader: DataLoader[Any]) -> Position:
+    """Return where a sharded loader is; what rank 0 returns is whole, and counts."""
+    return _sharding(loader).position(loader)
+
+
+def resume_at(
+    loader: DataLoader[Any], position: Position, *, passes: bool = False, on_resume: Callable[[], object] | None = None
+) -> None:
+    """Let a sharded loader's next iteration go on from ``position``; every rank must call.
+
+    With ``passes`` as many iterations as epochs are over pass empty before that. ``on_resume`` is called when the first
+    batch after that is asked for. Ask `problem_with` first.
+    """
+    _sharding(loader).resume(loader, position, passes, on_resume)
+
+
+def problem_with(loader: DataLoader[Any], position: Position) -> str | None:
+    """Return why a sharded loader cannot go on from ``position``, such as a stream that does not know where it was."""
+    return _sharding(loader).problem_with(loader, position)
+
+
+def skipping(loader: DataLoader[T], num_batches: int) -> Skipping:
+    """Return what iterates a sharded loader without its first ``num_batches``, which are not read."""
+    return Skipping(loader, num_batches)
 
 
 def _sharding(loader: DataLoader[Any]) -> _Sharding:
@@ -116,6 +204,14 @@ def _sharded_class(plain: type[DataLoader[Any]], *, has_own_length: bool) -> typ
     }
     if has_own_length:
         body["__len__"] = __len__
+    known = {
+        "set_epoch": lambda self, epoch: _sharding(self).set_epoch(self, epoch),
+        "total_batch_size": property(lambda self: _sharding(self).total_batch_size(self)),
+        "total_dataset_length": property(lambda self: len(self.dataset)),
+        "end_of_dataloader": property(lambda self: _sharding(self).is_at_end),
+        "remainder": property(lambda self: _sharding(self).remainder(self)),
+    }
+    body.update({name: value for name, value in known.items() if name == "set_epoch" or not hasattr(plain, name)})
     return cast(Any, type(plain))(plain.__name__, (plain,), body)
 
 
@@ -127,49 +223,257 @@ def _plain_twin(loader: DataLoader[Any], plain: type[DataLoader[Any]]) -> DataLo
 
 
 class _Sharding:
-    """What a sharded loader carries: its settings, and the inner loader that reads for it."""
+    """What a sharded loader carries: its settings, and what reads for it."""
 
     def __init__(
         self,
         plain: type[DataLoader[Any]],
-        comm: Communicator,
-        batch: BatchMeaning,
+        place: Place,
         device: torch.device,
         on_share: Callable[[Share | None], object],
         is_training: Callable[[], bool],
+        begins_training: Callable[[], bool],
+        on_whole: Callable[[Iterator[Any] | None], object] | None,
+        options: DataOptions,
+        seed: int | None,
+        lane: Lane | None,
+        num_trained: Callable[[], int],
+        on_boundary: Callable[[], object] | None,
     ) -> None:
         self.plain = plain
-        self._comm = comm
-        self._group_size = comm.world.size if batch == "per-worker" else 1
+        self.on_share = on_share
+        self.on_boundary = on_boundary
+        # The share delivered last; None before the first one of an iteration.
+        self.latest: Share | None = None
+        self._place = place
+        self._comm = place.comm
         self._device = device
-        self._on_share = on_share
         self._is_training = is_training
+        self._begins_training = begins_training
+        self._on_whole = on_whole
+        self._options = options
+        self._seed = seed if options.data_seed is None else options.data_seed
+        self._lane = lane
+        self._side_stream: SideStream | None = None
         # Kept from epoch to epoch, so that persistent workers survive.
         self._inner: DataLoader[Any] | None = None
         self._feed: IndexFeed | None = None
         self._worker_seeds = torch.Generator()
+        # What a dataset that divides itself gave this rank.
+        self._own_part: Any = None
+        self._num_trained = num_trained
+        self._num_epochs = 0
+        self._epoch: Epoch | None = None
+        # What the next iterations are to be: empty ones, then one from a position.
+        self._num_empty = 0
+        self._resumed: Position | None = None
+        self._on_resume: Callable[[], object] | None = None
 
     def length(self, loader: DataLoader[Any]) -> int:
         num_batches = self.plain.__len__(loader)
-        return num_groups(num_batches, self._group_size) if self._is_training() else num_batches
+        return self._num_groups(loader, num_batches) if self._is_training() else num_batches
 
-    def iterate(self, loader: DataLoader[Any]) -> Iterator[Any]:
+    def total_batch_size(self, loader: DataLoader[Any]) -> int | None:
+        size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+        return None if size is None else size * self._place.group_size
+
+    @property
+    def is_at_end(self) -> bool:
+        return self.latest is not None and self.latest.is_last
+
+    def remainder(self, loader: DataLoader[Any]) -> int:
+        """Return how many samples of the last global batch are no repeats, if it is short; -1 if that is not known."""
+        total, length = self.total_batch_size(loader), length_of(loader.dataset)
+        return -1 if not total or length is None or loader.drop_last else length % total
+
+    def set_epoch(self, loader: DataLoader[Any], epoch: int) -> None:
+        if hasattr(self.plain, "set_epoch"):
+            self.plain.set_epoch(loader, epoch)  # pyright: ignore[reportAttributeAccessIssue]
+        feed, sampler = self._made_feed(loader), loader.batch_sampler
+        inner: Any = getattr(sampler, "sampler", None)
+        set_epoch(epoch, sampler, inner, loader.sampler, loader.dataset, feed and feed.seeded)
+        if self._inner is not None and self._inner.dataset is not loader.dataset:
+            set_epoch(epoch, self._inner.dataset)
+
+    def iterate(self, loader: DataLoader[Any], skipped: int | None = None) -> Iterator[Any]:
         move = self._mover(loader)
-        if not self._is_training():
-            whole = self.plain.__iter__(loader)
-            return whole if move is None else map(move, whole)
+        if not self._begins_training():
+            whole = self._iterate_whole(loader, move)
+            return whole if skipped is None else islice(whole, skipped, None)
+        self.end_epoch(self._epoch)
+        if self._num_empty:
+            self._num_empty -= 1
+            self._num_epochs += 1
+            return iter(())
+        on_resume, self._on_resume = self._on_resume, None
+        if on_resume is not None:
+            on_resume()
+        resumed, self._resumed = self._resumed, None
+        if skipped is not None:
+            resumed = self._after(loader, skipped, resumed)
+        self.latest = None
+        self._epoch = epoch = Epoch(self._place.group_size, self._num_trained, resumed)
+        pairs = self._pairs(loader, epoch)
+        lane = self._lane_for(loader)
+        if lane is None:
+            return _Delivery(pairs, self, epoch, move)
+        return _Delivery(Ahead(pairs, lane), self, epoch, None)
+
+    def end_epoch(self, epoch: Epoch | None) -> None:
+        """Count an epoch that is over, once: read to its end, or left for another."""
+        if epoch is not None and not epoch.is_over:
+            epoch.is_over = True
+            self._num_epochs += 1
+
+    def forget_epochs(self) -> None:
+        """Count epochs from here; those that were still to pass empty belong to the run before."""
+        self._num_epochs = self._num_empty = 0
+        self._on_resume = None
+        self._epoch = None
+
+    def position(self, loader: DataLoader[Any]) -> Position:
+        epoch = self._epoch
+        if self._resumed is not None:  # loaded, and not iterated since
+            return self._resumed
+        here = Position(self._num_epochs + self._num_empty, seed=self._seed, num_parts=self._place.count)
+        if epoch is not None and not epoch.is_over and epoch.drawing is not None:
+            seen, batches = epoch.trained()
+            stream = None if epoch.snapshots is None else epoch.snapshots.after(batches)
+            return replace(here, seen=seen, batches=batches, drawing=epoch.drawing, stream=stream, is_inside=True)
+        feed = self._made_feed(loader)
+        return here if feed is None else replace(here, drawing=present_drawing(feed.draws_from, own_generators(loader)))
+
+    def resume(
+        self, loader: DataLoader[Any], position: Position, passes: bool, on_resume: Callable[[], object] | None
+    ) -> None:
+        self._epoch = None
+        self._num_epochs, self._num_empty = (0, position.epochs) if passes else (position.epochs, 0)
+        self._resumed = position if position.is_inside else None
+        self._on_resume = on_resume
+        if self._options.use_seedable_sampler and position.seed is not None and position.seed != self._seed:
+            self._seed, self._feed = position.seed, None
+        feed = self._made_feed(loader)
+        if feed is not None and position.drawing is not None and not position.is_inside:
+            put_back(position.drawing, feed.draws_from, own_generators(loader))
+
+    def num_left(self, loader: DataLoader[Any], position: Position) -> int | None:
+        feed, sampler = self._made_feed(loader), loader.batch_sampler
+        inner: Any = getattr(sampler, "sampler", None)
+        total = length_of(loader.dataset) if feed is None or inner is None else length_of(inner)
+        if total is None:
+            return None
+        if loader.drop_last and loader.batch_size:
+            total -= total % loader.batch_size
+        return max(total - position.seen, 0)
+
+    def problem_with(self, loader: DataLoader[Any], position: Position) -> str | None:
+        """Return why the loader cannot go on from a position."""
+        num_generators, drawing = len(own_generators(loader)), position.drawing
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        if drawing is not None and not is_stream and num_generators != len(drawing.generators):
+            return (
+                f"the loader brings {num_generators} generators of its own, and {len(drawing.generators)} when the "
+                "checkpoint was saved: give it as many, to its sampler or as generator="
+            )
+        if not is_stream or not position.batches:
+            return None
+        name = type(loader.dataset).__name__
+        if self._divides_itself(loader) and not self._is_dispatched(loader):
+            if position.num_parts != self._place.count:
+                return (
+                    f"the dataset {name} gives each rank files of its own, and was saved by {position.num_parts} ranks "
+                    f"in the middle of an epoch: go on with as many, or save between epochs"
+                )
+        elif position.stream is not None and is_stateful(loader.dataset) and not loader.num_workers:
+            return None
+        if self._options.resume_stream == "replay":
+            return None
+        return (
+            f"the stream {name} cannot say where it was after {position.seen} samples: give it state_dict and "
+            "load_state_dict and read it without worker processes, or set data.resume_stream to replay, which reads "
+            "these samples again without training on them"
+        )
+
+    def _after(self, loader: DataLoader[Any], num_batches: int, resumed: Position | None) -> Position:
+        """Return the position after so many of each rank's batches, in the epoch that is resumed or in a new one."""
+        batches = num_batches * self._place.group_size
+        seen = batches * (loader.batch_size or getattr(loader.batch_sampler, "batch_size", None) or 1)
+        if resumed is None:
+            return Position(self._num_epochs, seen, batches)
+        if resumed.batches != batches:
+            warnings.warn(
+                f"skip_first_batches({num_batches}) goes to batch {batches} of the loader, and the checkpoint that was "
+                f"loaded is at batch {resumed.batches}: leave skip_first_batches out, as a prepared loader goes on by "
+                "itself",
+                stacklevel=4,
+            )
+        return replace(resumed, seen=seen, batches=batches, stream=None)
+
+    def _iterate_whole(self, loader: DataLoader[Any], move: Callable[[Any], Any] | None) -> Iterator[Any]:
+        if loader.batch_sampler is not None and self._reads_here(loader):
+            indices = iter(loader.batch_sampler)
+            self._draw_base_seed(loader)
+            source = map(reader(loader), indices)
+        else:
+            source = self.plain.__iter__(loader)
+        if self._on_whole is not None and self._place.count > 1:
+            return _Whole(source, self._on_whole, move)
+        return source if move is None else map(move, source)
+
+    def _pairs(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
+        """Start an epoch: this rank's batches, and what they are of their global batches."""
+        feed = self._made_feed(loader)
+        if feed is not None:
+            feed.epoch = epoch
+            feed.generators = own_generators(loader)
+        if self._is_dispatched(loader):
+            return self._dispatch(loader, epoch)
+        if feed is None:
+            return self._iterate_stream(loader, epoch)
+        is_new = epoch.resumed is None or not epoch.resumed.is_inside
+        if feed.deals and self._reads_here(loader):
+            if is_new:
+                self._draw_base_seed(loader)
+            return _Fetched(feed, loader)
         inner = self._updated_inner(loader)
-        if isinstance(loader.dataset, IterableDataset):
-            return self._iterate_stream(loader, inner, move)
-        feed = cast(IndexFeed, self._feed)
-        feed.generators = own_generators(loader)
-        if self._comm.world.rank > 0:
-            inner.generator = self._seed_workers_apart(loader, inner)
-        feed.latest = None
-        source = iter(inner)
+        # An epoch that goes on has drawn the seed of its workers before: the next draw is not of these.
+        with nullcontext() if is_new else rng.forked(parts=("torch",)):
+            if self._place.index > 0:
+                inner.generator = self._seed_workers_apart(loader, inner)
+            feed.latest = None
+            source = iter(inner)
         if feed.deals:
-            return _Delivery(source, feed, self._on_share, move)
-        return self._by_slice(source, feed.num_groups(), loader.batch_size, move)
+            return _Matched(source, feed)
+        cutter = Cutter(self._place, loader.batch_size)
+        return read_whole(source, feed.num_groups(), self._place, cutter, loader.drop_last)
+
+    def _is_dispatched(self, loader: DataLoader[Any]) -> bool:
+        if self._comm.world.size == 1 or self._options.dispatch_batches is False:
+            return False
+        if self._options.dispatch_batches:
+            return True
+        is_stream = isinstance(loader.dataset, IterableDataset)
+        return is_stream and self._place.group_size > 1 and not self._divides_itself(loader)
+
+    def _divides_itself(self, loader: DataLoader[Any]) -> bool:
+        """Whether the dataset can give each rank files of its own, and may: batches are each worker's."""
+        dataset, count = cast(Any, loader.dataset), self._place.count
+        if self._place.group_size == 1 or count == 1 or not callable(getattr(dataset, "shard", None)):
+            return False
+        num_shards = getattr(dataset, "num_shards", None) or getattr(dataset, "n_shards", None)
+        return isinstance(num_shards, int) and num_shards >= count
+
+    def _reads_here(self, loader: DataLoader[Any]) -> bool:
+        """Whether nothing but sampler, dataset and collate function has a part in a batch of this loader."""
+        if isinstance(loader.dataset, IterableDataset | MapDataPipe):
+            return False
+        plain = self.plain
+        is_usual = plain.__iter__ is DataLoader.__iter__ and plain._get_iterator is DataLoader._get_iterator
+        return is_usual and not loader.num_workers and not loader.pin_memory
+
+    def _draw_base_seed(self, loader: DataLoader[Any]) -> None:
+        """Draw what a plain loader draws to seed its workers, though there are none: later draws are then the same."""
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
     def _mover(self, loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
         device = self._device
@@ -178,46 +482,129 @@ class _Sharding:
         non_blocking = device.type == "cuda" and bool(loader.pin_memory)
         return lambda batch: to_device(batch, device, non_blocking)
 
+    def _lane_for(self, loader: DataLoader[Any]) -> Lane | None:
+        """Return the lane that batches are copied ahead of time on, if they are."""
+        wanted = self._options.non_blocking
+        if self._lane is not None:
+            return None if wanted is False else self._lane
+        if self._device.type != "cuda" or wanted is False:
+            return None
+        if wanted is None and not (loader.pin_memory and loader.num_workers):
+            return None
+        if self._side_stream is None:
+            self._side_stream = SideStream(self._device, pins=not loader.pin_memory)
+        return self._side_stream
+
+    def _made_feed(self, loader: DataLoader[Any]) -> IndexFeed | None:
+        if self._feed is None and not isinstance(loader.dataset, IterableDataset):
+            self._feed = IndexFeed(loader, self._place, self._order_seed())
+        return self._feed
+
+    def _order_seed(self) -> int | None:
+        """Return the seed of the seedable sampler, None if there is none."""
+        if not self._options.use_seedable_sampler:
+            return None
+        if self._seed is None:
+            self._seed = int(self._comm.broadcast(torch.tensor(torch.initial_seed() >> 1, dtype=torch.int64), 0))
+        return self._seed
+
     def _updated_inner(self, loader: DataLoader[Any]) -> DataLoader[Any]:
         if self._inner is None:
             self._inner = _plain_twin(loader, self.plain)
             self._inner._iterator = None
-            if not isinstance(loader.dataset, IterableDataset):
-                self._feed = IndexFeed(loader, self._comm, self._group_size)
         inner = self._inner
         # What may be set on a loader at any time, such as collate_fn, counts from the next iteration on.
         inner.__dict__.update({name: value for name, value in loader.__dict__.items() if not name.startswith("_")})
-        if self._feed is not None:
+        feed = self._made_feed(loader)
+        if feed is not None:
             name = "sampler" if loader.batch_sampler is None else "batch_sampler"
             # Out of order, the shares of one step would be of different batches.
-            inner.__dict__.update({name: self._feed, "in_order": True})
+            inner.__dict__.update({name: feed, "in_order": True})
         return inner
 
     def _seed_workers_apart(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> torch.Generator:
-        """Return the generator of this rank's worker seeds: other seeds than rank 0's, drawn as a plain run draws."""
+        """Return the generator of this share's worker seeds: other seeds than rank 0's, drawn as a plain run draws."""
         if inner._iterator is None:  # persistent workers keep the seed that they started with
             drawn = torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item()
-            self._worker_seeds.manual_seed(rng.derive(int(drawn), "loader", self._comm.world.rank))
+            self._worker_seeds.manual_seed(rng.derive(int(drawn), "loader", self._place.index))
         return self._worker_seeds
 
-    def _iterate_stream(
-        self, loader: DataLoader[Any], inner: DataLoader[Any], move: Callable[[Any], Any] | None
-    ) -> Iterator[Any]:
-        comm = self._comm
-        expected = None
+    def _num_groups(self, loader: DataLoader[Any], num_batches: int) -> int:
+        drop_last = loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False))
+        return num_groups(num_batches, self._place.group_size, drop_short=self._place.drops_short(drop_last))
+
+    def _expected(self, loader: DataLoader[Any], epoch: Epoch) -> int | None:
+        """Return how many global batches a stream announces, where it can be believed."""
         # With worker processes the length is a guess, and looking ahead is free.
-        if not loader.num_workers and (num_samples := length_of(loader.dataset)) is not None:
-            size = loader.batch_size or 1
-            expected = num_groups(
-                num_samples // size if loader.drop_last else -(-num_samples // size), self._group_size
-            )
+        if loader.num_workers or (num_samples := length_of(loader.dataset)) is None:
+            return None
+        size = loader.batch_size or 1
+        num_batches = num_samples // size if loader.drop_last else -(-num_samples // size)
+        return self._num_groups(loader, max(num_batches - epoch.batches, 0))
+
+    def _iterate_stream(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
+        comm, place = self._comm, self._place
+        inner = self._updated_inner(loader)
+        epoch.drawing = Drawing()
         generators = own_generators(loader)
-        check_equal_loaders(comm, loader.dataset, None, generators)
+        start_together(comm, loader.dataset, None, generators)
+        if self._divides_itself(loader):
+            own = iter(self._divided(loader, inner))
+            return read_own(islice(own, epoch.batches // place.group_size, None), place)
         with drawing_as_rank_0(comm, rng.ALL_PARTS, generators):
-            source = iter(inner)  # starts the dataset's iterator, or the workers that do
+            source = self._from_position(inner, epoch)  # starts the dataset's iterator, or the workers that do
         if not loader.num_workers and comm.world.size > 1:
             source = self._fetch_in_step(source)
-        return self._by_slice(source, expected, loader.batch_size, move)
+        expected = self._expected(loader, epoch)
+        return read_whole(source, expected, place, Cutter(place, loader.batch_size), loader.drop_last)
+
+    def _from_position(self, inner: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
+        """Return a stream's batches from where the epoch goes on: at once where it has a state, else reading on."""
+        dataset, resumed = cast(Any, inner.dataset), epoch.resumed
+        has_state = is_stateful(dataset) and not inner.num_workers
+        if resumed is not None and has_state and resumed.stream is not None:
+            dataset.load_state_dict(deepcopy(resumed.stream))
+            source = iter(inner)
+        else:
+            source = islice(iter(inner), epoch.batches, None)
+        if has_state:
+            source = epoch.snapshots = Snapshots(source, dataset, epoch)
+        return source
+
+    def _divided(self, loader: DataLoader[Any], inner: DataLoader[Any]) -> DataLoader[Any]:
+        """Return the inner loader over this rank's own part of the dataset."""
+        dataset = cast(Any, loader.dataset)
+        if inner._iterator is None or not loader.persistent_workers:
+            self._own_part = dataset.shard(num_shards=self._place.count, index=self._place.index)
+        inner.__dict__["dataset"] = self._own_part
+        return inner
+
+    def _dispatch(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
+        place = self._place
+        feed = self._made_feed(loader)
+        epoch.drawing = Drawing()
+
+        def steps(indices: Sequence[int]) -> Iterator[list[Pair]]:
+            # Rank 0 alone: an epoch of the plain loader, in the order of the seedable sampler if there is one.
+            inner = self._updated_inner(loader)
+            if feed is not None:
+                name = "sampler" if loader.batch_sampler is None else "batch_sampler"
+                inner.__dict__[name] = _Drawn(feed)
+            cutter = Cutter(place, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
+            drop_short = place.drops_short(loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False)))
+            expected = self._expected(loader, epoch) if feed is None else feed.num_groups()
+            source = self._from_position(inner, epoch) if feed is None else self._started(inner, epoch)
+            for group, is_last in mark_last(grouped(source, place.group_size, drop_short=drop_short), expected):
+                pairs = cutter.cut(group, is_last, indices)
+                group.clear()
+                yield pairs
+
+        return dispatched(place, steps, self._device)
+
+    def _started(self, inner: DataLoader[Any], epoch: Epoch) -> Iterator[Any]:
+        is_new = epoch.resumed is None or not epoch.resumed.is_inside
+        with nullcontext() if is_new else rng.forked(parts=("torch",)):
+            return iter(inner)
 
     def _fetch_in_step(self, source: Iterator[Any]) -> Iterator[Any]:
         # The stream draws in this process, from the generators that the model draws from as well.
@@ -228,66 +615,73 @@ class _Sharding:
                 return
             yield batch
 
-    def _by_slice(
-        self,
-        source: Iterator[Any],
-        expected: int | None,
-        batch_size: int | None,
-        move: Callable[[Any], Any] | None,
-    ) -> Iterator[Any]:
-        is_last = False
-        for group, is_last in mark_last(grouped(source, self._group_size), expected):
-            batch, mine = self._cut(group, batch_size, is_last)
-            self._on_share(mine)
-            yield batch if move is None else move(batch)
-        self._on_share(None)
-        warn_if_short(expected, is_last)
 
-    def _cut(self, group: list[Any], batch_size: int | None, is_last: bool) -> tuple[Any, Share]:
-        """Return this rank's part of a group of collated batches; every rank holds the same group."""
-        rank, size = self._comm.world.rank, self._comm.world.size
-        found = [first_batch_size(batch) for batch in group]
-        sizes = [1 if number is None else number for number in found]
-        total = sum(sizes)
-        limit = batch_size if self._group_size > 1 else None
-        if not is_short(sizes, size, limit) and all(sizes):
-            return group[rank], Share(sizes[rank], total, is_last, False)
-        whole = _joined(group) if None not in found else None
-        if whole is None:  # nothing to slice: whole batches to the first ranks
-            if rank < len(group) and sizes[rank]:
-                return group[rank], Share(sizes[rank], total, is_last, False)
-            return slice_batch(group[0], 0, 1), Share(0, total, is_last, True)
-        mine = share(total, size, rank)
-        if not mine and total:
-            return slice_batch(whole, 0, 1), Share(0, total, is_last, True)
-        return slice_batch(whole, mine.start, mine.stop), Share(len(mine), total, is_last, False)
+class _Drawn:
+    """The sampler of rank 0's inner loader, where rank 0 reads for all."""
+
+    def __init__(self, feed: IndexFeed) -> None:
+        self._feed = feed
+
+    def __iter__(self) -> Iterator[Any]:
+        # The loader may ask twice and use one: nothing happens before the first item.
+        yield from self._feed.draw()
+
+    def __len__(self) -> int:
+        return self._feed.num_items() or 0
 
 
-class _Delivery(Iterator[Any]):
-    """The batches of the inner loader, each announced by the share that its indices were dealt as."""
+class Skipping:
+    """A prepared loader without its first batches; everything else is the loader's."""
 
-    __slots__ = ("_feed", "_move", "_on_share", "_shares", "_source")
+    def __init__(self, loader: DataLoader[Any], num_batches: int) -> None:
+        self._loader = loader
+        self._num_batches = num_batches
 
-    def __init__(
-        self,
-        source: Iterator[Any],
-        feed: IndexFeed,
-        on_share: Callable[[Share | None], object],
-        move: Callable[[Any], Any] | None,
-    ) -> None:
+    def __iter__(self) -> Iterator[Any]:
+        return _sharding(self._loader).iterate(self._loader, self._num_batches)
+
+    def __len__(self) -> int:
+        return max(len(self._loader) - self._num_batches, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+
+class _Fetched(Iterator[Pair]):
+    """The batches of this rank's indices, read in this process: what torch's own iterator does, and no more."""
+
+    __slots__ = ("_dataset", "_indices", "_read")
+
+    def __init__(self, feed: IndexFeed, loader: DataLoader[Any]) -> None:
+        self._indices = feed.pairs()
+        self._dataset = loader.dataset
+        self._read = reader(loader)
+
+    def __next__(self) -> Pair:
+        indices, share = next(self._indices)
+        try:
+            return self._read(indices), share
+        except IndexError as error:
+            _explain_range(error, indices, self._dataset)
+            raise
+
+
+class _Matched(Iterator[Pair]):
+    """The batches of the inner loader, each with the share that its indices were dealt as."""
+
+    __slots__ = ("_feed", "_shares", "_source")
+
+    def __init__(self, source: Iterator[Any], feed: IndexFeed) -> None:
         self._source = source
         self._feed = feed
         self._shares = feed.latest  # None if the loader's own class starts on the first batch only
-        self._on_share = on_share
-        self._move = move
 
-    def __next__(self) -> Any:
+    def __next__(self) -> Pair:
         if self._shares is None:
             self._feed.latest = None
         try:
             batch = next(self._source)
         except StopIteration:
-            self._on_share(None)
             raise
         except Exception:
             if self._shares:
@@ -297,8 +691,69 @@ class _Delivery(Iterator[Any]):
             self._shares = self._feed.latest
         if not self._shares:
             raise MisuseError("the loader yields more batches than its sampler draws: it cannot be divided by index")
-        self._on_share(self._shares.popleft())
+        return batch, self._shares.popleft()
+
+
+class _Delivery(Iterator[Any]):
+    """What a loop over a sharded loader gets: each batch on the device, announced just before."""
+
+    __slots__ = ("_epoch", "_move", "_pairs", "_sharding")
+
+    def __init__(
+        self, pairs: Iterator[Pair], sharding: _Sharding, epoch: Epoch, move: Callable[[Any], Any] | None
+    ) -> None:
+        self._pairs = pairs
+        self._sharding = sharding
+        self._epoch = epoch
+        self._move = move
+
+    def __next__(self) -> Any:
+        sharding = self._sharding
+        if sharding.on_boundary is not None:
+            sharding.on_boundary()
+        try:
+            batch, share = next(self._pairs)
+        except StopIteration:
+            sharding.end_epoch(self._epoch)
+            sharding.on_share(None)
+            raise
+        sharding.latest = share
+        self._epoch.deliver(share)
+        sharding.on_share(share)
         return batch if self._move is None else self._move(batch)
+
+
+class _Whole(Iterator[Any]):
+    """A loader that is read whole on every rank; whoever is told of it can see by its life that it is still read."""
+
+    __slots__ = ("__weakref__", "_move", "_on_whole", "_source")
+
+    def __init__(
+        self, source: Iterator[Any], on_whole: Callable[[Any], object], move: Callable[[Any], Any] | None
+    ) -> None:
+        self._source = source
+        self._on_whole = on_whole
+        self._move = move
+
+    def __next__(self) -> Any:
+        try:
+            batch = next(self._source)
+        except StopIteration:
+            self._on_whole(None)
+            raise
+        self._on_whole(self)
+        return batch if self._move is None else self._move(batch)
+
+
+def _explain_range(error: IndexError, indices: Any, dataset: Any) -> None:
+    """Raise `MisuseError` if the sampler gave an index that the dataset does not have; else return."""
+    length = length_of(dataset)
+    outside = [index for index in indices if isinstance(index, int) and not -(length or 0) <= index < (length or 0)]
+    if length is not None and outside:
+        raise MisuseError(
+            f"the sampler gives index {outside[0]}, and the {type(dataset).__name__} has {length} samples, 0 to "
+            f"{length - 1}: build the sampler for this dataset, or correct the dataset's __len__"
+        ) from error
 
 
 def _refuse_divided(loader: DataLoader[Any]) -> None:
@@ -313,10 +768,3 @@ def _refuse_divided(loader: DataLoader[Any]) -> None:
         raise MisuseError(
             "torch divides a datapipe among the ranks by itself: leave this loader out of what is prepared"
         )
-
-
-def _joined(group: list[Any]) -> Any | None:
-    try:
-        return concat_batches(group)
-    except ValueError:
-        return None

@@ -25,6 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
+from accel_nb.config.schema import DataOptions
 from accel_nb.data.loader import Share, is_sharded, shard, unshard
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
@@ -97,6 +98,10 @@ class FakeComm:
         assert len({(value.shape, value.dtype) for value in values}) == 1
         return tensor.copy_(values[source])
 
+    def scatter(self, tensor, parts, source=0):
+        values = self.baton.call(self.world.rank, "scatter", None if parts is None else [p.clone() for p in parts])
+        return tensor.copy_(values[source][self.world.rank])
+
     def broadcast_json(self, value, source=0):
         import json
 
@@ -138,6 +143,9 @@ class Setup:
     comm: FakeComm
     batch: str = "global"
     training: bool = True
+    options: DataOptions | None = None
+    coords: tuple | None = None
+    lane: object = None
 
     def __post_init__(self):
         self.shares: list[Share] = []
@@ -150,6 +158,9 @@ class Setup:
             device="cpu",
             on_share=self.shares.append,
             is_training=lambda: self.training,
+            options=self.options,
+            coords=self.coords,
+            lane=self.lane,
         )
 
     def read(self, loader):
@@ -409,6 +420,7 @@ class SizedStream(Stream):
         return self.count
 
 
+@pytest.mark.parametrize("dispatch", [False, True])
 @pytest.mark.parametrize("has_length", [False, True])
 @pytest.mark.parametrize(
     ("size", "batch", "num_workers"),
@@ -418,13 +430,13 @@ class SizedStream(Stream):
         *((size, batch, 2) for size, batch in [(1, "global"), (2, "global"), (2, "per-worker")]),
     ],
 )
-def test_a_stream_is_divided_even_if_it_draws_at_random(size, batch, has_length, num_workers):
+def test_a_stream_is_divided_even_if_it_draws_at_random(size, batch, has_length, num_workers, dispatch):
     make = lambda: DataLoader(Stream(22, has_length), batch_size=4, num_workers=num_workers)  # noqa: E731
     plain, plain_state = plain_run(make)
 
     def body(comm):
         rng.set_seed(11, per_rank=comm.world)
-        setup = Setup(comm, batch=batch)
+        setup = Setup(comm, batch=batch, options=DataOptions(dispatch_batches=dispatch))
         loader = setup.shard(make())
         return [setup.read(loader) for _ in range(2)], rng.capture()
 
@@ -500,13 +512,13 @@ def test_an_evaluation_reads_the_whole_loader_on_every_rank():
     assert run_threads.num_calls == 0
 
 
-def test_an_epoch_costs_two_collectives_and_a_world_of_one_none():
+def test_an_epoch_costs_one_collective_and_a_world_of_one_none():
     def body(comm):
         setup = Setup(comm)
         setup.read(setup.shard(LOADERS["shuffled"]()))
 
     run_threads(2, body)
-    assert run_threads.num_calls == 2 * 2
+    assert run_threads.num_calls == 2
     run_threads(1, body)
     assert run_threads.num_calls == 0
 

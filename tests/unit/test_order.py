@@ -1,7 +1,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_nb.data.order import Share, deal, grouped, is_short, mark_last, num_groups, share
+from accel_nb.data.order import Share, deal, even_length, grouped, is_short, mark_last, num_groups, share
 
 WORLDS = st.integers(1, 9)
 
@@ -99,3 +99,38 @@ def test_an_empty_batch_stays_empty():
 
 def test_an_empty_batch_in_a_full_group_makes_every_rank_split_the_rest():
     assert [deal([[0, 1], []], 2, rank, is_last=True)[0] for rank in range(2)] == [[0], [1]]
+
+
+@given(items=st.lists(st.integers()), size=st.integers(1, 5))
+def test_groups_that_lack_items_may_be_dropped(items, size):
+    groups = list(grouped(items, size, drop_short=True))
+
+    assert [item for group in groups for item in group] == items[: len(items) // size * size]
+    assert len(groups) == num_groups(len(items), size, drop_short=True)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 6), min_size=1, max_size=9),
+    world=WORLDS,
+    batch_size=st.none() | st.integers(6, 9),
+    num_fill=st.integers(1, 4),
+)
+def test_even_shares_are_equally_long_and_repeat_the_first_samples_at_the_end(sizes, world, batch_size, num_fill):
+    sizes = sizes[:world]
+    numbers = iter(range(100))
+    group = [[next(numbers) for _ in range(size)] for size in sizes]
+    total, fill = sum(sizes), [f"first {number}" for number in range(num_fill)]
+    even = even_length(total, world, batch_size, world if len(sizes) > 1 else 1)
+
+    dealt = [
+        deal(group, world, rank, is_last=True, batch_size=batch_size, fill=fill, even=even) for rank in range(world)
+    ]
+
+    lengths = {len(indices) for indices, _ in dealt}
+    assert len(lengths) == 1
+    assert {part.num_samples for _, part in dealt} == lengths
+    assert all(part.total_samples == world * part.num_samples and not part.is_filler for _, part in dealt)
+    assert [i for indices, part in dealt for i in indices[: part.num_valid]] == list(range(total))
+    repeated = [i for indices, part in dealt for i in indices[part.num_valid :]]
+    assert repeated == (fill * len(repeated))[: len(repeated)]
+    assert lengths.pop() >= -(-total // world)

@@ -1,0 +1,241 @@
+"""Rank 0 reads for all: each rank is sent its own share of a batch, and nothing else.
+
+A step is one scatter: rank 0 has a buffer for each rank, with all tensors of its share, with values that are no tensors
+as JSON, and with how the batch is built where that has changed since the step before. Buffers keep their length until a
+share does not fit; then a step is two scatters, the first of which says the new length.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_nb.data.draw import Place
+from accel_nb.data.order import Share
+from accel_nb.data.transfer import Pair
+from accel_nb.errors import MisuseError
+
+_END, _BATCH, _LENGTH, _ERROR = range(4)
+_ALIGN = 16
+_HEADER_BYTES = 32  # what it is, a number of its own, bytes of values and of the layout behind it
+_FIRST_LENGTH = 1024
+_DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
+_WAY_OUT = "let collate_fn give tensors, numbers, text, lists, tuples and dicts, or set dispatch_batches to False"
+
+Steps = Callable[[Sequence[int]], Iterator[list[Pair]]]
+"""What rank 0 reads: for the indices of all shares, in each step one pair for each."""
+
+
+def dispatched(place: Place, steps: Steps, device: torch.device) -> Iterator[Pair]:
+    """Yield this rank's share of what rank 0 reads; ``steps`` is called on rank 0 only.
+
+    Every rank must iterate. An error of rank 0's reading is raised on every rank. Batches hold plain containers on
+    every rank: a mapping arrives as a dict.
+    """
+    index_of = [int(row) for row in place.comm.all_gather(torch.tensor([place.index]))]
+    receiver = _Receiver(place, device)
+    if place.comm.world.rank > 0:
+        yield from iter(receiver.receive, None)
+        return
+    sender = _Sender(index_of, place.count, receiver)
+    reading = steps(range(place.count))
+    while True:
+        try:
+            pairs = next(reading, None)
+            packed = [] if pairs is None else [_pack(batch, share) for batch, share in pairs]
+        except Exception as error:
+            sender.fail(error)
+            raise
+        if pairs is None:
+            sender.end()
+            return
+        pairs.clear()
+        yield sender.send(packed)
+
+
+@dataclass
+class _Packed:
+    """A share, taken apart."""
+
+    layout: list[Any]  # the share, the containers, and dtype, shape and place of each tensor
+    values: bytes
+    tensors: list[Tensor]
+    num_bytes: int
+
+
+class _Receiver:
+    """Any rank's side; rank 0 hands in the buffers as well."""
+
+    def __init__(self, place: Place, device: torch.device) -> None:
+        self.length = _FIRST_LENGTH
+        self._comm = place.comm
+        self._device = device if device.type == "cuda" else torch.device("cpu")
+        self._layout: list[Any] = []
+
+    def scatter(self, buffers: Sequence[Tensor] | None) -> Tensor:
+        """Return the buffer that rank 0 has for this rank."""
+        return self._comm.scatter(torch.empty(self.length, dtype=torch.uint8, device=self._device), buffers, 0)
+
+    def receive(self, buffers: Sequence[Tensor] | None = None) -> Pair | None:
+        """Return this rank's share of the next step; None at the end."""
+        content = self.scatter(buffers)
+        kind, number, values_length, layout_length = _numbers(content)
+        if kind == _LENGTH:
+            self.length = number
+            return self.receive(None)
+        if kind == _END:
+            return None
+        start = _HEADER_BYTES + values_length
+        if kind == _ERROR:
+            raise MisuseError(
+                "rank 0, which reads for all ranks (dispatch_batches), failed: "
+                + bytes(content[_HEADER_BYTES:start].tolist()).decode(errors="replace")
+            )
+        if layout_length:
+            self._layout = json.loads(bytes(content[start : start + layout_length].tolist()))
+        values = json.loads(bytes(content[_HEADER_BYTES:start].tolist())) if values_length else []
+        share, tree, tensors = self._layout
+        base = _aligned(start + layout_length)
+        return _built(tree, [_view(content, base, *tensor) for tensor in tensors], values), Share(*share)
+
+
+class _Sender:
+    """Rank 0's side."""
+
+    def __init__(self, index_of: list[int], count: int, receiver: _Receiver) -> None:
+        self._index_of = index_of
+        self._receiver = receiver
+        self._layouts: list[Any] = [None] * count
+        self._buffers = self._made()
+
+    def send(self, packed: list[_Packed]) -> Pair:
+        """Send each rank the share of its index, and return rank 0's own."""
+        layouts = [
+            b"" if share.layout == known else json.dumps(share.layout).encode()
+            for share, known in zip(packed, self._layouts, strict=True)
+        ]
+        self._layouts = [share.layout for share in packed]
+        needed = max(
+            _aligned(_HEADER_BYTES + len(share.values) + len(layout)) + share.num_bytes
+            for share, layout in zip(packed, layouts, strict=True)
+        )
+        length = self._receiver.length
+        if needed > length or (needed < length // 8 and length > _FIRST_LENGTH):
+            self._set_length(needed + needed // 4)
+        for buffer, share, layout in zip(self._buffers, packed, layouts, strict=True):
+            _fill(buffer, share, layout)
+        return cast(Pair, self._receiver.receive(self._for_ranks()))
+
+    def end(self) -> None:
+        """Say that there is nothing more."""
+        self._announce(_END)
+
+    def fail(self, error: Exception) -> None:
+        """Let every other rank raise."""
+        text = f"{type(error).__name__}: {error}".encode()
+        self._announce(_ERROR, 0, text[: self._receiver.length - _HEADER_BYTES])
+
+    def _set_length(self, length: int) -> None:
+        length = max(_aligned(length), _FIRST_LENGTH)
+        self._announce(_LENGTH, length)
+        self._receiver.length = length
+        self._buffers = self._made()
+
+    def _announce(self, kind: int, number: int = 0, text: bytes = b"") -> None:
+        for buffer in self._buffers:
+            _write(buffer, (kind, number, len(text), 0), text)
+        self._receiver.scatter(self._for_ranks())
+
+    def _made(self) -> list[Tensor]:
+        return [torch.zeros(self._receiver.length, dtype=torch.uint8) for _ in self._layouts]
+
+    def _for_ranks(self) -> list[Tensor]:
+        return [self._buffers[index] for index in self._index_of]
+
+
+def _pack(batch: Any, share: Share) -> _Packed:
+    found: list[Tensor] = []
+    values: list[Any] = []
+    tree = _tree(batch, found, values)
+    try:
+        text = json.dumps(values).encode() if values else b""
+    except (TypeError, ValueError) as error:
+        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_WAY_OUT}") from error
+    tensors: list[Any] = []
+    at = 0
+    for tensor in found:
+        tensors.append([str(tensor.dtype), list(tensor.shape), at])
+        at = _aligned(at + tensor.numel() * tensor.element_size())
+    return _Packed([list(share), tree, tensors], text, found, at)
+
+
+def _fill(buffer: Tensor, share: _Packed, layout: bytes) -> None:
+    _write(buffer, (_BATCH, 0, len(share.values), len(layout)), share.values + layout)
+    base = _aligned(_HEADER_BYTES + len(share.values) + len(layout))
+    for tensor, place in zip(share.tensors, share.layout[2], strict=True):
+        _view(buffer, base, *place).copy_(tensor.detach())
+
+
+def _write(buffer: Tensor, numbers: tuple[int, int, int, int], text: bytes) -> None:
+    array = buffer.numpy()
+    array[:_HEADER_BYTES].view(np.int64)[:] = numbers
+    array[_HEADER_BYTES : _HEADER_BYTES + len(text)] = np.frombuffer(text, dtype=np.uint8)
+
+
+def _numbers(content: Tensor) -> list[int]:
+    return content[:_HEADER_BYTES].view(torch.int64).tolist()
+
+
+def _view(content: Tensor, base: int, name: str, shape: list[int], at: int) -> Tensor:
+    dtype = _DTYPES[name]
+    start = base + at
+    return content[start : start + dtype.itemsize * math.prod(shape)].view(dtype).view(shape)
+
+
+def _aligned(length: int) -> int:
+    return -(-length // _ALIGN) * _ALIGN
+
+
+def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
+    """Return how a batch is built, in JSON; its tensors and other values are appended to the lists."""
+    if isinstance(item, np.ndarray) and item.dtype.kind in "biufc" and item.dtype.isnative:
+        found.append(torch.from_numpy(np.ascontiguousarray(item)))
+        return {"array": len(found) - 1}
+    if isinstance(item, Tensor) and item.layout == torch.strided and not item.is_quantized:
+        found.append(item)
+        return {"tensor": len(found) - 1}
+    if item is None or type(item) in (bool, int, float, str):
+        values.append(item)
+        return {"value": len(values) - 1}
+    if type(item) is list:
+        return [_tree(child, found, values) for child in item]
+    if type(item) is tuple:
+        return {"tuple": [_tree(child, found, values) for child in item]}
+    if isinstance(item, Mapping) and all(type(key) is str for key in item):
+        return {"dict": [[key, _tree(child, found, values)] for key, child in item.items()]}
+    raise MisuseError(
+        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_WAY_OUT}"
+    )
+
+
+def _built(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
+    """Return the batch that `_tree` took apart."""
+    if isinstance(node, list):
+        return [_built(child, tensors, values) for child in node]
+    kind, inside = next(iter(cast("dict[str, Any]", node).items()))
+    if kind == "tensor":
+        return tensors[inside]
+    if kind == "array":
+        return tensors[inside].cpu().numpy()
+    if kind == "value":
+        return values[inside]
+    if kind == "tuple":
+        return tuple([_built(child, tensors, values) for child in inside])
+    return {key: _built(child, tensors, values) for key, child in inside}

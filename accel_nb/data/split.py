@@ -1,0 +1,69 @@
+"""Dividing plain inputs among ranks, without a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_nb.data.order import share
+from accel_nb.errors import MisuseError
+
+
+def split(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any:
+    """Return the contiguous part of ``inputs`` that ``rank`` of ``size`` takes; ``inputs`` is left as it is.
+
+    A mapping is divided value by value, which must be equally long. Parts differ by at most one item, and are empty
+    where there are fewer items than ranks; with ``pad`` the last item of all is repeated until parts are equally long.
+    Raises `MisuseError` for what has no length or cannot be sliced, and for padding of an unknown type.
+    """
+    if isinstance(inputs, Mapping):
+        lengths = {key: _length(value) for key, value in inputs.items()}
+        if len(set(lengths.values())) > 1:
+            raise MisuseError(f"the values of a dict are divided together, so they must be equally long: {lengths}")
+        return {key: split(value, rank, size, pad=pad) for key, value in inputs.items()}
+    length = _length(inputs)
+    mine = share(length, size, rank)
+    missing = -(-length // size) - len(mine) if pad and length else 0
+    if not isinstance(inputs, Tensor) and callable(
+        getattr(inputs, "select", None)
+    ):  # a dataset of the `datasets` package, whose slices are dicts
+        return inputs.select([*mine, *[length - 1] * missing])
+    try:
+        part = inputs[mine.start : mine.stop]
+    except (TypeError, KeyError) as error:
+        raise _refusal(inputs) from error
+    return part if missing == 0 else _with_last(part, inputs[length - 1 :], missing)
+
+
+def _length(inputs: Any) -> int:
+    if isinstance(inputs, Tensor | np.ndarray) and inputs.ndim == 0:
+        raise MisuseError("a scalar cannot be divided among ranks; give a tensor with a first dim")
+    try:
+        return len(inputs)
+    except TypeError as error:
+        raise _refusal(inputs) from error
+
+
+def _with_last(part: Any, last: Any, missing: int) -> Any:
+    if isinstance(part, Tensor):
+        return torch.cat([part, *[last] * missing])
+    if isinstance(part, np.ndarray):
+        return np.concatenate([part, *[last] * missing])
+    if isinstance(part, Sequence):
+        joined: Any = part
+        for _ in range(missing):
+            joined = joined + last
+        return joined
+    raise MisuseError(
+        f"a {type(part).__name__} cannot be padded; give a list, tuple, tensor or array, or leave apply_padding out"
+    )
+
+
+def _refusal(inputs: Any) -> MisuseError:
+    return MisuseError(
+        f"a {type(inputs).__name__} cannot be divided among ranks; give a list, tuple, tensor, array, or a dict of them"
+    )
