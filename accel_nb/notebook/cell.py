@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -12,6 +13,9 @@ from typing import Any
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 """A cell that uses one of these is left exactly as written."""
 
+_HOOKS = ("transform", "target_transform", "transforms", "loader", "dataset")
+"""Attributes by which the data sets of the usual libraries hold functions of the notebook."""
+
 _TEXT_CALLS = frozenset({"run_line_magic", "run_cell_magic", "system", "getoutput"})
 
 
@@ -19,10 +23,12 @@ _TEXT_CALLS = frozenset({"run_line_magic", "run_cell_magic", "system", "getoutpu
 class CellNames:
     """The names of a cell: those it needs from the notebook, all it uses, those it binds, and what it seems to be.
 
-    What it uses and the notebook does not have may live on the workers.
+    What it uses and the notebook does not have may live on the workers. ``spare`` are those needed names that it reads
+    only where it may have bound them itself, or on a branch: it can start without them.
     """
 
     needed: tuple[str, ...]
+    spare: frozenset[str]
     used: tuple[str, ...]
     bound: tuple[str, ...]
     is_explicit: bool
@@ -37,10 +43,12 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     reader = _Reader()
     for statement in tree.body:
         reader.visit(statement)
-    needed = _follow((name for name in reader.loaded), namespace)
+    needed = _follow(reader.loaded, namespace)
+    surely = needed if not reader.spare else _follow((n for n in reader.loaded if n not in reader.spare), namespace)
     mentioned = {*reader.loaded, *reader.attributes, *needed.mentioned}
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
+        spare=frozenset(needed.names) - frozenset(surely.names),
         used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
         bound=tuple(dict.fromkeys(reader.stored)),
         is_explicit=bool(ACCELERATOR_NAMES & mentioned),
@@ -55,8 +63,10 @@ class _Reader(ast.NodeVisitor):
         self.loaded: dict[str, None] = {}
         self.stored: list[str] = []
         self.attributes: set[str] = set()
+        self.spare: set[str] = set()
         self._surely: set[str] = set()
-        self._conditional = 0
+        self._maybe: set[str] = set()
+        self._branches = 0
         self._hidden: list[set[str]] = []
 
     def visit_Name(self, node: ast.Name) -> None:
@@ -84,21 +94,37 @@ class _Reader(ast.NodeVisitor):
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
         self._visit_all([node.iter, node.target])
-        self._visit_conditional([*node.body, *node.orelse])
+        self._visit_loop([*node.body, *node.orelse])
 
     visit_AsyncFor = visit_For
 
     def visit_While(self, node: ast.While) -> None:
         self.visit(node.test)
-        self._visit_conditional([*node.body, *node.orelse])
+        self._visit_loop([*node.body, *node.orelse])
 
     def visit_If(self, node: ast.If) -> None:
         self.visit(node.test)
-        self._visit_conditional([*node.body, *node.orelse])
+        self._visit_branches(node.body, node.orelse)
+
+    def visit_IfExp(self, node: ast.IfExp) -> None:
+        self.visit(node.test)
+        self._visit_branches([node.body], [node.orelse])
+
+    def visit_BoolOp(self, node: ast.BoolOp) -> None:
+        self.visit(node.values[0])
+        self._visit_branches(node.values[1:], [])
 
     def visit_Try(self, node: ast.Try) -> None:
-        self._visit_conditional([*node.body, *node.handlers, *node.orelse])
+        before = set(self._surely)
+        self._visit_all([*node.body, *node.orelse])
+        ends = [self._surely]
+        self._maybe |= self._surely
+        for handler in node.handlers:
+            self._surely = set(before)
+            ends.append(self._visit_branch([handler]))
+        self._surely = set(before)
         self._visit_all(node.finalbody)
+        self._surely |= set.intersection(*ends)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self._visit_all([node.value, node.target])
@@ -118,7 +144,7 @@ class _Reader(ast.NodeVisitor):
 
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
-        self._visit_conditional(node.cases)
+        self._visit_branches(*([case] for case in node.cases), [])
 
     def visit_Call(self, node: ast.Call) -> None:
         """Read a call; one that a magic or ``!command`` was turned into has its names in strings."""
@@ -167,23 +193,43 @@ class _Reader(ast.NodeVisitor):
         """Read a body that runs later, when names may have been bound: whatever is free in it counts as needed."""
         code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec")
         for name in global_names(code):
-            if name not in self._surely:
-                self.loaded.setdefault(name)
+            self._load(name)
         self.attributes |= {name for part in _all_codes(code) for name in part.co_names}
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
 
-    def _visit_conditional(self, nodes: Iterable[ast.AST]) -> None:
-        """Read statements that may not run: what they bind is not surely bound after them."""
+    def _visit_loop(self, nodes: Iterable[ast.AST]) -> None:
+        """Read statements that run any number of times: inside, what comes first is bound; after them it may be."""
         before = set(self._surely)
         self._visit_all(nodes)
+        self._maybe |= self._surely
         self._surely = before
 
+    def _visit_branches(self, *branches: Iterable[ast.AST]) -> None:
+        """Read statements of which one branch runs: what all of them bind is bound after them."""
+        before, ends = self._surely, []
+        for branch in branches:
+            self._surely = set(before)
+            ends.append(self._visit_branch(branch))
+        self._surely = set.intersection(*ends)
+
+    def _visit_branch(self, nodes: Iterable[ast.AST]) -> set[str]:
+        self._branches += 1
+        self._visit_all(nodes)
+        self._branches -= 1
+        self._maybe |= self._surely
+        return self._surely
+
     def _load(self, name: str) -> None:
-        if name not in self._surely:
-            self.loaded.setdefault(name)
+        if name in self._surely:
+            return
+        if not (self._branches or name in self._maybe):
+            self.spare.discard(name)
+        elif name not in self.loaded:
+            self.spare.add(name)
+        self.loaded.setdefault(name)
 
     def _store(self, name: str) -> None:
         self.stored.append(name)
@@ -245,19 +291,36 @@ def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
     if isinstance(value, types.FunctionType):
         if value.__module__ == "__main__":
             yield value.__code__
-            for cell in value.__closure__ or ():
-                try:
-                    yield from _codes_of(cell.cell_contents, seen)
-                except ValueError:
-                    continue  # an empty cell holds nothing to follow
+        if value.__module__ == "__main__" or "<" in value.__qualname__:
+            held = [_content(cell) for cell in value.__closure__ or ()]
+            yield from _codes_of_all([*held, *(value.__defaults__ or ()), *vars(value).values()], seen)
     elif isinstance(value, types.MethodType):
-        yield from _codes_of(value.__func__, seen)
-        yield from _codes_of(value.__self__, seen)
+        yield from _codes_of_all([value.__func__, value.__self__], seen)
+    elif isinstance(value, functools.partial):
+        yield from _codes_of_all([value.func, *value.args, *value.keywords.values()], seen)
     elif isinstance(value, type):
         if value.__module__ == "__main__":
             for item in vars(value).values():
                 yield from _codes_of(getattr(item, "__func__", getattr(item, "fget", item)), seen)
-            for base in value.__mro__[1:]:
-                yield from _codes_of(base, seen)
+            yield from _codes_of_all(value.__mro__[1:], seen)
     elif isinstance(value, property | staticmethod | classmethod) or type(value).__module__ == "__main__":
         yield from _codes_of(type(value), seen)
+        yield from _codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _HOOKS], seen)
+    elif callable(collate := getattr(value, "__dict__", {}).get("collate_fn")):  # a loader, or what looks like one
+        own = vars(value)
+        yield from _codes_of_all([collate, own.get("worker_init_fn"), own.get("dataset"), own.get("sampler")], seen)
+    elif not isinstance(value, types.ModuleType):
+        own = getattr(value, "__dict__", None) or {}
+        yield from _codes_of_all([own[name] for name in _HOOKS if name in own], seen)
+
+
+def _codes_of_all(values: Iterable[Any], seen: set[int]) -> Iterable[types.CodeType]:
+    for value in values:
+        yield from _codes_of(value, seen)
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # an empty cell holds nothing to follow
+        return None

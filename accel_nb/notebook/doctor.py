@@ -65,6 +65,8 @@ def _packages() -> Iterator[Finding]:
 def _gpus(machine: Machine) -> Iterator[Finding]:
     if not machine.gpus:
         yield Finding("note", "no GPU is visible: cells run on CPU workers (--cpus N)")
+    for problem in machine.gpu_problems:
+        yield Finding("warning", f"{problem}; see nvidia-smi")
     for gpu in machine.gpus:
         name = f"GPU {gpu.index}: {gpu.name}, {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
         yield Finding("ok", name)

@@ -54,3 +54,7 @@ class Decoder:
     def decode(self, data: bytes) -> str:
         """Return the text that is complete."""
         return self._decoder.decode(data)
+
+    def finish(self) -> str:
+        """Return what was held back: a character that will not arrive whole any more."""
+        return self._decoder.decode(b"", final=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import time
 from collections.abc import Collection, Sequence
@@ -22,7 +23,8 @@ FLUSH_S = 0.03
 QUIET_S = 0.04
 """How long a cell may run before its first line is shown."""
 SHOWN_BYTES = 1024 * 1024
-"""After this many bytes of a cell, rank 0's text goes to the log only, and its end is shown when the cell ends."""
+"""After this many bytes of a cell, text goes to the log only, and its end is shown when the cell ends."""
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 class CellOutput:
@@ -39,6 +41,8 @@ class CellOutput:
         self._waiting: list[tuple[str, str]] = []
         self._flushed_at = 0.0
         self._num_shown = 0
+        self._bytes_shown: dict[int, int] = {}
+        self._unfinished: dict[tuple[int, str], str] = {}
         self.logs = {rank: RankLog() for rank in range(len(specs))}
         self._receipt = DisplayHandle()
         self._receipt_text: str | None = None
@@ -54,10 +58,8 @@ class CellOutput:
             return
         self._begin()
         self._num_shown += len(data)
-        text = self._decoders.setdefault((rank, stream), Decoder()).decode(data)
-        if len(self._shown_ranks) > 1:
-            text = "".join(f"[rank {rank}] {line}" for line in text.splitlines(keepends=True))
-        self._waiting.append((stream, text))
+        self._bytes_shown[rank] = self._bytes_shown.get(rank, 0) + len(data)
+        self._write(rank, stream, self._decoders.setdefault((rank, stream), Decoder()).decode(data))
         if time.monotonic() - self._flushed_at > FLUSH_S:
             self._flush()
 
@@ -94,12 +96,16 @@ class CellOutput:
 
     def finish(self, status: str, lines: Sequence[str]) -> None:
         """Complete the output: the rest of the text, the receipt, the panel's picture, and ``lines`` of notes."""
+        for (rank, stream), decoder in self._decoders.items():
+            self._write(rank, stream, decoder.finish(), is_last=True)
         self._flush()
         self._update_receipt()
-        if self._num_shown > SHOWN_BYTES:
-            log = self.logs[min(self._shown_ranks)]
-            hidden = log.num_bytes - self._num_shown
-            print(f"\n[... {max(hidden, 0):,} more bytes; `%accelerate logs` shows them. The end:]\n{log.last_lines()}")
+        for rank in sorted(self._shown_ranks):
+            hidden = self.logs[rank].num_bytes - self._bytes_shown.get(rank, 0)
+            if hidden:
+                whose = f" of rank {rank}" if len(self._shown_ranks) > 1 else ""
+                head = f"\n[... {hidden:,} more bytes{whose}; `%accelerate logs {rank}` shows them. The end:]\n"
+                print(head + self.logs[rank].last_lines())
         self._panel.finish(status)  # type: ignore[arg-type]
         for line in [*self._folded(), *lines]:
             display(as_bundle(line), raw=True)
@@ -140,6 +146,18 @@ class CellOutput:
             transient=body.get("transient") or {},
             update=bool(body.get("update", False)),
         )
+
+    def _write(self, rank: int, stream: str, text: str, *, is_last: bool = False) -> None:
+        """Show text; of several ranks only whole lines, each with its rank, so that none cuts into another's."""
+        if len(self._shown_ranks) > 1:
+            lines = _LINE.findall(self._unfinished.pop((rank, stream), "") + text)
+            if lines and not is_last and not lines[-1].endswith(("\r", "\n")):
+                self._unfinished[rank, stream] = lines.pop()
+            text = "".join(f"[rank {rank}] {line}" for line in lines)
+            if is_last and text and not text.endswith("\n"):
+                text += "\n"
+        if text:
+            self._waiting.append((stream, text))
 
     def _flush(self) -> None:
         self._flushed_at = time.monotonic()

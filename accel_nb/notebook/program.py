@@ -5,10 +5,12 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
+import importlib
 import os
+import signal
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
@@ -17,8 +19,9 @@ import torch
 
 import accel_nb
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autoprepare import discover, plain_torch, prepare_namespace, release_dropped
+from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.config import Resolved, resolve, using_layers
+from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import AccelNbError
 from accel_nb.notebook.shell import make_shell
 from accel_nb.pool import pickling
@@ -28,6 +31,7 @@ from accel_nb.pool.shipping import Delivery
 from accel_nb.pool.worker import Handled, Worker
 from accel_nb.runtime import rng
 from accel_nb.runtime.comm import LocalComm, TorchComm
+from accel_nb.runtime.environment import set_variables
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import current_sink
 
@@ -46,10 +50,12 @@ class CellProgram:
         self._ignored = frozenset(self._namespace)
         self._returner = Returner()
         self._accelerators: dict[str, tuple[str, Accelerator]] = {}
-        self._kernel_names: set[str] = set()
-        self._has_reported = False
+        self._plain: tuple[Accelerator, PlainCells] | None = None
+        self._variables: dict[str, str | None] = {}
         # What the cells' own accelerator had prepared before it was replaced.
         self._orphans: tuple[Any, ...] = ()
+        # What is said below the running cell.
+        self._lines: list[str] = []
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
         """Do one task: ``run`` a cell, or ``pull`` names."""
@@ -74,20 +80,22 @@ class CellProgram:
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
         sys.path[:] = body["sys_path"]
+        self._follow_surroundings(body["variables"], body["reloaded"])
         if body["default_dtype"] is not None:
             torch.set_default_dtype(getattr(torch, body["default_dtype"]))
         if body["parcel"] is not None:
             parcel = Parcel.from_table(descriptors[0], body["parcel"])
             Delivery.unpack(parcel, self._namespace).apply(self._namespace)
-        self._kernel_names = set(body["shared"])
         if body["has_lost_ranks"]:
             self._orphans = ()
         if body["is_idle"]:
             return Handled("done", {"returned": None, "was_idle": True})
         resolved = Resolved.from_json(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
-        before = Snapshot.take(self._namespace, body["used"]) if returns else None
-        outcome, reply = "done", {}
+        before = self._snapshot(body) if returns else None
+        outcome = "done"
+        reply: dict[str, Any] = {}
+        self._lines = []
         with using_layers(resolved.layers), _reporting_to(self._worker):
             try:
                 error = self._execute(body, resolved)
@@ -98,17 +106,31 @@ class CellProgram:
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
             outcome, reply = "raised", {"error": self._describe(error, lines)}
+        if self._worker.world.is_main:
+            reply["lines"] = self._lines
         if before is None:
             return Handled(outcome, {**reply, "returned": None})
         parcels = self._returner.collect(
             self._namespace,
             before,
-            shared_names=self._kernel_names,
             hidden=self._is_hidden,
             wanted=resolved.config.pull,
             rng=rng.capture() if body["wants_rng"] else None,
         )
         return Handled(outcome, {**reply, "returned": parcels.body}, tuple(parcels.descriptors))
+
+    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: list[str]) -> None:
+        """Set what the notebook has changed in its environment, and load its modules anew where it did."""
+        known, self._variables = self._variables, variables
+        set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
+        for name in reloaded:
+            if name in sys.modules:
+                importlib.reload(sys.modules[name])
+
+    def _snapshot(self, body: dict[str, Any]) -> Snapshot:
+        names = self._namespace
+        used = [name for name in body["used"] if name in names and not self._is_hidden(name, names[name])]
+        return Snapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
 
     def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell and return what it raised."""
@@ -121,19 +143,27 @@ class CellProgram:
                     "plain" if is_plain else "explicit", resolved, is_partial=body["is_partial"]
                 )
                 self._bind(accelerator)
-                if body["has_rng"]:
-                    accelerator.diverge_if_sharded()
-                self._has_reported = False
+                checkpoint = resolved.config.checkpoint
+                for known in self._living():
+                    if checkpoint.dir or checkpoint.resume:  # a checkpoint holds what is in use, not what was
+                        release_unreachable(known, self._namespace)
+                    known.begin_run(checkpoint.resume)
+                if checkpoint.dir is not None:
+                    stack.enter_context(self._saving_on_sigterm())
+                self._make_rng_equal(body, resolved.config.seed)
                 if is_plain and resolved.config.prepare:
-                    stack.enter_context(plain_torch(accelerator))
+                    cells = self._plain_cells(accelerator)
+                    stack.enter_context(cells.running())
                     transformers = [_InsertPoints()]
                     names = [*body["used"], *body["bound"]]
-                    setattr(builtins, _POINT, lambda: self._prepare(accelerator, names))
+                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names)))
             shell.ast_transformers = transformers
             shell.cell_text = body["source"]
             shell.execution_count = body["execution_count"]
             with self._worker.interruptible():
                 result = shell.run_cell(body["source"], store_history=False)
+                if result.success:
+                    self._lines = [line for known in self._living() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
         if isinstance(error, SystemExit):
             words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
@@ -141,29 +171,16 @@ class CellProgram:
             return RuntimeError(words)
         return error
 
-    def _prepare(self, accelerator: Accelerator, names: list[str]) -> None:
-        """Prepare what has been bound since the last point, once there is something that trains."""
-        __tracebackhide__ = True
-        release_dropped(accelerator, self._namespace)
-        found = discover(accelerator, self._namespace, names)
-        if found.optimizers or (accelerator.holds_optimizers and (found.loaders or found.schedulers)):
-            prepare_namespace(accelerator, self._namespace, names)
-            self._has_reported = True
-        elif accelerator.holds_optimizers and not self._has_reported:
-            self._has_reported = True
-            accelerator.report()
-
     def _pull(self, body: dict[str, Any]) -> Handled:
         missing = [name for name in body["names"] if name not in self._namespace]
         if missing:
             raise NameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
         if not self._worker.world.is_main:
             return Handled("done", {"returned": None})
-        before = Snapshot(dict(self._namespace), {})
+        before = Snapshot.take(self._namespace, [], shared=body["shared"])
         parcels = self._returner.collect(
             self._namespace,
             before,
-            shared_names=set(body["shared"]),
             hidden=lambda name, value: name not in body["names"],
             wanted=body["names"],
         )
@@ -171,7 +188,8 @@ class CellProgram:
 
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for this kind of cell, a new one when the options changed."""
-        key = resolved.to_json()
+        config = resolved.config
+        key = config.model_dump_json(exclude={name for name, option in OPTIONS.items() if not option.is_of_training})
         known = self._accelerators.get(kind)
         if known is not None and known[0] == key:
             return known[1]
@@ -184,6 +202,46 @@ class CellProgram:
             orphans, self._orphans = self._orphans, ()
             accelerator.prepare(*orphans)
         return accelerator
+
+    def _make_rng_equal(self, body: dict[str, Any], seed: int | None) -> None:
+        """Let every rank draw the same when a cell begins, as one device would; divided loaders part them again."""
+        apart = [accelerator for accelerator in self._living() if accelerator.has_diverged]
+        if seed is not None:
+            rng.set_seed(seed)
+        elif apart and not body["has_rng"]:
+            group = self._worker.group
+            if group is None or body["is_partial"]:
+                return
+            states = rng.capture()
+            message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)
+            rng.restore(rng.unpack(message, states))
+        for accelerator in apart:
+            accelerator.note_equal_rng()
+
+    def _living(self) -> list[Accelerator]:
+        """Return our own accelerators, and those that the user has built and bound."""
+        known = [accelerator for _, accelerator in self._accelerators.values()]
+        known += [value for value in self._namespace.values() if isinstance(value, Accelerator)]
+        return [item for item in {id(item): item for item in known}.values() if not item.is_closed]
+
+    @contextmanager
+    def _saving_on_sigterm(self) -> Iterator[None]:
+        """While the block runs, SIGTERM asks for a checkpoint at the end of a step, instead of ending this rank."""
+
+        def ask(signum: int, frame: object) -> None:
+            for accelerator in self._living():
+                accelerator.ask_for_checkpoint()
+
+        before = signal.signal(signal.SIGTERM, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _plain_cells(self, accelerator: Accelerator) -> PlainCells:
+        if self._plain is None or self._plain[0] is not accelerator:
+            self._plain = accelerator, PlainCells(accelerator)
+        return self._plain[1]
 
     def _bind(self, accelerator: Accelerator) -> None:
         """Bind ``accelerator`` for the cell, unless the user has bound a living one: that one stays."""
@@ -267,6 +325,8 @@ def warm() -> None:
         "wants_rng": False,
         "has_rng": False,
         "sys_path": list(sys.path),
+        "variables": {},
+        "reloaded": [],
         "default_dtype": None,
         "is_partial": False,
         "is_idle": False,
@@ -275,6 +335,21 @@ def warm() -> None:
     program.handle("run", body, [])
     program.reopened()
     program._namespace.pop("accelerator", None)
+
+
+@contextmanager
+def _prepare_point(prepare: Callable[[], object]) -> Iterator[None]:
+    """Let the calls that `_InsertPoints` adds to a cell do ``prepare``."""
+
+    def point() -> None:
+        __tracebackhide__ = True
+        prepare()
+
+    setattr(builtins, _POINT, point)
+    try:
+        yield
+    finally:
+        delattr(builtins, _POINT)
 
 
 class _InsertPoints(ast.NodeTransformer):

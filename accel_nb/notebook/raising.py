@@ -15,23 +15,29 @@ from accel_nb.pool.failure import Answer, Reason, describe_exit
 
 
 def failure_of(
-    answers: Sequence[Answer], reason: Reason | None, logs: Mapping[int, RankLog], timeout_s: float | None
+    answers: Sequence[Answer],
+    reason: Reason | None,
+    logs: Mapping[int, RankLog],
+    timeout_s: float | None,
+    *,
+    has_pool: bool = True,
 ) -> BaseException | None:
     """Return the exception that a request ended with, or None.
 
     A rank that died by itself is the cause even if another's broken connection was heard of first; else it is the
-    first failure in time. What other ranks raised because of it is folded into a note.
+    first failure in time. What other ranks raised because of it is folded into a note. Without ``has_pool`` no fresh
+    worker could be started in place of a dead one.
     """
     deaths = [answer for answer in answers if answer.outcome == "died" and not answer.body["killed"]]
     cause = next(iter([*deaths, *(answer for answer in answers if answer.outcome in ("raised", "died"))]), None)
     if reason == "interrupt":
         return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_interrupted_words(answers)}"])
     if reason == "timeout":
-        return TimeoutError(f"the cell ran longer than its timeout of {timeout_s:g} s and was interrupted")
+        return TimeoutError(f"the cell ran longer than its timeout of {timeout_s:g} s: {_interrupted_words(answers)}")
     if cause is None:
         return None
     if cause.outcome == "died":
-        return _death(cause, answers, logs)
+        return _death(cause, answers, logs, has_pool=has_pool)
     return _error(cause, answers)
 
 
@@ -48,11 +54,16 @@ def _interrupted_words(answers: Sequence[Answer]) -> str:
     return "stopped on every rank; variables and models are kept"
 
 
-def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog]) -> WorkerDied:
+def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog], *, has_pool: bool) -> WorkerDied:
     dead = sorted(answer.rank for answer in answers if answer.outcome == "died")
+    what = (
+        "A fresh worker takes its place; the next cell"
+        if has_pool
+        else "The process that workers are forked from is gone too. The next cell starts everything anew and"
+    )
     words = [
-        f"rank {_listed(dead)} {describe_exit(cause.body['code'])} while the cell ran. A fresh worker takes its place; "
-        "the next cell starts with the notebook's values on every rank."
+        f"rank {_listed(dead)} {describe_exit(cause.body['code'])} while the cell ran. {what} starts with the "
+        "notebook's values on every rank."
     ]
     if cause.rank in logs and (tail := logs[cause.rank].last_lines().strip()):
         words.append(f"Its last output:\n{tail}")

@@ -18,9 +18,11 @@ from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import CellOutput
 from accel_nb.notebook.raising import failure_of
+from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer, Reason
 from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.parts import root_of
 from accel_nb.pool.pool import Listener, Pool
 from accel_nb.pool.returning import Receiver
 from accel_nb.pool.shipping import Ledger, referred_names
@@ -67,6 +69,7 @@ class Session:
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
     _receiver: Receiver = field(default_factory=Receiver)
+    _surroundings: Surroundings = field(default_factory=Surroundings)
     _last_cell_s: float | None = None
     _has_lost_ranks: bool = False
 
@@ -92,11 +95,14 @@ class Session:
         status = "failed"
         self.logs = output.logs
         try:
-            answers, reason = self._run(cell, names, resolved, specs, output)
+            answers, reason = self._run(cell, names, resolved, specs, output, lines)
+            for answer in answers:
+                lines += answer.body.get("lines", ())
             with counted_interrupts():  # half-copied weights would be sent back over the trained ones
                 lines += self._take_in(answers)
             self._forget_if_died(answers)
-            error = failure_of(answers, reason, self.logs, config.timeout)
+            has_pool = self._pool is not None and self._pool.state != "failed"
+            error = failure_of(answers, reason, self.logs, config.timeout, has_pool=has_pool)
             status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         finally:
             output.finish(status, lines)
@@ -108,7 +114,7 @@ class Session:
     def pull(self, names: Sequence[str]) -> list[str]:
         """Fetch names from rank 0, however large; returns those that arrived."""
         pool = self._living_pool()
-        body = {"names": list(names), "shared": self._ledger.names()}
+        body = {"names": list(names), "shared": self._ledger.names(self.namespace)}
         answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _Quiet())
         error = failure_of(answers, reason, {}, None)
         if error is not None:
@@ -167,22 +173,42 @@ class Session:
         self.kept = {}
 
     def _run(
-        self, cell: Cell, names: CellNames, resolved: Resolved, specs: Sequence[WorkerSpec], output: CellOutput
+        self,
+        cell: Cell,
+        names: CellNames,
+        resolved: Resolved,
+        specs: Sequence[WorkerSpec],
+        output: CellOutput,
+        lines: list[str],
     ) -> tuple[list[Answer], Reason | None]:
         pool = self._pool_for(specs)
+        assert self._engine is not None
+        started_with = self._engine.variables
+        if self._engine.num_threads > 1:
+            lines.append(
+                f"the process that workers are forked from runs {self._engine.num_threads} threads: workers may hang; "
+                "something that Python loads at its start makes threads"
+            )
+        if sees_other_gpus(started_with):
+            lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
         states = self._changed_rng()
         visible = self._visible()
         needed = [*names.needed, *referred_names(names.needed, visible, self.namespace)]
-        delivered = self._ledger.prepare(needed, self.namespace, rng=states)
-        parcel, sent = delivered or (None, [])
+        reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
+        if reloaded:
+            self._ledger.forget()  # what the workers hold was made by the modules as they were
+        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
+        lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
+        parcel, sent = prepared.parcel, prepared.sent
+        self._ledger.record(sent, self.namespace)
         chosen = resolved.config.ranks or range(pool.size)
         body = {
             "source": cell.source,
             "execution_count": cell.execution_count,
             "used": list(dict.fromkeys([*needed, *names.used])),
             "bound": list(names.bound),
-            "shared": sorted({*self._ledger.names(), *sent}),
+            "shared": self._ledger.names(self.namespace),
             "is_plain": not names.is_explicit,
             "is_empty": names.is_empty,
             "parcel": None if parcel is None else parcel.table(),
@@ -191,14 +217,15 @@ class Session:
             "wants_rng": "torch" in sys.modules,
             "has_rng": states is not None,
             "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
+            "variables": self._surroundings.variables(started_with),
+            "reloaded": reloaded,
             "default_dtype": _default_dtype(),
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
         }
         # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
-        ranks = range(pool.size) if parcel is not None else chosen
+        ranks = range(pool.size) if parcel is not None or reloaded else chosen
         try:
-            self._ledger.record(sent, self.namespace)
             answers, reason = self._request(
                 pool,
                 "run",
@@ -209,10 +236,10 @@ class Session:
             )
             self._has_lost_ranks = False
             if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
-                self._ledger.forget(sent)  # the delivery itself failed
+                self._ledger.forget(map(root_of, sent))  # the delivery itself failed
             return [answer for answer in answers if not answer.body.get("was_idle")], reason
         except BaseException:
-            self._ledger.forget(sent)
+            self._ledger.forget(map(root_of, sent))
             raise
         finally:
             if parcel is not None:
@@ -251,15 +278,18 @@ class Session:
                 continue
             names = self._receiver.receive(returned, answer.descriptors, self.namespace)
             self._ledger.record(names, self.namespace)
-            for name in names:
-                self.kept.pop(name, None)
+            arrived = {root_of(name) for name in names}
+            self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
+            told: dict[str, str] = {}
             for name, reason in returned["kept"].items():
-                if name not in names:
+                if name not in names and name.isidentifier():
                     self._ledger.record_only_there(name, self.namespace)
-                self.kept[name] = reason
-            if returned["kept"]:
-                listed = ", ".join(f"{name} ({reason})" for name, reason in returned["kept"].items())
-                fetch = [name for name, reason in returned["kept"].items() if reason.endswith("large")]
+                if reason:
+                    told[name] = reason
+            self.kept |= told
+            if told:
+                listed = ", ".join(f"{name} ({reason})" for name, reason in told.items())
+                fetch = [name for name, reason in told.items() if reason.endswith("large")]
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
         return lines
@@ -267,13 +297,20 @@ class Session:
     def _pool_for(self, specs: Sequence[WorkerSpec]) -> Pool:
         """Return a pool of living workers at these places, starting or replacing what is needed."""
         if self._pool is not None:
-            if self._pool.specs == tuple(specs) and self._pool.look_around():
+            try:
+                has_lost = self._pool.specs == tuple(specs) and self._pool.look_around()
+            except BaseException:  # an interrupt while ranks were replaced: half-started workers are no use
+                self.stop()
+                raise
+            if has_lost:
                 self._forget()
             if self._pool.specs != tuple(specs) or self._pool.state != "ready":
                 self._pool.retire()
                 self._pool = None
                 self._forget()
         if self._pool is None:
+            if self._engine is not None and sees_other_gpus(self._engine.variables):
+                self.stop()
             self.warm_up()
             assert self._engine is not None
             try:

@@ -45,10 +45,11 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank's process is gone; ``code`` is negative for a signal."""
+    """A rank's process is gone; ``code`` is negative for a signal. ``reason`` is set when it could not be started."""
 
     rank: int
     code: int
+    reason: str = ""
 
 
 Arrival = Arrived | Printed | Measured | Ended

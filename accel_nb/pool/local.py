@@ -10,18 +10,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 
 from accel_nb.errors import PoolError
 from accel_nb.pool.channel import Channel
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, WorkerSpec
-from accel_nb.pool.messages import Exited, Fork, Forked, Kill, Start, ZygoteReady, decode, encode
-from accel_nb.runtime.environment import zygote_environment
+from accel_nb.pool.messages import Exited, Fork, Forked, ForkFailed, Kill, Start, ZygoteReady, decode, encode
+from accel_nb.runtime.environment import notebook_variables, zygote_environment
 from accel_nb.telemetry.ring import RingReader, create_ring
 
 READ_BYTES = 256 * 1024
 ZYGOTE_PATIENCE_S = 180.0
+END_PATIENCE_S = 30.0
 _READ_ORDER = ("stdout", "stderr", "control", "zygote")
 
 
@@ -56,12 +57,19 @@ class LocalEngine:
         self._selector = selectors.DefaultSelector()
         self._store: int | None = None
         self._ready: ZygoteReady | None = None
+        self.variables: dict[str, str] = {}
+        """The notebook's environment variables as fresh workers have them."""
         self._launch()
 
     @property
     def is_warm(self) -> bool:
         """Whether the zygote is known to be able to fork; may be read in any thread."""
         return self._ready is not None
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads the zygote runs, as far as known: forking is safe with one."""
+        return 1 if self._ready is None else self._ready.num_threads
 
     def look(self) -> None:
         """Take in what the zygote has said, without waiting."""
@@ -149,6 +157,7 @@ class LocalEngine:
             self._errors = None
 
     def _launch(self) -> None:
+        self.variables = notebook_variables()
         self._control, theirs = Channel.pair()
         self._errors: int | None = os.memfd_create("accel_nb_zygote_errors", os.MFD_CLOEXEC)
         try:
@@ -180,8 +189,11 @@ class LocalEngine:
     def _end_workers(self) -> None:
         for rank in self._links:
             self.kill(rank)
+        deadline = time.monotonic() + END_PATIENCE_S
         while self._links:
             self.poll(0.2)
+            if time.monotonic() > deadline:
+                raise PoolError(f"ranks {sorted(self._links)} do not end; `%accelerate restart` starts over")
 
     def _await_zygote(self) -> None:
         deadline = time.monotonic() + ZYGOTE_PATIENCE_S
@@ -207,43 +219,57 @@ class LocalEngine:
         self._store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
 
     def _fork(self, rank: int) -> None:
-        control, their_control = Channel.pair()
-        monitor, their_monitor = Channel.pair()
-        stdout, their_stdout = os.pipe2(os.O_CLOEXEC)
-        stderr, their_stderr = os.pipe2(os.O_CLOEXEC)
-        ring = create_ring()
-        for descriptor in (stdout, stderr):
-            os.set_blocking(descriptor, False)
-            with suppress(OSError):  # a system-wide limit may be lower
-                fcntl.fcntl(descriptor, fcntl.F_SETPIPE_SZ, 1024 * 1024)
-        spec = self._specs[rank]
-        start = Start(
-            rank=rank,
-            size=len(self._specs),
-            device=spec.device,
-            num_threads=spec.num_threads,
-            program=self._program,
-            cwd=os.getcwd(),
-            sys_path=[entry for entry in sys.path if isinstance(entry, str)],
-            timeout_s=self._timeout_s,
-        )
-        assert self._store is not None
-        theirs = (their_control.fileno(), their_monitor.fileno(), their_stdout, their_stderr, ring, self._store)
-        link = _Link(control, monitor, stdout, stderr, RingReader(ring))
         try:
+            with ExitStack() as on_failure:
+                self._links[rank] = self._connect(rank, on_failure)
+                on_failure.pop_all()
+        except OSError as error:
+            raise PoolError(
+                f"rank {rank} could not be started: {error.strerror}. Each worker takes five open files of the "
+                "notebook's process: close some, or raise the limit (ulimit -n)"
+            ) from error
+        link = self._links[rank]
+        self._selector.register(link.control, selectors.EVENT_READ, ("control", rank))
+        self._selector.register(link.stdout, selectors.EVENT_READ, ("stdout", rank))
+        self._selector.register(link.stderr, selectors.EVENT_READ, ("stderr", rank))
+
+    def _connect(self, rank: int, on_failure: ExitStack) -> _Link:
+        """Make a worker's connections and have it forked; ``on_failure`` closes our ends of them."""
+        with ExitStack() as after:
+            control, their_control = Channel.pair()
+            on_failure.callback(control.close)
+            after.callback(their_control.close)
+            monitor, their_monitor = Channel.pair()
+            on_failure.callback(monitor.close)
+            after.callback(their_monitor.close)
+            ends: list[tuple[int, int]] = []
+            for _ in range(2):
+                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                on_failure.callback(os.close, ours)
+                after.callback(os.close, theirs)
+                os.set_blocking(ours, False)
+                with suppress(OSError):  # a system-wide limit may be lower
+                    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 1024 * 1024)
+                ends.append((ours, theirs))
+            ring = create_ring()
+            reader = RingReader(ring)
+            on_failure.callback(reader.close)
+            spec = self._specs[rank]
+            start = Start(
+                rank=rank,
+                size=len(self._specs),
+                device=spec.device,
+                num_threads=spec.num_threads,
+                program=self._program,
+                cwd=os.getcwd(),
+                sys_path=[entry for entry in sys.path if isinstance(entry, str)],
+                timeout_s=self._timeout_s,
+            )
+            assert self._store is not None
+            (stdout, their_stdout), (stderr, their_stderr) = ends
+            theirs = (their_control.fileno(), their_monitor.fileno(), their_stdout, their_stderr, ring, self._store)
             self._tell_zygote(Fork(rank, asdict(start)), theirs)
-        except PoolError:
-            link.close()
-            raise
-        finally:
-            their_control.close()
-            their_monitor.close()
-            os.close(their_stdout)
-            os.close(their_stderr)
-        self._links[rank] = link
-        self._selector.register(control, selectors.EVENT_READ, ("control", rank))
-        self._selector.register(stdout, selectors.EVENT_READ, ("stdout", rank))
-        self._selector.register(stderr, selectors.EVENT_READ, ("stderr", rank))
+            return _Link(control, monitor, stdout, stderr, reader)
 
     def _read_zygote(self) -> list[Arrival]:
         try:
@@ -256,6 +282,10 @@ class LocalEngine:
             self._ready = record
         elif isinstance(record, Forked) and record.rank in self._links:
             self._links[record.rank].pid = record.pid
+        elif isinstance(record, ForkFailed):
+            return self._drop(
+                record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
+            )
         elif isinstance(record, Exited):
             return self._drop(record.rank, record.code)
         return []
@@ -295,7 +325,7 @@ class LocalEngine:
             if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, Printed)) > 4 * 1024 * 1024:
                 return chunks  # the rest waits, so that one rank cannot starve the others
 
-    def _drop(self, rank: int, code: int) -> list[Arrival]:
+    def _drop(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
         """Take in the last words of an ended rank, free its ends and report it."""
         link = self._links.get(rank)
         if link is None:
@@ -313,4 +343,4 @@ class LocalEngine:
                 self._selector.unregister(ours)
         del self._links[rank]
         link.close()
-        return [*arrivals, Ended(rank, code)]
+        return [*arrivals, Ended(rank, code, reason)]

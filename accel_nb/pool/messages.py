@@ -1,6 +1,6 @@
 """Every message that kernel, zygote and workers exchange, as typed records with one encoding.
 
-kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `Exited`.
+kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
 kernel -> worker's monitor thread: `Interrupt` (it reads a channel of its own, also while the worker is busy).
 """
@@ -51,7 +51,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteReady:
-    """The zygote has imported everything and can fork."""
+    """The zygote has imported everything and can fork; safely so with one thread only."""
 
     kind: ClassVar[str] = "zygote_ready"
     pid: int
@@ -66,6 +66,15 @@ class Forked:
     kind: ClassVar[str] = "forked"
     rank: int
     pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class ForkFailed:
+    """The system refused to make a worker."""
+
+    kind: ClassVar[str] = "fork_failed"
+    rank: int
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +137,7 @@ class Reply:
 
 _RECORDS: dict[str, type] = {
     record.kind: record
-    for record in (Fork, Kill, ZygoteReady, Forked, Exited, WorkerReady, Request, Interrupt, Note, Reply)
+    for record in (Fork, Kill, ZygoteReady, Forked, ForkFailed, Exited, WorkerReady, Request, Interrupt, Note, Reply)
 }
 
 

@@ -20,8 +20,11 @@ from typing import Any
 
 import cloudpickle
 
+from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler
+from accel_nb.pool.parts import find
+
 SharedId = tuple[str, str, str]
-"""How both sides name an object that they both hold: (kind, bound name, path below it)."""
+"""How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
 
 
 def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
@@ -75,28 +78,17 @@ def _has_identity(value: Any) -> bool:
     return not isinstance(value, int | float | complex | str | bytes | tuple | frozenset | types.ModuleType | None)
 
 
-def is_module(value: Any) -> bool:
-    """Whether the value is a torch module, told without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.nn.Module)
+def _reduce_cell(cell: types.CellType) -> Any:
+    """Copy a closure's cell, empty at first: the function that it belongs to may be in it."""
+    try:
+        state = (cell.cell_contents,)
+    except ValueError:  # nothing has been put in yet
+        state = None
+    return types.CellType, (), state, None, None, _set_cell
 
 
-def is_optimizer(value: Any) -> bool:
-    """Whether the value is a torch optimizer, told without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.optim.Optimizer)
-
-
-def is_scheduler(value: Any) -> bool:
-    """Whether the value is a torch learning-rate scheduler, told without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
-
-
-def is_loader(value: Any) -> bool:
-    """Whether the value is a torch data loader, told without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.utils.data.DataLoader)
+def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    cell.cell_contents = state[0]
 
 
 def _reduce_scheduler(scheduler: Any) -> Any:
@@ -156,6 +148,8 @@ class _Pickler(cloudpickle.Pickler):
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
             return self._reduce_tensor(torch, obj)
+        if isinstance(obj, types.CellType):
+            return _reduce_cell(obj)
         if is_scheduler(obj):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
@@ -164,7 +158,11 @@ class _Pickler(cloudpickle.Pickler):
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
-        return make, arguments, state, listed, mapped, _set_function_state
+        # The cells themselves go along: functions that share a variable share it after the journey too.
+        code, names, *_ = arguments
+        plain, slots = state
+        state = plain, {**slots, "__closure__": None}
+        return make, (code, names, None, None, func.__closure__), state, listed, mapped, _set_function_state
 
     def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
@@ -227,7 +225,7 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: SharedId) -> Any:
         kind, name, path = pid
-        value = self._namespace[name]
+        value = find(self._namespace, name)
         if kind == "module":
             return value.get_submodule(path)
         if kind == "parameter":

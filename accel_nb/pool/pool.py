@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
@@ -16,6 +17,8 @@ from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
 START_PATIENCE_S = 120.0
+GONE_PATIENCE_S = 1.0
+"""How long to wait for the exit notice of a rank that could not be reached."""
 MAX_RESTARTS = 2
 """How often in a row workers may die while they start before the pool gives up."""
 
@@ -74,13 +77,25 @@ class Pool:
         """Where the pool stands."""
         return self._state
 
-    def wait_ready(self) -> None:
-        """Wait until every worker has said that it is ready; raises PoolError when one cannot start."""
+    def wait_ready(self, presses: Callable[[], int] = lambda: 0) -> None:
+        """Wait until every worker has said that it is ready.
+
+        Raises PoolError when one cannot start, and KeyboardInterrupt when ``presses()``, the user's interrupts so far,
+        goes up; the pool has failed then.
+        """
         deadline = time.monotonic() + START_PATIENCE_S
         words: list[bytes] = []
         while self._starting or self._reopening or self._ending:
-            for arrival in self._engine.poll(POLL_S):
-                self._note_start(arrival, words)
+            try:
+                for arrival in self._engine.poll(POLL_S):
+                    self._note_start(arrival, words)
+            except PoolError:
+                if self._state != "failed":
+                    self._state = move(self._state, "failed")
+                raise
+            if presses():
+                self._state = move(self._state, "failed")
+                raise KeyboardInterrupt
             if time.monotonic() > deadline:
                 self._fail(f"ranks {sorted(self._starting | self._reopening)} did not become ready", words)
         self._num_restarts = 0
@@ -103,18 +118,26 @@ class Pool:
         so far) goes up, the others are stopped, by force in the end. Returns the answers in the order in which they
         came and why the request was stopped early, if it was.
         """
-        self.wait_ready()
+        self.wait_ready(presses)
         self._state = move(self._state, "busy")
         self._number += 1
         ladder = Ladder(self._engine, self._number, can_cut=self.size > 1)
         answers: list[Answer] = []
         waiting = set(bodies)
-        for rank, body in bodies.items():
-            # A rank that is gone already is told by its `Ended`.
-            self._engine.send(rank, Request(self._number, task, body), descriptors)
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        unsent = {
+            rank
+            for rank, body in bodies.items()
+            if not self._engine.send(rank, Request(self._number, task, body), descriptors)
+        }
+        started = time.monotonic()
+        deadline = None if timeout_s is None else started + timeout_s
         while waiting:
-            for arrival in self._engine.poll(POLL_S):
+            arrivals = self._engine.poll(POLL_S)
+            if unsent and time.monotonic() - started > GONE_PATIENCE_S:
+                # A rank that is gone is told by its `Ended`, unless that has been heard before.
+                arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
+                unsent = set()
+            for arrival in arrivals:
                 if isinstance(arrival, Arrived) and _says_stopped(arrival.record, self._number):
                     ladder.stopped(arrival.rank)
                     continue
@@ -133,16 +156,22 @@ class Pool:
         return answers, ladder.reason
 
     def look_around(self) -> set[int]:
-        """Find ranks that ended since the last request and start fresh ones; returns them."""
-        if self._state == "failed":
-            return set(range(self.size))
-        self.wait_ready()
+        """Find ranks that ended since the last request and start fresh ones; returns them, all if the pool failed."""
+        everyone = set(range(self.size))
+        if self._state == "failed" or not self._is_back():
+            return everyone
         dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, Ended)}
         if dead:
             self._mend(dead, has_cut=False)
-        if self._state == "starting":
+        return everyone if self._state == "failed" or not self._is_back() else dead
+
+    def _is_back(self) -> bool:
+        """Wait for ranks that are being replaced; False when they cannot be."""
+        try:
             self.wait_ready()
-        return dead
+        except PoolError:
+            return False
+        return True
 
     def retire(self) -> None:
         """Stop using the engine, which goes on to serve another pool."""
@@ -189,6 +218,8 @@ class Pool:
         if isinstance(arrival, Printed):
             words.append(arrival.data)
         elif isinstance(arrival, Ended):
+            if arrival.reason:
+                self._fail(f"rank {arrival.rank} {arrival.reason}", words)
             self._note_end_while_starting(arrival.rank, words)
         elif self._ending:
             pass  # what ranks say that are about to be ended counts no more

@@ -6,28 +6,31 @@ Weights of modules go through an arena that is kept, each tensor copied in place
 
 from __future__ import annotations
 
+import io
 import os
+import types
+import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.pool.arena import Parcel, ReturnArena
-from accel_nb.pool.pickling import SharedId, digest, dump, is_loader, is_module, is_optimizer, is_scheduler, shared_ids
-from accel_nb.pool.shipping import (
-    Delivery,
-    Namespace,
-    group_sizes,
-    hyperparameters,
-    is_fixed,
-    is_tensor,
-    module_structure,
+from accel_nb.pool.contents import (
+    Mark,
+    copyable,
+    is_unwatched,
+    mark_of,
+    module_attributes,
+    module_flags,
     module_tensors,
     optimizer_bytes,
     optimizer_state,
     set_module_state,
-    state_tensors,
-    tensor_marks,
 )
+from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.parts import Attributes, content_of, find, is_trained, parts_of, root_of
+from accel_nb.pool.pickling import SharedId, digest, dump, shared_ids
+from accel_nb.pool.shipping import Delivery, Namespace, Watch
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
@@ -36,16 +39,106 @@ _ALIGN = 64
 
 
 @dataclass(slots=True)
+class _Held:
+    """An object as it was before a cell ran; ``mark`` only where the cell may change it."""
+
+    reference: Any
+    """The object, or a weak reference to it."""
+    mark: Mark | None = None
+    is_watched: bool = False
+
+
+@dataclass(slots=True)
 class Snapshot:
     """What a namespace held before a cell ran, so that changes can be told afterwards."""
 
     bound: dict[str, Any]
-    marks: dict[str, Any]
+    held: dict[str, _Held]
+    """By path: the names that the cell uses, and what the names that both sides hold lead to."""
+    shared: dict[str, None]
 
     @classmethod
-    def take(cls, namespace: Namespace, used: Iterable[str]) -> Snapshot:
-        """Remember every binding, and the content of the names that the cell uses."""
-        return cls(dict(namespace), {name: _content(namespace[name], namespace) for name in used if name in namespace})
+    def take(
+        cls,
+        namespace: Namespace,
+        used: Iterable[str],
+        *,
+        shared: Collection[str] = (),
+        rebound: Collection[str] = (),
+    ) -> Snapshot:
+        """Remember every binding, and the content of the names that the cell uses.
+
+        ``shared`` are the names that the kernel holds too. What ``rebound`` names stand for is not kept alive: a cell
+        that makes a new model needs the memory of the old one.
+        """
+        shared = dict.fromkeys(name for name in shared if name in namespace)
+        rebound = frozenset(rebound)
+        known = {id(namespace[name]) for name in shared}
+        parts: dict[str, dict[str, Any]] = {}
+        for name in shared:
+            found = {path: part for path, part in parts_of(name, namespace[name]).items() if id(part) not in known}
+            if found:
+                known.update(map(id, found.values()))
+                parts[name] = found
+        waiting, seen = [name for name in used if name in namespace], set(used)
+        watch = Watch(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
+        marks: dict[str, Mark | None] = {}
+        watched: dict[str, Any] = {}
+        while waiting:
+            name = waiting.pop()
+            watched[name] = namespace[name]
+            for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
+                marks[path] = _watched_mark(value, namespace, watch)
+            further = {root_of(path) for path in watch.met} - seen
+            waiting += further
+            seen |= further
+            watch.met.clear()
+        bound = dict(namespace)
+        for name in rebound & bound.keys():
+            bound[name] = _weakly(bound[name])
+        held = {
+            path: _Held(_weakly(value) if root_of(path) in rebound else value, marks.get(path), path in marks)
+            for part in (watched, *parts.values())
+            for path, value in part.items()
+        }
+        return cls(bound, held, shared)
+
+    def is_bound(self, name: str, value: Any) -> bool:
+        """Whether a name stands for the same object as before."""
+        if name not in self.bound:
+            return False
+        return _strongly(self.bound[name]) is value or self.bound[name] is value
+
+    def living(self) -> dict[str, Any]:
+        """Return by path what is held and still alive."""
+        found = {path: _strongly(held.reference) for path, held in self.held.items()}
+        return {path: value for path, value in found.items() if value is not None}
+
+    def shared_ids(self) -> dict[int, SharedId]:
+        """Return the ids of what both sides hold, as far as it is still alive."""
+        names = {name: _strongly(self.bound[name]) for name in self.shared}
+        return shared_ids(
+            names | {path: value for path, value in self.living().items() if root_of(path) in self.shared}
+        )
+
+
+def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    objects = {name: namespace[name] for name in names}
+    for found in parts.values():
+        objects.update(found)
+    return objects
+
+
+def _weakly(value: Any) -> Any:
+    """Return a weak reference to a value, or the value where its type has none."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _strongly(reference: Any) -> Any:
+    return reference() if type(reference) is weakref.ref else reference
 
 
 @dataclass(slots=True)
@@ -67,35 +160,47 @@ class Returner:
         namespace: Namespace,
         before: Snapshot,
         *,
-        shared_names: Collection[str],
         hidden: Callable[[str, Any], bool],
         wanted: Collection[str] = (),
         rng: dict[str, Any] | None = None,
     ) -> Parcels:
         """Pack what the cell bound or changed. ``wanted`` names come back however large they are.
 
-        ``shared_names`` are those that the kernel holds too; what ``hidden`` says yes to is never returned.
+        What ``hidden`` says yes to is never returned. ``kept`` in the result gives what stays here with the reason,
+        which is empty where it is not worth a word.
         """
         delivery, weights, kept = Delivery(rng=rng), {}, {}
-        shared = shared_ids({name: before.bound[name] for name in shared_names if name in before.bound})
+        living = before.living()
+        shared = before.shared_ids()
         for name, value in namespace.items():
-            if hidden(name, value):
+            is_new = not before.is_bound(name, value) or (name in wanted and name not in before.shared)
+            if is_new and not hidden(name, value):
+                self._add_whole(name, value, namespace, shared, delivery, kept, is_wanted=name in wanted)
+        for name in before.shared.keys() & set(wanted) - living.keys():
+            living[name] = namespace.get(name)
+        for path, value in living.items():
+            root, held = root_of(path), before.held.get(path) or _Held(value)
+            is_wanted = root in wanted
+            if root in delivery.values and root not in before.shared:
                 continue
-            is_wanted = name in wanted
-            is_bound = name not in before.bound or before.bound[name] is not value
-            if is_bound or (is_wanted and name not in shared_names):
-                reason = _try_value(value, namespace, shared, None if is_wanted else LARGE_BYTES)
-                if reason is None:
-                    delivery.values[name] = value
-                else:
-                    kept[name] = reason
-            elif is_wanted or (name in before.marks and before.marks[name] != _content(value, namespace)):
-                before_mark = before.marks.get(name)
-                self._add_change(name, value, namespace, shared, delivery, weights, kept, before_mark, is_wanted)
+            if not (held.is_watched or is_wanted) or (path == root and hidden(root, value)):
+                continue
+            mark = _watched_mark(value, namespace, shared)
+            if mark == held.mark and not is_wanted:
+                continue
+            was = held.mark if held.is_watched else mark
+            if root in before.shared and mark and was and mark.can_follow(was):
+                known = None if is_wanted else was
+                self._add_change(path, value, mark, known, namespace, shared, delivery, weights, kept)
+            elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
+                self._add_whole(root, namespace[root], namespace, shared, delivery, kept, is_wanted=is_wanted)
         # Of an object that was changed and goes back whole, the kernel's parts are not those that it has here.
-        whole = {name for name, value in delivery.values.items() if before.bound.get(name) is value}
-        shared = {key: item for key, item in shared.items() if item[1] not in whole}
-        return self._pack(delivery, weights, kept, namespace, shared)
+        whole = {name for name, value in delivery.values.items() if before.is_bound(name, value)}
+        for changes in (delivery.changed, delivery.attributes, delivery.optimizers, delivery.schedulers, weights):
+            for path in [path for path in changes if root_of(path) in whole]:
+                del changes[path]
+        outside = {key: item for key, item in shared.items() if root_of(item[1]) not in whole}
+        return self._pack(delivery, weights, kept, namespace, outside)
 
     def close(self) -> None:
         """Free the arena."""
@@ -103,37 +208,68 @@ class Returner:
             self._arena.close()
             self._arena = None
 
-    def _add_change(
-        self,
+    @staticmethod
+    def _add_whole(
         name: str,
         value: Any,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
         delivery: Delivery,
-        weights: dict[str, Any],
         kept: dict[str, str],
-        before: Any,
+        *,
         is_wanted: bool,
     ) -> None:
-        is_same_kind = before is None or _kind(before) == _kind(_content(value, namespace))
-        if is_module(value) and is_same_kind:
-            weights[name] = value
-        elif is_optimizer(value) and is_same_kind:
-            fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
-            delivery.optimizers[name] = optimizer_state(value, with_tensors=fits)
-            if not fits:
-                kept[name] = f"its state of {_size(optimizer_bytes(value))} is large"
-        elif is_scheduler(value):
-            delivery.schedulers[name] = value.state_dict()
+        own = shared.get(id(value))
+        others = {key: item for key, item in shared.items() if root_of(item[1]) != name} if own else shared
+        if own and own[1] != name:
+            others = shared  # another name for what the kernel holds
+        reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
+        if reason is None:
+            delivery.values[name] = value
         else:
-            others = {key: shared_id for key, shared_id in shared.items() if key != id(value)}
-            reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
-            if reason is not None:
-                kept[name] = reason
-            elif is_same_kind:
-                delivery.changed[name] = value
+            kept[name] = "" if _is_used_up(value) and not is_wanted else reason
+
+    @staticmethod
+    def _add_change(
+        path: str,
+        value: Any,
+        mark: Mark,
+        known: Mark | None,
+        namespace: Namespace,
+        shared: Mapping[int, SharedId],
+        delivery: Delivery,
+        weights: dict[str, Any],
+        kept: dict[str, str],
+    ) -> None:
+        """Add what changed since ``known``; all of it, however large, when that is None."""
+        is_wanted = known is None
+        if is_module(value):
+            if known is None or mark.content.weights != known.content.weights:
+                weights[path] = value
+            if known is None or mark.content.attributes != known.content.attributes:
+                delivery.attributes[path] = module_attributes(value, namespace, shared)
+        elif is_optimizer(value):
+            fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
+            delivery.optimizers[path] = optimizer_state(value, with_tensors=fits)
+            if not fits:
+                kept[path] = f"its state of {_size(optimizer_bytes(value))} is large"
+        elif is_scheduler(value):
+            delivery.schedulers[path] = value.state_dict()
+        else:
+            found = content_of(value)
+            assert found is not None, "a value with a kind has content"
+            limit = None if is_wanted or "@" in path else LARGE_BYTES
+            content = found[1]
+            reason = _try_value(content, namespace, shared, limit)
+            if reason is not None and isinstance(content, Attributes) and not reason.endswith("large"):
+                fine = copyable(content.values, namespace, shared)
+                for name in content.values.keys() - fine.keys():
+                    kept[f"{path}.{name}"] = f"{type(content.values[name]).__qualname__} cannot be copied"
+                content, reason = Attributes(fine, is_whole=False), None
+            if reason is None:
+                delivery.changed[path] = content
             else:
-                delivery.values[name] = value
+                kept[path] = reason
 
     def _pack(
         self,
@@ -145,12 +281,7 @@ class Returner:
     ) -> Parcels:
         parcels = Parcels({"kept": dict(kept), "weights": {}, "parcel": None, "arena": None})
         if delivery:
-            outside = {
-                key: item
-                for key, item in shared.items()
-                if not (item[0] == "name" and item[1] in (delivery.values | delivery.changed))
-            }
-            parcel = delivery.pack(namespace, outside)
+            parcel = delivery.pack(namespace, shared)
             parcels.body["parcel"] = parcel.table()
             parcels.descriptors.append(parcel.descriptor)
         if modules:
@@ -185,8 +316,7 @@ class Returner:
                     entries.append([path, place, dtype, list(tensor.shape)])
                 tables[name] = {
                     "entries": entries,
-                    "frozen": [path for path, tensor in module_tensors(module).items() if not tensor.requires_grad],
-                    "evaluating": [path for path, part in module.named_modules() if not part.training],
+                    **module_flags(module),
                 }
         return tables
 
@@ -211,6 +341,7 @@ class Receiver:
 
     def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> list[str]:
         names: list[str] = []
+        modules = {path: find(namespace, path) for path in body["weights"]}
         if body["parcel"] is not None:
             parcel = Parcel.from_table(remaining.pop(0), body["parcel"])
             try:
@@ -218,13 +349,13 @@ class Receiver:
             finally:
                 parcel.close()
             delivery.apply(namespace)
-            names += [*delivery.values, *delivery.changed, *delivery.optimizers, *delivery.schedulers]
+            names += delivery.paths
             self.rng = delivery.rng
         if body["arena"] is not None:
             self._map(remaining.pop(0))
-            for name, table in body["weights"].items():
-                self._copy_weights(namespace[name], table)
-                names.append(name)
+            for path, table in body["weights"].items():
+                self._copy_weights(modules[path], table)
+                names.append(path)
         return names
 
     def close(self) -> None:
@@ -267,37 +398,35 @@ def view_tensor(arena: ReturnArena, place: int, num_bytes: int, dtype: str, shap
     return torch.frombuffer(arena.memory, dtype=torch.uint8, count=num_bytes, offset=place).view(kind).view(shape)
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """What a value held: ``kind`` changes when it cannot be brought up to date in place, ``mark`` with its content."""
-
-    kind: Any
-    mark: Any
-
-
-def _kind(content: Any) -> Any:
-    return content.kind if isinstance(content, _Content) else None
-
-
-def _content(value: Any, namespace: Namespace) -> _Content | None:
-    """Return something that changes when a cell changes the value in place; None for what is not looked into."""
-    if is_module(value):
-        tensors = module_tensors(value).values()
-        flags = (*(part.training for part in value.modules()), *(tensor.requires_grad for tensor in tensors))
-        return _Content(module_structure(value), (tensor_marks(tensors), flags))
-    if is_optimizer(value):
-        groups = digest(hyperparameters(value), namespace=namespace, shared={})
-        return _Content(group_sizes(value), (tensor_marks(state_tensors(value)), groups))
-    if is_scheduler(value):
-        return _Content(None, digest(value.state_dict(), namespace=namespace, shared={}))
-    if is_tensor(value):
-        return _Content(None, tensor_marks([value], exact=True))
-    if is_loader(value) or is_fixed(value) or isinstance(value, str | int | float | complex | bytes | type(None)):
+def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Mark | None:
+    """Return the mark of a value; None for what is not looked into."""
+    if is_unwatched(value):
         return None
     try:
-        return _Content(None, digest(value, namespace=namespace, shared={}))
+        return mark_of(value, namespace, refs)
     except Exception:  # what cannot be copied cannot come back: it is not watched
+        found = content_of(value)
+    if found is None or not isinstance(found[1], Attributes):
         return None
+    fine = copyable(found[1].values, namespace, refs)
+    return Mark(found[0], digest(fine, namespace=namespace, shared=refs))
+
+
+def _is_used_up(value: Any) -> bool:
+    """Whether a value that cannot be copied is the leftover of a loop or a block, which nobody misses.
+
+    These are closed files, generators that have ended, other iterators, and what wraps an iterable to show its
+    progress; unless they hold a tensor or a model.
+    """
+    own = vars(value).values() if hasattr(value, "__dict__") else ()
+    if any(is_trained(item) or is_tensor(item) for item in own):
+        return False
+    if isinstance(value, io.IOBase):
+        return value.closed
+    if isinstance(value, types.GeneratorType):
+        return value.gi_frame is None
+    is_progress = hasattr(value, "__iter__") and hasattr(value, "iterable") and hasattr(value, "disable")
+    return hasattr(type(value), "__next__") or is_progress
 
 
 def _try_value(value: Any, namespace: Namespace, shared: Mapping[int, SharedId], limit: int | None) -> str | None:

@@ -1,52 +1,79 @@
 """What travels with a cell: new names by value, names that both sides hold by what changed in them.
 
-A `Delivery` is written on one side and applied on the other, in either direction. Modules, optimizers and schedulers
-that the receiver already holds are changed in place, so that whatever refers to them there stays valid; so are the
-containers (list, dict, set, array) that a cell filled.
+A `Delivery` is written on one side and applied on the other, in either direction. What the receiver already holds is
+changed in place, so that whatever refers to it there stays valid: modules, optimizers, schedulers, containers, and
+what functions, bound methods and objects of the notebook hold (`accel_nb.pool.parts`).
 """
 
 from __future__ import annotations
 
-import sys
-import zlib
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+import types
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from accel_nb.errors import ShippingError
 from accel_nb.pool.arena import Parcel
-from accel_nb.pool.pickling import (
-    SharedId,
-    digest,
-    dump,
-    is_module,
-    is_optimizer,
-    is_scheduler,
-    load,
-    shared_ids,
+from accel_nb.pool.contents import (
+    Mark,
+    is_fixed,
+    mark_of,
+    module_attributes,
+    module_state,
+    optimizer_state,
+    set_module_attributes,
+    set_module_state,
+    set_optimizer_state,
 )
+from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.parts import content_of, fill, find, is_trained, parts_of, root_of
+from accel_nb.pool.pickling import SharedId, dump, load, shared_ids
 
 Namespace = dict[str, Any]
 
 
 @dataclass(slots=True)
 class Delivery:
-    """Changes to a namespace: whole values, and parts of objects that the receiver holds."""
+    """Changes to a namespace: whole values by name, and parts of objects that the receiver holds by path."""
 
     values: dict[str, Any] = field(default_factory=dict)
     changed: dict[str, Any] = field(default_factory=dict)
-    """Values that were changed in place: the receiver's own object is given the new content where it can be."""
+    """The new content of values that were changed in place."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Of modules, the attributes that are neither tensors nor flags."""
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rng: dict[str, Any] | None = None
+    removed: tuple[str, ...] = ()
+    """Names that the receiver must not use the old values of."""
 
     def __bool__(self) -> bool:
-        return bool(self.values or self.changed or self.modules or self.optimizers or self.schedulers or self.rng)
+        return any(getattr(self, item.name) for item in fields(self))
+
+    @property
+    def paths(self) -> list[str]:
+        """What the receiver holds as the sender does afterwards."""
+        return list(
+            dict.fromkeys(
+                [*self.values, *self.changed, *self.modules, *self.attributes, *self.optimizers, *self.schedulers]
+            )
+        )
+
+    def add(self, other: Delivery) -> None:
+        """Take the changes of another delivery along."""
+        for item in fields(self):
+            if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
+                held.update(getattr(other, item.name))
+
+    def become(self, other: Delivery) -> None:
+        """Hold what another delivery holds."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(other, item.name))
 
     def pack(self, namespace: Namespace, shared: Mapping[int, SharedId]) -> Parcel:
         """Write into an arena; raises what pickling raises."""
-        content = (self.values, self.changed, self.modules, self.optimizers, self.schedulers, self.rng)
+        content = tuple(getattr(self, item.name) for item in fields(self))
         return Parcel.write(*dump(content, namespace=namespace, shared=shared))
 
     @classmethod
@@ -56,17 +83,21 @@ class Delivery:
         return cls(*load(stream, buffers, namespace=namespace))
 
     def apply(self, namespace: Namespace) -> None:
-        """Make the changes."""
+        """Make the changes. Paths are those of before: all are followed first."""
+        found = {path: find(namespace, path) for path in self.paths if path not in self.values}
+        for path, content in self.changed.items():
+            fill(found[path], content)
+        for path, state in self.modules.items():
+            set_module_state(found[path], state)
+        for path, attributes in self.attributes.items():
+            set_module_attributes(found[path], attributes)
+        for path, state in self.optimizers.items():
+            set_optimizer_state(found[path], state)
+        for path, state in self.schedulers.items():
+            found[path].load_state_dict(state)
         namespace.update(self.values)
-        for name, value in self.changed.items():
-            if not (name in namespace and _fill(namespace[name], value)):
-                namespace[name] = value
-        for name, state in self.modules.items():
-            set_module_state(namespace[name], state)
-        for name, state in self.optimizers.items():
-            set_optimizer_state(namespace[name], state)
-        for name, state in self.schedulers.items():
-            namespace[name].load_state_dict(state)
+        for name in self.removed:
+            namespace.pop(name, None)
         if self.rng is not None:
             from accel_nb.runtime import rng
 
@@ -75,273 +106,227 @@ class Delivery:
 
 @dataclass(slots=True)
 class _Entry:
-    """What the kernel knows of a name that the workers hold."""
+    """What the kernel knows of an object that the workers hold."""
 
     value: Any
-    mark: Any
+    mark: Mark | None
     only_there: bool = False
 
 
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What goes out with a cell: the parcel, if anything does, what is in it, and the names that were left out."""
+
+    parcel: Parcel | None
+    sent: list[str]
+    left_out: dict[str, str]
+    """Names that cannot be sent and that the cell may do without, each with a line that says so."""
+
+
+class _Unsendable(Exception):
+    """Some names cannot be sent; ``problems`` says why."""
+
+    def __init__(self, problems: dict[str, str]) -> None:
+        self.problems = problems
+
+
 class Ledger:
-    """The kernel's record of which names the workers hold, and in which version."""
+    """The kernel's record of what the workers hold, by path, and in which version."""
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
+        self._parts: dict[str, list[str]] = {}
 
     def shared(self) -> dict[int, SharedId]:
         """Return the ids of the objects that both sides hold."""
-        return shared_ids({name: entry.value for name, entry in self._entries.items() if not entry.only_there})
+        return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.only_there})
 
-    def names(self) -> list[str]:
-        """Return the names that both sides hold."""
-        return [name for name, entry in self._entries.items() if not entry.only_there]
+    def names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the names that both sides hold; with ``namespace`` those that still stand for what was sent."""
+        names = [path for path, entry in self._entries.items() if "@" not in path and not entry.only_there]
+        if namespace is None:
+            return names
+        return [
+            name
+            for name in names
+            if namespace.get(name) is self._entries[name].value
+            and all(self._is_in_place(path, namespace) for path in self._parts.get(name, ()))
+        ]
 
     def prepare(
-        self, names: Iterable[str], namespace: Namespace, *, rng: dict[str, Any] | None = None
-    ) -> tuple[Parcel, list[str]] | None:
-        """Write what the workers lack of ``names`` and return it with the names in it; None when they have it all.
+        self,
+        names: Iterable[str],
+        namespace: Namespace,
+        *,
+        rng: dict[str, Any] | None = None,
+        optional: Collection[str] = (),
+    ) -> Prepared:
+        """Write what the workers lack of ``names``.
 
-        ``rng`` are generator states to go along. Raises ShippingError naming each name that cannot be copied, why,
-        and what to do. Call `record` with the names once they are on their way.
+        ``rng`` are generator states to go along; ``optional`` names are left out where they cannot be copied, and what
+        the workers held by them is taken away. Raises ShippingError naming each other name that cannot be copied,
+        why, and what to do. Call `record` with what was sent once it is on its way.
         """
-        shared = self.shared()
-        delivery = Delivery(rng=rng)
-        problems: list[str] = []
-        for name in names:
+        names = list(dict.fromkeys(names))
+        left_out: dict[str, str] = {}
+        while True:
+            delivery = Delivery(rng=rng, removed=tuple(name for name in left_out if name in self._entries))
             try:
-                self._add(name, namespace, shared, delivery)
+                parcel = self._write([name for name in names if name not in left_out], namespace, delivery)
+            except _Unsendable as error:
+                needed = [problem for name, problem in error.problems.items() if name not in optional]
+                if needed or not error.problems.keys() - left_out.keys():
+                    raise ShippingError("\n".join(needed or error.problems.values())) from None
+                left_out |= error.problems
+                continue
+            self.forget(delivery.removed)
+            return Prepared(parcel, delivery.paths, left_out)
+
+    def _write(self, names: list[str], namespace: Namespace, delivery: Delivery) -> Parcel | None:
+        watch = Watch(self.shared() if names else {})
+        problems: dict[str, str] = {}
+        waiting, seen, has_lost_state = list(names), set(names), False
+        while waiting:
+            name = waiting.pop(0)
+            try:
+                has_lost_state |= self._add(name, namespace, watch, delivery)
             except Exception as error:
-                problems.append(_describe_problem(name, namespace[name], error))
+                problems[name] = _describe_problem(name, namespace[name], error)
+            # A change of what a value refers to is a change of the value.
+            further = {root_of(path) for path in watch.met} - seen
+            waiting += sorted(name for name in further if name in namespace)
+            seen |= further
+            watch.met.clear()
         if problems:
-            raise ShippingError("\n".join(problems))
+            raise _Unsendable(problems)
+        if has_lost_state:
+            # The workers' optimizer refers to the model that is replaced: what refers to it goes along, in one stream.
+            self.forget(self.names())
+            again = Delivery(rng=delivery.rng, removed=delivery.removed)
+            parcel = self._write(names, namespace, again)
+            delivery.become(again)
+            return parcel
         if not delivery:
             return None
-        if any(self._is_held(name, value) and has_state(value) for name, value in delivery.values.items()):
-            # The workers' optimizer refers to the model that is replaced: what refers to it goes along, in one stream.
-            self.forget(name for name, entry in list(self._entries.items()) if not entry.only_there)
-            return self.prepare(names, namespace, rng=rng)
-        still_shared = {key: shared_id for key, shared_id in shared.items() if shared_id[1] not in delivery.values}
-        sent = [*delivery.values, *delivery.modules, *delivery.optimizers, *delivery.schedulers]
+        still_shared = Watch(
+            {
+                key: item
+                for key, item in watch.items()
+                if not ((root := root_of(item[1])) in delivery.values and self._is_held(root, namespace))
+            }
+        )
         try:
-            return delivery.pack(namespace, still_shared), sent
+            parcel = delivery.pack(namespace, still_shared)
         except Exception as error:
-            raise ShippingError(_find_problems(delivery.values, namespace, still_shared, error)) from None
+            raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
+        further = {root_of(path) for path in still_shared.met} - seen
+        if further := sorted(name for name in further if name in namespace):
+            parcel.close()
+            delivery.become(Delivery(rng=delivery.rng, removed=delivery.removed))
+            return self._write([*names, *further], namespace, delivery)
+        return parcel
 
-    def record(self, names: Iterable[str], namespace: Namespace) -> None:
-        """Note that the workers now hold ``names`` as they are here."""
-        shared = self.shared()
+    def record(self, paths: Iterable[str], namespace: Namespace) -> None:
+        """Note that the workers now hold the names of ``paths`` as they are here."""
+        names = list(dict.fromkeys(root_of(path) for path in paths))
+        self.forget(names)
+        known = {id(entry.value): path for path, entry in self._entries.items()}
+        fresh: list[str] = []
         for name in names:
             value = namespace[name]
-            self._entries[name] = _Entry(value, _mark(name, value, namespace, shared))
+            self._entries[name] = _Entry(value, None)
+            known.setdefault(id(value), name)
+            fresh.append(name)
+        for name in names:
+            for path, part in parts_of(name, namespace[name]).items():
+                path = known.setdefault(id(part), path)
+                if path not in self._entries:
+                    self._entries[path] = _Entry(part, None)
+                    self._parts.setdefault(name, []).append(path)
+                fresh.append(path)
+        shared = self.shared()
+        for path in dict.fromkeys(fresh):
+            entry = self._entries[path]
+            if not entry.only_there:
+                entry.mark = _mark(path, entry.value, namespace, shared)
 
     def record_only_there(self, name: str, namespace: Namespace) -> None:
         """Note that the workers' value of a name is not this side's; it is not overwritten until rebound here."""
+        self.forget([name])
         self._entries[name] = _Entry(namespace.get(name), None, only_there=True)
 
     def forget(self, names: Iterable[str] | None = None) -> None:
         """Drop the record of some names, or of all: they are sent again when next used."""
         for name in list(self._entries) if names is None else names:
             self._entries.pop(name, None)
+            for path in self._parts.pop(name, ()):
+                self._entries.pop(path, None)
 
-    def _is_held(self, name: str, value: Any) -> bool:
-        return name in self._entries and self._entries[name].value is value
+    def _is_held(self, name: str, namespace: Mapping[str, Any]) -> bool:
+        return name in self._entries and self._entries[name].value is namespace.get(name)
 
-    def _add(self, name: str, namespace: Namespace, shared: Mapping[int, SharedId], delivery: Delivery) -> None:
+    def _is_in_place(self, path: str, namespace: Mapping[str, Any]) -> bool:
+        try:
+            return find(namespace, path) is self._entries[path].value
+        except LookupError:
+            return False
+
+    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delivery: Delivery) -> bool:
+        """Add what the workers lack of a name; returns whether something that others refer to has to be replaced."""
         value, entry = namespace[name], self._entries.get(name)
         if entry is None or entry.value is not value:
             delivery.values[name] = value
-            return
+            return False
         if entry.only_there:
-            return
-        mark = _mark(name, value, namespace, shared)
-        if mark == entry.mark:
-            return
-        if is_module(value) and mark.structure == entry.mark.structure:
-            delivery.modules[name] = module_state(value)
-        elif is_optimizer(value) and mark.sizes == entry.mark.sizes:
-            delivery.optimizers[name] = optimizer_state(value, with_tensors=mark.tensors != entry.mark.tensors)
-        elif is_scheduler(value):
-            delivery.schedulers[name] = value.state_dict()
-        else:
-            delivery.values[name] = value
+            return False
+        changes = Delivery()
+        parts = self._parts.get(name, [])
+        for path in (name, *parts):
+            entry = self._entries[path]
+            mark = _mark(path, entry.value, namespace, shared)
+            if mark == entry.mark:
+                continue
+            if mark is None or entry.mark is None or not mark.can_follow(entry.mark):
+                delivery.values[name] = value
+                return bool(parts) or is_trained(value)
+            _add_change(changes, path, entry.value, mark, entry.mark, namespace, shared)
+        delivery.add(changes)
+        return False
 
 
-@dataclass(frozen=True, slots=True)
-class _ModuleMark:
-    structure: tuple[Any, ...]
-    tensors: tuple[Any, ...]
-    flags: tuple[bool, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class _OptimizerMark:
-    sizes: tuple[int, ...]
-    groups: bytes
-    tensors: tuple[Any, ...]
-
-
-def _mark(name: str, value: Any, namespace: Namespace, shared: Mapping[int, SharedId]) -> Any:
-    """Return something that compares equal as long as the value has not changed."""
+def _add_change(
+    delivery: Delivery,
+    path: str,
+    value: Any,
+    mark: Mark,
+    before: Mark,
+    namespace: Namespace,
+    shared: Mapping[int, SharedId],
+) -> None:
+    """Add to a delivery what brings the receiver's object at ``path``, of the same kind, up to date."""
     if is_module(value):
-        tensors = module_tensors(value)
-        return _ModuleMark(
-            module_structure(value),
-            tensor_marks(tensors.values()),
-            (*(part.training for part in value.modules()), *(tensor.requires_grad for tensor in tensors.values())),
-        )
-    if is_optimizer(value):
-        return _OptimizerMark(
-            group_sizes(value),
-            digest(hyperparameters(value), namespace=namespace, shared={}),
-            tensor_marks(state_tensors(value)),
-        )
-    if is_scheduler(value):
-        return digest(value.state_dict(), namespace=namespace, shared={})
-    if is_fixed(value):
-        return None
-    if is_tensor(value):
-        return tensor_marks([value], exact=True)
-    others = {key: shared_id for key, shared_id in shared.items() if key != id(value)}
-    return digest(value, namespace=namespace, shared=others)
+        if mark.content.weights != before.content.weights:
+            delivery.modules[path] = module_state(value)
+        if mark.content.attributes != before.content.attributes:
+            delivery.attributes[path] = module_attributes(value, namespace, shared)
+    elif is_optimizer(value):
+        has_stepped = mark.content.tensors != before.content.tensors
+        delivery.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
+    elif is_scheduler(value):
+        delivery.schedulers[path] = value.state_dict()
+    else:
+        content = content_of(value)
+        assert content is not None, "a value with a kind has content"
+        delivery.changed[path] = content[1]
 
 
-def is_tensor(value: Any) -> bool:
-    """Whether the value is a torch tensor, told without importing torch."""
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Mark | None:
+    if "@" in path and is_loader(value):
+        return None  # what it reads belongs to others
+    return mark_of(value, namespace, shared)
 
 
-def is_fixed(value: Any) -> bool:
-    """Whether identity says it all: functions, imported modules, and classes from modules."""
-    if isinstance(value, type):
-        return value.__module__ != "__main__"
-    return isinstance(value, type(sys)) or (callable(value) and hasattr(value, "__code__"))
-
-
-def has_state(value: Any) -> bool:
-    """Whether other objects refer to the value's parts, so that it cannot be replaced alone."""
-    return is_module(value) or is_optimizer(value)
-
-
-def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
-    """Return what changes with the content of tensors.
-
-    Version counters alone do not tell: fused optimizers, ``.data`` and NumPy views change a tensor without counting.
-    A sum of the bits costs little beside that; it misses a permutation, so ``exact`` takes a checksum.
-    """
-    import torch
-
-    marks: list[Any] = []
-    sums: dict[Any, list[Any]] = {}
-    for tensor in tensors:
-        data = tensor.detach()
-        marks.append((tensor._version, tuple(data.shape), str(data.dtype)))
-        if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
-            continue
-        if data.is_complex():
-            data = torch.view_as_real(data.resolve_conj())
-        flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
-        if exact and data.is_cpu:
-            marks.append(zlib.crc32(flat.numpy().data))
-            continue
-        whole = flat[: flat.numel() // 4 * 4]
-        parts = sums.setdefault(data.device, [])
-        parts.append(whole.view(torch.int32).sum(dtype=torch.int32))
-        parts.append(flat[whole.numel() :].sum(dtype=torch.int32))
-    return (*marks, *(tuple(torch.stack(parts).tolist()) for parts in sums.values()))
-
-
-def module_structure(module: Any) -> tuple[Any, ...]:
-    """Return what a module is made of, its numbers aside: classes, plain attributes, names and shapes."""
-    parts = tuple((path, _class_name(part), _plain_attributes(part)) for path, part in module.named_modules())
-    tensors = tuple((path, tuple(tensor.shape), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
-    return parts + tensors
-
-
-def _class_name(value: Any) -> str:
-    return f"{type(value).__module__}.{type(value).__qualname__}"
-
-
-def _plain_attributes(module: Any) -> tuple[tuple[str, str], ...]:
-    plain = bool | int | float | str | tuple | None
-    return tuple(
-        sorted(
-            (name, repr(value))
-            for name, value in vars(module).items()
-            if isinstance(value, plain) and not name.startswith("_") and name != "training"
-        )
-    )
-
-
-def module_tensors(module: Any) -> dict[str, Any]:
-    """Return parameters and buffers by path, each tensor once."""
-    tensors = dict(module.named_parameters())
-    tensors.update(module.named_buffers())
-    return tensors
-
-
-def module_state(module: Any) -> dict[str, Any]:
-    """Return what `set_module_state` needs to make another copy of a module equal to this one."""
-    tensors = module_tensors(module)
-    return {
-        "tensors": {path: tensor.detach() for path, tensor in tensors.items()},
-        "frozen": [path for path, tensor in tensors.items() if not tensor.requires_grad],
-        "evaluating": [path for path, part in module.named_modules() if not part.training],
-    }
-
-
-def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
-    """Copy tensors in place and set training and gradient flags."""
-    import torch
-
-    frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
-    with torch.no_grad():
-        for path, tensor in module_tensors(module).items():
-            if path in state["tensors"]:
-                tensor.copy_(state["tensors"][path])
-            if tensor.is_leaf and tensor.is_floating_point():
-                tensor.requires_grad_(path not in frozen)
-    for path, part in module.named_modules():
-        part.training = path not in evaluating
-
-
-def group_sizes(optimizer: Any) -> tuple[int, ...]:
-    """Return how many parameters each group of an optimizer has."""
-    return tuple(len(group["params"]) for group in optimizer.param_groups)
-
-
-def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
-    """Return the optimizer's groups without their parameters."""
-    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-
-
-def state_tensors(optimizer: Any) -> list[Any]:
-    """Return every tensor of an optimizer's state."""
-    return [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
-
-
-def optimizer_bytes(optimizer: Any) -> int:
-    """Return the size of the state tensors in bytes."""
-    return sum(tensor.nbytes for tensor in state_tensors(optimizer))
-
-
-def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
-    """Return hyperparameters, and with ``with_tensors`` the state too."""
-    return {
-        "groups": hyperparameters(optimizer),
-        "state": optimizer.state_dict()["state"] if with_tensors else None,
-    }
-
-
-def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
-    """Set hyperparameters in place and, when given, load the state."""
-    for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
-        group.update(values)
-    if state["state"] is not None:
-        optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
-
-
-class _Watch(dict[int, SharedId]):
+class Watch(dict[int, SharedId]):
     """Notes which of the objects named in it a pickler meets."""
 
     def __init__(self, ids: Mapping[int, SharedId]) -> None:
@@ -363,54 +348,31 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
     holds the notebook's ``model`` trains that model: both go, in one stream that keeps them one.
     """
     chosen = set(names)
-    others = {name: value for name, value in visible.items() if name not in chosen and _is_trained(value)}
-    watch = _Watch(shared_ids(others))
+    others = {name: value for name, value in visible.items() if name not in chosen and is_trained(value)}
+    watch = Watch(shared_ids(others))
     for name in chosen if others else ():
         value = visible[name]
-        if isinstance(value, int | float | str | bytes | type(None)) or is_fixed(value) or is_tensor(value):
+        if is_tensor(value) or (is_fixed(value) and not isinstance(value, types.MethodType)):
             continue
+        content = content_of(value) if isinstance(value, types.FunctionType) else None
         try:
-            dump(value, namespace=namespace, shared=watch)
+            dump(value if content is None else content, namespace=namespace, shared=watch)
         except Exception:  # told by `Ledger.prepare`, with the way out
             continue
-    return list(watch.met)
-
-
-def _is_trained(value: Any) -> bool:
-    return is_module(value) or is_optimizer(value) or is_scheduler(value)
-
-
-def _fill(old: Any, new: Any) -> bool:
-    """Give a bound container new content in place; False when it has to be bound anew."""
-    if type(old) is not type(new) or old is new:
-        return False
-    if isinstance(old, list):
-        old[:] = new
-    elif isinstance(old, dict | set):
-        old.clear()
-        old.update(new)
-    elif is_tensor(old) and old.is_leaf and old.shape == new.shape and old.dtype == new.dtype:
-        old.data.copy_(new)
-    elif type(old).__module__ == "__main__" and hasattr(old, "__dict__") and not is_module(old):
-        old.__dict__.clear()
-        old.__dict__.update(new.__dict__)
-    elif type(old).__name__ == "ndarray" and old.shape == new.shape and old.dtype == new.dtype:
-        old[...] = new
-    else:
-        return False
-    return True
+    return list(dict.fromkeys(root_of(path) for path in watch.met))
 
 
 def _find_problems(
     values: Mapping[str, Any], namespace: Namespace, shared: Mapping[int, SharedId], error: Exception
-) -> str:
-    lines: list[str] = []
+) -> dict[str, str]:
+    problems: dict[str, str] = {}
     for name, value in values.items():
         try:
             dump(value, namespace=namespace, shared=shared)
         except Exception as cause:
-            lines.append(_describe_problem(name, value, cause))
-    return "\n".join(lines) or f"the names {', '.join(values)} cannot be sent together: {error}"
+            problems[name] = _describe_problem(name, value, cause)
+    together = ", ".join(values)
+    return problems or {together: f"the names {together} cannot be sent together: {error}"}
 
 
 def _describe_problem(name: str, value: Any, error: Exception) -> str:

@@ -17,7 +17,7 @@ import time
 from contextlib import suppress
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.messages import Exited, Fork, Forked, Kill, Start, ZygoteReady, decode, encode
+from accel_nb.pool.messages import Exited, Fork, Forked, ForkFailed, Kill, Start, ZygoteReady, decode, encode
 from accel_nb.pool.worker import run_worker
 
 ORPHAN_CHECK_S = 1.0
@@ -74,7 +74,13 @@ class Zygote:
 
     def _fork(self, record: Fork, descriptors: list[int]) -> None:
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as error:  # no memory, or too many processes
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self._control.send(encode(ForkFailed(record.rank, str(error))))
+            return
         if pid == 0:
             code = 1
             try:

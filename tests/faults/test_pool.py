@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -11,10 +12,13 @@ import time
 import psutil
 import pytest
 
-from accel_nb.errors import IllegalTransition
+from accel_nb.errors import IllegalTransition, PoolError
+from accel_nb.pool.engine import Ended, WorkerSpec
+from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.pool import Pool
 from accel_nb.pool.state import move
 from tests.conftest import wait_for
-from tests.support.pools import Recorder, run_code, running_pool
+from tests.support.pools import PRELOAD, PROGRAM, Recorder, run_code, running_pool
 
 REDUCE = """
 import torch, torch.distributed as dist
@@ -226,3 +230,73 @@ def test_states_move_only_as_listed():
 def test_the_zygote_has_one_thread(pool_and_engine):
     _, engine = pool_and_engine
     assert len(os.listdir(f"/proc/{engine.zygote_pid}/task")) == 1
+
+
+def test_a_worker_that_the_system_refuses_is_named_at_once():
+    engine = LocalEngine(PROGRAM, preload=(*PRELOAD, "tests.support.programs:refuse_processes"))
+    try:
+        pool = Pool(engine, [WorkerSpec("cpu", 1)] * 2)
+        with pytest.raises(
+            PoolError, match=r"rank 0 could not be started: the system refused .*Cannot allocate memory"
+        ):
+            pool.wait_ready()
+        assert pool.state == "failed"
+        assert psutil.pid_exists(engine.zygote_pid), "it lives on and says so"
+    finally:
+        engine.stop()
+
+
+@pytest.mark.parametrize("spare", range(1, 17, 3))
+def test_without_descriptors_the_start_fails_and_leaves_none_behind(spare):
+    engine = LocalEngine(PROGRAM, preload=PRELOAD)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        assert wait_for(lambda: engine.look() or engine.is_warm, 60)
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (_limit_with(spare), hard))
+        with pytest.raises((PoolError, OSError), match="Too many open files"):
+            engine.start([WorkerSpec("cpu", 1)] * 8)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        engine.start([])
+        assert len(os.listdir("/proc/self/fd")) <= used + 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        engine.stop()
+
+
+def _limit_with(spare: int) -> int:
+    """Return the limit of open files that leaves room for so many more."""
+    taken = set(map(int, os.listdir("/proc/self/fd")))
+    free = (number for number in range(10_000) if number not in taken)
+    return next(number for index, number in enumerate(free) if index == spare) + 1
+
+
+def test_the_zygotes_death_while_ranks_are_replaced_is_told_quickly():
+    with running_pool(2) as (pool, engine):
+        os.kill(engine.pids[1], signal.SIGKILL)
+        assert wait_for(lambda: not _is_alive(engine.pids.get(1, 0)))
+        run_code(pool, REDUCE)
+        os.kill(engine.zygote_pid, signal.SIGKILL)
+        started = time.monotonic()
+        with pytest.raises(PoolError, match="forked from is gone"):
+            run_code(pool, REDUCE)
+        assert pool.state == "failed"
+        assert pool.look_around() == {0, 1}
+        assert time.monotonic() - started < 20
+
+
+def test_a_rank_that_cannot_be_reached_counts_as_dead():
+    with running_pool(2) as (pool, engine):
+        os.kill(engine.pids[1], signal.SIGKILL)
+        assert wait_for(lambda: any(isinstance(item, Ended) for item in engine.poll(0.01))), "heard by nobody else"
+        answers, _ = run_code(pool, REDUCE)
+        assert [answer.rank for answer in answers if answer.outcome == "died"] == [1]
+        assert results(pool) == HEALTHY
+
+
+def test_an_interrupt_while_workers_start_gives_the_prompt_back():
+    with running_pool(2) as (pool, _):
+        run_code(pool, "import os; os._exit(1)", "pass")
+        with pytest.raises(KeyboardInterrupt):
+            pool.wait_ready(presses=lambda: 1)
+        assert pool.state == "failed"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from typing import Any
 
 from accel_nb.pool.worker import Handled, Worker
@@ -27,3 +29,12 @@ class EvalProgram:
 
     def reopened(self) -> None:
         self.names["reopened"] = self.names.get("reopened", 0) + 1
+
+
+def refuse_processes() -> None:
+    """Make this process, a zygote, unable to fork."""
+
+    def refuse() -> int:
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    os.fork = refuse

@@ -1,4 +1,6 @@
 import ast
+import functools
+import types
 
 import pytest
 
@@ -59,6 +61,57 @@ def needed(text: str, **names: object) -> set[str]:
 )
 def test_needed_names(text, expected):
     assert needed(text, x=1, y=2, flag=3, loader=4, B=5, d=6) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "spare"),
+    [
+        ("for i in (x := y):\n    x.update()\nx.close()", {"y"}, set()),
+        ("for i in y:\n    x = i\n    x.update()", {"y"}, set()),
+        ("while y:\n    with y as x:\n        print(x)", {"y"}, set()),
+        ("for i in y:\n    x = i\nx.close()", {"y", "x"}, {"x"}),
+        ("for i in y:\n    print(x)\n    x = i", {"y", "x"}, set()),
+        ("if flag:\n    x = 1\nelse:\n    x = 2\nprint(x)", {"flag"}, set()),
+        ("if flag:\n    print(x)", {"flag", "x"}, {"x"}),
+        ("if flag:\n    print(x)\nprint(x)", {"flag", "x"}, set()),
+        ("print(x)\nif flag:\n    print(x)", {"flag", "x"}, set()),
+        ("try:\n    x = 1\nexcept ValueError:\n    x = 2\nprint(x)", set(), set()),
+        ("try:\n    x = 1\nfinally:\n    print(x)", {"x"}, {"x"}),
+        ("try:\n    pass\nexcept ValueError:\n    print(x)", {"x"}, {"x"}),
+        ("flag and x", {"flag", "x"}, {"x"}),
+        ("x if flag else y", {"flag", "x", "y"}, {"x", "y"}),
+        ("match flag:\n    case 1:\n        x = 1\nprint(x)", {"flag", "x"}, {"x"}),
+        ("if flag:\n    outer(1)", {"flag", "outer", "helper", "scale"}, {"outer", "helper", "scale"}),
+        ("for i in y:\n    def f():\n        return x\n    x = 1", {"y", "x"}, set()),
+    ],
+)
+def test_names_that_a_cell_can_start_without(text, expected, spare):
+    cell = read_cell(ast.parse(text), {**HELPERS, **dict.fromkeys(["x", "y", "flag"], 1)})
+    assert set(cell.needed) - {"__builtins__", "__name__"} == expected
+    assert cell.spare - {"__builtins__", "__name__"} == spare
+
+
+def test_functions_are_followed_wherever_they_are_held():
+    helper = HELPERS["helper"]
+
+    class Holder:
+        pass
+
+    def holder(**attributes):
+        made = Holder()
+        made.__dict__.update(attributes)
+        return made
+
+    Holder.__module__ = "elsewhere"
+    for value in (
+        functools.partial(print, helper),
+        functools.partial(print, key=functools.partial(helper)),
+        holder(collate_fn=helper),
+        holder(collate_fn=print, worker_init_fn=helper),
+        holder(collate_fn=print, dataset=holder(transform=helper)),
+        types.FunctionType(HELPERS["outer"].__code__, HELPERS, "f", (helper,)),
+    ):
+        assert "scale" in needed("value", value=value), value
 
 
 @pytest.mark.parametrize(

@@ -27,19 +27,18 @@ class Sides:
     def ship(self, *names: str) -> list[str]:
         """Send names and return those that were really sent."""
         prepared = self.ledger.prepare(names, self.kernel)
-        if prepared is None:
-            return []
-        parcel, sent = prepared
-        self.ledger.record(sent, self.kernel)
-        Delivery.unpack(parcel, self.worker).apply(self.worker)
-        parcel.close()
-        return sent
+        if prepared.parcel is not None:
+            self.ledger.record(prepared.sent, self.kernel)
+            Delivery.unpack(prepared.parcel, self.worker).apply(self.worker)
+            prepared.parcel.close()
+        return prepared.sent
+
+    def snapshot(self, *used: str, rebound: tuple[str, ...] = ()) -> Snapshot:
+        return Snapshot.take(self.worker, used, shared=self.ledger.names(self.kernel), rebound=rebound)
 
     def bring_back(self, before: Snapshot, **options) -> dict[str, str]:
         """Return what the worker changed, and give the names that stayed there with the reasons."""
-        parcels = self.returner.collect(
-            self.worker, before, shared_names=self.ledger.names(), hidden=lambda name, value: False, **options
-        )
+        parcels = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
         names = self.receiver.receive(parcels.body, parcels.descriptors, self.kernel)
         self.ledger.record(names, self.kernel)
         return parcels.body["kept"]
@@ -116,7 +115,7 @@ def test_training_comes_back_in_place(sides):
     sides.kernel.update(model=model, optimizer=optimizer, scheduler=scheduler, losses=[])
     weight, losses = model.weight, sides.kernel["losses"]
     sides.ship("model", "optimizer", "scheduler", "losses")
-    before = Snapshot.take(sides.worker, ["model", "optimizer", "scheduler", "losses"])
+    before = sides.snapshot("model", "optimizer", "scheduler", "losses")
     for _ in range(2):
         loss = sides.worker["model"](torch.ones(1, 2)).sum()
         loss.backward()
@@ -139,7 +138,7 @@ def test_training_comes_back_in_place(sides):
 def test_what_is_made_there_refers_to_what_is_here(sides):
     sides.kernel["model"] = nn.Linear(2, 2)
     sides.ship("model")
-    before = Snapshot.take(sides.worker, ["model"])
+    before = sides.snapshot("model")
     sides.worker["alias"] = sides.worker["model"]
     sides.worker["optimizer"] = torch.optim.SGD(sides.worker["model"].parameters(), lr=0.1)
     sides.bring_back(before)
@@ -157,11 +156,11 @@ def test_equal_numbers_are_not_taken_for_one_object(sides):
 
 
 def test_large_values_stay_unless_wanted(sides):
-    before = Snapshot.take(sides.worker, [])
+    before = sides.snapshot()
     sides.worker["big"] = np.zeros(20_000_000)
     assert sides.bring_back(before) == {"big": "160 MB is large"}
     assert "big" not in sides.kernel
-    assert sides.bring_back(Snapshot(dict(sides.worker), {}), wanted=["big"]) == {}
+    assert sides.bring_back(sides.snapshot(), wanted=["big"]) == {}
     assert sides.kernel["big"].nbytes == 160_000_000
 
 
@@ -180,7 +179,7 @@ def test_shared_memory_of_tensors_survives(sides):
 
 def test_a_small_window_does_not_drag_its_storage_along(sides):
     sides.kernel["window"] = torch.zeros(1_000_000)[:10]
-    parcel, _ = sides.ledger.prepare(["window"], sides.kernel)
+    parcel = sides.ledger.prepare(["window"], sides.kernel).parcel
     assert sum(size for _, size in parcel.buffers) == 40
     parcel.close()
 
@@ -224,10 +223,24 @@ def test_functions_share_the_receiving_namespace():
     function.__module__ = "__main__"
     names["read"] = function
     ledger = Ledger()
-    parcel, _ = ledger.prepare(["read"], names)
+    parcel = ledger.prepare(["read"], names).parcel
     arrived: dict = {}
     Delivery.unpack(parcel, arrived).apply(arrived)
     parcel.close()
     names["_accel_nb_rate"] = 5
     assert arrived["read"]() == 5
     del names["read"], names["_accel_nb_rate"]
+
+
+def test_functions_of_one_closure_share_their_variables_there_too(sides):
+    names = {"__name__": "__main__"}
+    code = (
+        "def make():\n    count = 0\n    def add():\n        nonlocal count\n        count += 1\n        return add\n"
+    )
+    exec(code + "        return add\n    def read():\n        return count\n    return add, read\n", names)
+    add, read = names["make"]()
+    sides.kernel.update(add=add, read=read)
+    sides.ship("add")
+    sides.ship("read")
+    assert sides.worker["add"]() is sides.worker["add"]
+    assert sides.worker["read"]() == 1

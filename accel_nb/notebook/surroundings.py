@@ -1,0 +1,67 @@
+"""What a cell finds around it in the notebook, other than names: variables of the environment, reloaded modules."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.runtime.environment import notebook_variables
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Tells what changed since the workers were started or last told."""
+
+    _touched: set[str] = field(default_factory=set)
+    _specs: dict[str, Any] = field(default_factory=dict)
+
+    def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the environment variables that have ever differed from those of a fresh worker, None where unset.
+
+        The devices that a process sees are settled when it starts: that variable is left out.
+        """
+        now = notebook_variables()
+        for name in now.keys() | started_with.keys():
+            if now.get(name) != started_with.get(name):
+                self._touched.add(name)
+        return {name: now.get(name) for name in sorted(self._touched - {GPU_VARIABLE})}
+
+    def reloaded(self, values: Iterable[Any]) -> list[str]:
+        """Return the modules of the user's own behind ``values`` that were loaded anew since this was last asked."""
+        found: list[str] = []
+        for name in dict.fromkeys(map(_module_name, values)):
+            module = sys.modules.get(name)
+            spec = getattr(module, "__spec__", None)
+            if spec is None or not _is_users(spec.origin):
+                continue
+            if self._specs.setdefault(name, spec) is not spec:  # loading again makes a new one
+                self._specs[name] = spec
+                found.append(name)
+        return found
+
+
+def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
+    """Whether the notebook has changed which GPUs are visible since then."""
+    return notebook_variables().get(GPU_VARIABLE) != started_with.get(GPU_VARIABLE)
+
+
+def _module_name(value: Any) -> str:
+    if isinstance(value, types.ModuleType):
+        return value.__name__
+    if isinstance(value, type | types.FunctionType):
+        return value.__module__ or ""
+    return type(value).__module__
+
+
+def _is_users(origin: str | None) -> bool:
+    if not origin or not origin.endswith(".py"):
+        return False
+    paths = sysconfig.get_paths()
+    return not any(origin.startswith(os.path.join(paths[key], "")) for key in ("stdlib", "purelib", "platlib"))

@@ -1,0 +1,36 @@
+"""What kind of torch object a value is, told without importing torch."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+
+def is_module(value: Any) -> bool:
+    """Whether the value is a torch module."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether the value is a torch tensor."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_optimizer(value: Any) -> bool:
+    """Whether the value is a torch optimizer."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.Optimizer)
+
+
+def is_scheduler(value: Any) -> bool:
+    """Whether the value is a torch learning-rate scheduler."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
+
+
+def is_loader(value: Any) -> bool:
+    """Whether the value is a torch data loader."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.utils.data.DataLoader)
