@@ -1,0 +1,62 @@
+"""Checkpoints for other uses: the weights alone, or the same state cut into other files. One process, no training."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+
+from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, tensor_of
+from accel_nb.checkpoint.load import materialise, open_checkpoint
+from accel_nb.checkpoint.plan import TensorPlan, plan_writes
+from accel_nb.checkpoint.save import Draft, abandon, commit, live_buffers, refuse_foreign, write_share
+from accel_nb.checkpoint.store import open_store, split
+from accel_nb.errors import CheckpointError
+from accel_nb.runtime.comm import LocalComm
+
+
+def weights_of(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]:
+    """Return the weights of one of the checkpoint's models; raises `CheckpointError` if it holds none such."""
+    tree = open_checkpoint(url, LocalComm()).tree()
+    models = tree.get("models") if isinstance(tree, Mapping) else None
+    if not isinstance(models, list) or not 0 <= model < len(models):
+        count = len(models) if isinstance(models, list) else 0
+        raise CheckpointError(f"{os.fspath(url)}: there is no model {model}; it holds {count}, counted from 0")
+    values: dict[str, Any] = materialise(models[model]["values"])
+    return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+
+
+def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_shares: int) -> str:
+    """Write the same checkpoint as that many ranks would, and return where; the source is left as it is.
+
+    Raises `CheckpointError` if the target exists.
+    """
+    source = open_checkpoint(url, LocalComm())
+    encoded = encode(materialise(source.tree()))
+    plans = [
+        TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], tuple(tensor_of(leaf).shape), "replicated")
+        for path, leaf in encoded.leaves.items()
+    ]
+    root, name = split(target)
+    store, save_id = open_store(root), uuid.uuid4().hex[:12]
+    if name in store.folders():
+        raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")
+    refuse_foreign(store, name, source.manifest.facts.run)
+    suffix = "" if store.renames else f"-{save_id}"
+    plan = plan_writes(plans, [{}] * num_shares, suffix)
+    folder = store.begin(name, save_id)
+    state = encoded.text()
+    drafts = [
+        Draft(store, name, folder, save_id, source.manifest.facts, state, plan, encoded.leaves, rank, suffix)
+        for rank in range(num_shares)
+    ]
+    try:
+        parts = [write_share(draft, lambda tasks: live_buffers(encoded.leaves, tasks)) for draft in drafts]
+    except BaseException:
+        abandon(drafts[0])
+        raise
+    commit(drafts[0], parts)
+    return drafts[0].url

@@ -1,0 +1,311 @@
+"""A state tree as strict JSON and back: exact types by tags, tensors by reference, anything else refused by its path.
+
+A *state tree* is what state dicts are made of: dicts, lists, tuples, numbers, text, and tensors. What JSON lacks is
+written as an object with one key that begins with ``$``. `decode` makes plain values only; no type or function is ever
+looked up by a name from the file.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import math
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from accel_nb.checkpoint.layout import DTYPES, Region, parse_json, whole
+from accel_nb.errors import CheckpointError, CorruptCheckpoint
+
+MAX_DEPTH = 100
+
+DTYPE_NAMES: Mapping[torch.dtype, str] = {getattr(torch, theirs): name for name, (theirs, _) in DTYPES.items()}
+
+_TORCH_DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*DTYPE_NAMES, torch.complex128)}
+_NUMPY_SCALARS = {
+    name: getattr(np, name)
+    for name in (
+        "float16",
+        "float32",
+        "float64",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "uint8",
+        "uint16",
+        "uint32",
+        "uint64",
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """This rank's part of a global tensor; the parts of all ranks tile ``shape``, and equal parts may repeat."""
+
+    tensor: Tensor
+    offsets: tuple[int, ...]
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FromMain:
+    """A tensor that every rank has and that may differ between them: rank 0's is the one that counts."""
+
+    tensor: Tensor
+
+
+Leaf: TypeAlias = "Tensor | Slice | FromMain"
+
+
+@dataclass
+class Encoded:
+    """A tree taken apart: its JSON, and its tensors by path; tensors that are one in memory have one path."""
+
+    document: Any = None
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+
+    def text(self) -> bytes:
+        """Return the JSON as it is written."""
+        return json.dumps(self.document, allow_nan=False, separators=(",", ":")).encode()
+
+
+def tensor_of(leaf: Leaf) -> Tensor:
+    """Return the tensor that this rank holds of a leaf."""
+    return leaf if isinstance(leaf, Tensor) else leaf.tensor
+
+
+def region_of(leaf: Leaf) -> tuple[Region, tuple[int, ...]]:
+    """Return which part of the global tensor the leaf is, and the global shape."""
+    if isinstance(leaf, Slice):
+        return Region(tuple(leaf.offsets), tuple(leaf.tensor.shape)), tuple(leaf.shape)
+    shape = tuple(tensor_of(leaf).shape)
+    return whole(shape), shape
+
+
+def encode(tree: Any) -> Encoded:
+    """Take a tree apart; raises `CheckpointError` that names the path of what cannot be stored."""
+    encoder = _Encoder()
+    encoder.result.document = encoder.encode(tree, (), 0)
+    return encoder.result
+
+
+class _Encoder:
+    def __init__(self) -> None:
+        self.result = Encoded()
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def encode(self, value: Any, path: tuple[str, ...], depth: int) -> Any:
+        if depth > MAX_DEPTH:
+            raise _refusal(path, "it is nested deeper than 100 levels, or contains itself")
+        kind = type(value)
+        if value is None or kind in (bool, str):
+            return value
+        if kind is int:
+            return self._whole(value, path)
+        if kind is float:
+            return value if math.isfinite(value) else {"$float": str(value)}
+        if kind is dict and all(type(key) is str and not key.startswith("$") for key in value):
+            return {key: self.encode(item, (*path, _segment(key)), depth + 1) for key, item in value.items()}
+        if kind in _MAPPINGS:
+            return {_MAPPINGS[kind]: self._pairs(value, path, depth)}
+        if kind is list:
+            return self._items(value, path, depth)
+        if kind in _SEQUENCES:
+            return {_SEQUENCES[kind]: self._items(value, path, depth)}
+        if kind in (set, frozenset):
+            return {"$set" if kind is set else "$frozenset": self._items(sorted(value, key=repr), path, depth)}
+        if isinstance(value, Tensor | Slice | FromMain):
+            return {"$tensor": self._tensor(value, path)}
+        return self._rare(value, path)
+
+    def _rare(self, value: Any, path: tuple[str, ...]) -> Any:
+        kind = type(value)
+        if kind is bytes:
+            return {"$bytes": base64.b64encode(value).decode()}
+        if kind is complex:
+            return {"$complex": [self.encode(value.real, path, 0), self.encode(value.imag, path, 0)]}
+        if kind is torch.dtype and value in _TORCH_DTYPES.values():
+            return {"$dtype": str(value).removeprefix("torch.")}
+        if kind is np.bool_:
+            return {"$numpy": ["bool", bool(value)]}
+        if isinstance(value, np.number) and kind.__name__ in _NUMPY_SCALARS:
+            return {"$numpy": [kind.__name__, self.encode(value.item(), path, 0)]}
+        if kind is np.ndarray:
+            try:
+                tensor = torch.from_numpy(np.array(value))  # a copy: it may be read-only, or strided backwards
+            except TypeError:
+                raise _refusal(path, f"it is an array of {value.dtype}, which tensors do not have") from None
+            return {"$array": self._tensor(tensor, path)}
+        raise _refusal(
+            path,
+            f"it is a {kind.__module__}.{kind.__qualname__}; a checkpoint holds tensors, arrays, numbers, text, None, "
+            "dicts, lists, tuples and sets. Give it state_dict and load_state_dict that return and take such values",
+        )
+
+    def _tensor(self, leaf: Leaf, path: tuple[str, ...]) -> str:
+        name, tensor = "/".join(path) or "tensor", tensor_of(leaf)
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.dtype not in DTYPE_NAMES:
+            known = ", ".join(str(dtype).removeprefix("torch.") for dtype in DTYPE_NAMES)
+            raise _refusal(
+                path, f"it is a tensor of {tensor.dtype}, {tensor.layout}; a checkpoint holds dense ones of {known}"
+            )
+        region, shape = region_of(leaf)
+        if not region.is_inside(shape):
+            raise _refusal(path, f"its part {region} is outside of the global shape {list(shape)}")
+        identity = _identity(leaf, tensor)
+        known = self._known.get(identity) if identity else None
+        if known is not None:
+            return known
+        if identity:
+            self._known[identity] = name
+        self.result.leaves[name] = leaf
+        return name
+
+    def _items(self, values: Any, path: tuple[str, ...], depth: int) -> list[Any]:
+        return [self.encode(item, (*path, str(index)), depth + 1) for index, item in enumerate(values)]
+
+    def _pairs(self, values: Mapping[Any, Any], path: tuple[str, ...], depth: int) -> list[Any]:
+        return [
+            [self._key(key, path), self.encode(item, (*path, _segment(key)), depth + 1)] for key, item in values.items()
+        ]
+
+    def _key(self, key: Any, path: tuple[str, ...]) -> Any:
+        encoded = self.encode(key, path, MAX_DEPTH - 4)
+        if isinstance(key, Tensor | Slice | FromMain | np.ndarray):
+            raise _refusal(path, "one of its keys is a tensor")
+        return encoded
+
+    def _whole(self, value: int, path: tuple[str, ...]) -> int:
+        if value.bit_length() > 1 << 12:
+            raise _refusal(path, "it is a whole number of more than 4096 bits")
+        return value
+
+
+_MAPPINGS = {dict: "$dict", OrderedDict: "$ordered", Counter: "$counter"}
+_SEQUENCES = {tuple: "$tuple", torch.Size: "$size"}
+
+
+def _segment(key: Any) -> str:
+    """Return one step of a path: text that looks like a number is quoted, so that 3 and "3" differ."""
+    if type(key) is not str:
+        return str(key)
+    text = key.replace("~", "~0").replace("/", "~1")
+    return f'"{text}"' if text.lstrip("-").isdigit() or text.startswith('"') else text
+
+
+def _identity(leaf: Leaf, tensor: Tensor) -> tuple[Any, ...] | None:
+    if tensor.numel() == 0 or tensor.device.type == "meta":
+        return None
+    place = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj()
+    return (*place, type(leaf), *region_of(leaf))
+
+
+def _refusal(path: tuple[str, ...], why: str) -> CheckpointError:
+    return CheckpointError(f"{'/'.join(path) or 'the state'} cannot be stored: {why}")
+
+
+def decode(text: bytes, tensor: Callable[[str], Any], where: str) -> Any:
+    """Return the tree of `Encoded.text`; ``tensor`` gives what stands for the tensor of a path.
+
+    Raises `CorruptCheckpoint` for anything that `encode` does not write.
+    """
+    return _Decoder(tensor, where).decode(parse_json(text, where), 0)
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayOf:
+    """What `decode` returns in place of a NumPy array: its tensor is still to be read."""
+
+    tensor: Any
+
+
+class _Decoder:
+    def __init__(self, tensor: Callable[[str], Any], where: str) -> None:
+        self._tensor = tensor
+        self._where = where
+
+    def decode(self, value: Any, depth: int) -> Any:
+        if depth > 2 * MAX_DEPTH:
+            raise self._error("it is nested too deeply")
+        if isinstance(value, list):
+            return [self.decode(item, depth + 1) for item in value]
+        if not isinstance(value, dict):
+            return value
+        tag = next(iter(value), "")
+        if len(value) != 1 or not tag.startswith("$"):
+            if any(key.startswith("$") for key in value):
+                raise self._error("a tag stands among other keys")
+            return {key: self.decode(item, depth + 1) for key, item in value.items()}
+        make = _TAGS.get(tag)
+        if make is None:
+            raise self._error(f"the tag {tag[:40]!a} is unknown")
+        try:
+            return make(self, value[tag], depth + 1)
+        except (TypeError, ValueError, KeyError, AttributeError, OverflowError) as error:
+            raise self._error(f"what follows {tag} is wrong ({str(error)[:100]})") from None
+
+    def pairs(self, value: Any, depth: int) -> list[tuple[Any, Any]]:
+        return [(self.decode(key, depth), self.decode(item, depth)) for key, item in value]
+
+    def items(self, value: Any, depth: int) -> list[Any]:
+        if not isinstance(value, list):
+            raise TypeError("no list")
+        return [self.decode(item, depth) for item in value]
+
+    def tensor(self, path: Any) -> Any:
+        if not isinstance(path, str):
+            raise TypeError("no path")
+        return self._tensor(path)
+
+    def number(self, value: Any) -> float:
+        number = self.decode(value, 0)
+        if type(number) not in (int, float):
+            raise TypeError("no number")
+        return number
+
+    def _error(self, why: str) -> CorruptCheckpoint:
+        return CorruptCheckpoint(f"{self._where}: {why}")
+
+
+def _float(value: Any) -> float:
+    if value not in ("inf", "-inf", "nan"):
+        raise ValueError("no special number")
+    return float(value)
+
+
+def _numpy(decoder: _Decoder, value: Any) -> Any:
+    name, content = value
+    if name == "bool":
+        if type(content) is not bool:
+            raise TypeError("no truth value")
+        return np.bool_(content)
+    return _NUMPY_SCALARS[name](decoder.number(content))
+
+
+def _dtype(name: Any) -> torch.dtype:
+    return _TORCH_DTYPES[name]
+
+
+_TAGS: Mapping[str, Callable[[_Decoder, Any, int], Any]] = {
+    "$float": lambda decoder, value, depth: _float(value),
+    "$dict": lambda decoder, value, depth: dict(decoder.pairs(value, depth)),
+    "$ordered": lambda decoder, value, depth: OrderedDict(decoder.pairs(value, depth)),
+    "$counter": lambda decoder, value, depth: Counter(dict(decoder.pairs(value, depth))),
+    "$tuple": lambda decoder, value, depth: tuple(decoder.items(value, depth)),
+    "$size": lambda decoder, value, depth: torch.Size(decoder.items(value, depth)),
+    "$set": lambda decoder, value, depth: set(decoder.items(value, depth)),
+    "$frozenset": lambda decoder, value, depth: frozenset(decoder.items(value, depth)),
+    "$bytes": lambda decoder, value, depth: base64.b64decode(value, validate=True),
+    "$complex": lambda decoder, value, depth: complex(*(decoder.number(part) for part in value)),
+    "$dtype": lambda decoder, value, depth: _dtype(value),
+    "$numpy": lambda decoder, value, depth: _numpy(decoder, value),
+    "$tensor": lambda decoder, value, depth: decoder.tensor(value),
+    "$array": lambda decoder, value, depth: ArrayOf(decoder.tensor(value)),
+}

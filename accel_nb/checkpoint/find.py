@@ -1,0 +1,72 @@
+"""Finding the checkpoints in a store, newest first, and removing those that are too many. No torch."""
+
+from __future__ import annotations
+
+import os
+
+from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, aside, step_of
+from accel_nb.checkpoint.manifest import Manifest, read_manifest
+from accel_nb.checkpoint.store import Store, open_store, split
+from accel_nb.errors import CorruptCheckpoint, NoCheckpoint
+
+
+def locate(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
+    """Return the store and the names of the checkpoints that a URL stands for, newest first.
+
+    A URL of one checkpoint stands for that one; one of a folder of checkpoints for all ``step_N`` in it that have a
+    manifest, by their steps: clocks are not asked. Raises `NoCheckpoint`.
+    """
+    root, name = split(url)
+    if name:
+        store = open_store(root)
+        if is_complete(store, name):
+            return store, [name]
+        if waiting := [folder for folder in store.folders() if aside(folder) == (name, "old")]:
+            # Killed between setting the old one aside and putting the new one in its place.
+            return store, [folder for folder in waiting if is_complete(store, folder)]
+    store = open_store(url)
+    names = candidates(store)
+    if not names:
+        raise NoCheckpoint(f"{os.fspath(url)}: there is no complete checkpoint, neither itself nor a step_N in it")
+    return store, names
+
+
+def candidates(store: Store) -> list[str]:
+    """Return the names of the automatic checkpoints that have a manifest, newest first."""
+    found: list[tuple[int, int, str]] = []
+    for folder in store.folders():
+        kind = aside(folder)
+        if kind is not None and kind[1] != "old":
+            continue
+        step = step_of(kind[0] if kind else folder)
+        if step is not None and is_complete(store, folder):
+            found.append((step, 0 if kind else 1, folder))
+    return [folder for _, _, folder in sorted(found, reverse=True)]
+
+
+def is_complete(store: Store, name: str) -> bool:
+    """Whether a folder has a manifest, which is written last."""
+    return store.has(name, MANIFEST)
+
+
+def manifest_of(store: Store, name: str) -> Manifest:
+    """Read and check a checkpoint's manifest; raises `CorruptCheckpoint`."""
+    return read_manifest(store.read(name, MANIFEST, MAX_JSON_BYTES), f"{store.url}/{name}/{MANIFEST}")
+
+
+def prune(store: Store, run: str, keep: int, *, newest: str) -> list[str]:
+    """Remove the oldest checkpoints of a run until ``keep`` are left, and return their names.
+
+    Only what has an automatic name and a manifest of the same run is ever removed, and never ``newest``.
+    """
+    own: list[str] = []
+    for name in candidates(store):
+        try:
+            if aside(name) is None and manifest_of(store, name).facts.run == run:
+                own.append(name)
+        except CorruptCheckpoint:
+            continue
+    removed = [name for name in own[keep:] if name != newest]
+    for name in removed:
+        store.remove(name)
+    return removed

@@ -1,0 +1,209 @@
+"""Reading: verified by all ranks together, then any part of any tensor, whatever world wrote it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.checkpoint.encoding import ArrayOf, decode
+from accel_nb.checkpoint.find import locate, manifest_of
+from accel_nb.checkpoint.layout import DTYPES, MAX_JSON_BYTES, Region, TensorPlace, read_header, whole
+from accel_nb.checkpoint.manifest import Manifest, TensorRecord
+from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.verify import map_files, verify_files
+from accel_nb.errors import AccelNbError, CorruptCheckpoint
+from accel_nb.runtime.comm import Communicator
+
+
+@dataclass(frozen=True, eq=False)
+class StoredTensor:
+    """A tensor of a checkpoint that is not read yet: ``shape`` is the global one."""
+
+    path: str
+    record: TensorRecord
+    source: Checkpoint
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The global shape."""
+        return self.record.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype that it was saved with."""
+        return getattr(torch, DTYPES[self.record.dtype][0])
+
+    def read(self, region: Region | None = None) -> Tensor:
+        """Return the tensor, or a part of it, on the CPU.
+
+        It may be a view of the mapped file: changing it changes neither the file nor what others read.
+        """
+        return self.source.read(self.record, region or whole(self.shape))
+
+
+@dataclass
+class Checkpoint:
+    """A checkpoint that is open for reading; its files were verified by `open_checkpoint`."""
+
+    url: str
+    manifest: Manifest
+    files: Mapping[str, memoryview]
+    passed_over: list[str] = field(default_factory=list)
+    """What is wrong with newer ones that were to be read instead, one line each."""
+
+    _places: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
+
+    def tree(self) -> Any:
+        """Return the state tree, with a `StoredTensor` in place of each tensor.
+
+        Raises `CorruptCheckpoint` if the state refers to tensors that are not there, or files and manifest disagree.
+        """
+        for path, record in self.manifest.tensors.items():
+            self._check(path, record)
+        known: dict[str, StoredTensor] = {}
+
+        def tensor(path: str) -> StoredTensor:
+            if path not in known:
+                known[path] = StoredTensor(path, self.manifest.tensors[path], self)
+            return known[path]
+
+        name = self.manifest.state
+        return decode(bytes(self.files[name][:MAX_JSON_BYTES]), tensor, f"{self.url}/{name}")
+
+    def read(self, record: TensorRecord, region: Region) -> Tensor:
+        """Return a part of a stored tensor."""
+        for piece in record.pieces:
+            if piece.region == region:
+                return self._piece(piece.file, piece.key)
+        dtype = getattr(torch, DTYPES[record.dtype][0])
+        result = torch.empty(region.shape, dtype=dtype)
+        for index, source, target in _overlaps(record, region):
+            piece = record.pieces[index]
+            result[target].copy_(self._piece(piece.file, piece.key)[source])
+        return result
+
+    def _piece(self, file: str, key: str) -> Tensor:
+        place = self._header(file)[key]
+        dtype = getattr(torch, DTYPES[place.dtype][0])
+        if place.start == place.end:
+            return torch.empty(place.shape, dtype=dtype)
+        content = self.files[file][place.start : place.end]
+        if place.start % DTYPES[place.dtype][1]:
+            content = memoryview(bytearray(content))
+        return torch.frombuffer(content, dtype=dtype).view(place.shape)
+
+    def _header(self, file: str) -> dict[str, TensorPlace]:
+        if file not in self._places:
+            self._places[file] = read_header(self.files[file], f"{self.url}/{file}")
+        return self._places[file]
+
+    def _check(self, path: str, record: TensorRecord) -> None:
+        for piece in record.pieces:
+            place = self._header(piece.file).get(piece.key)
+            if place is None or place.dtype != record.dtype or place.shape != piece.region.shape:
+                raise CorruptCheckpoint(
+                    f"{self.url}/{piece.file}: it holds no {record.dtype} of shape {list(piece.region.shape)} as "
+                    f"{piece.key[:200]!a}, which the manifest says of {path[:200]!a}"
+                )
+
+
+def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoint:
+    """Open the newest checkpoint at ``url`` that is whole; every rank calls, and all get the same one.
+
+    Sizes and checksums are compared first, the work shared by the ranks. Of a folder of checkpoints a damaged one is
+    passed over; one that is named itself is not replaced. Raises `CorruptCheckpoint` or `NoCheckpoint` on every rank.
+    """
+    found, problem = None, None
+    try:
+        found = locate(url)
+    except AccelNbError as error:
+        problem = error
+    told = comm.broadcast_json({"names": found[1] if found else None, "problem": str(problem)})
+    if told["names"] is None:
+        raise problem or CorruptCheckpoint(f"rank 0: {told['problem']}")
+    passed_over: list[str] = []
+    for name in told["names"]:
+        opened: Checkpoint | None = None
+        reason = "rank 0 finds a checkpoint here, and this rank does not: the folder must be shared by all ranks"
+        if found is not None:
+            try:
+                opened, reason = _open(found[0], name, comm), None
+            except AccelNbError as error:
+                reason = str(error)
+        reasons = comm.all_gather_json([reason, opened.manifest.save_id if opened else None])
+        first = next(
+            (f"{text} (rank {rank})" if rank else text for rank, (text, _) in enumerate(reasons) if text), None
+        )
+        if first is None and len({save_id for _, save_id in reasons}) > 1:
+            first = f"{name}: ranks read different checkpoints"
+        if first is None and opened is not None:
+            opened.passed_over.extend(passed_over)
+            return opened
+        passed_over.append(str(first))
+    raise CorruptCheckpoint("\n".join(passed_over))
+
+
+def materialise(tree: Any) -> Any:
+    """Return a tree with every stored tensor read whole; tensors that were one stay one."""
+    return _Reader().read(tree)
+
+
+class _Reader:
+    def __init__(self) -> None:
+        self._known: dict[int, Tensor] = {}
+
+    def read(self, tree: Any) -> Any:
+        if isinstance(tree, StoredTensor):
+            if id(tree) not in self._known:
+                self._known[id(tree)] = tree.read()
+            return self._known[id(tree)]
+        if isinstance(tree, ArrayOf):
+            return self.read(tree.tensor).numpy().copy()
+        if type(tree) in (list, tuple):
+            return type(tree)(self.read(item) for item in tree)
+        if isinstance(tree, dict):
+            items = {key: self.read(item) for key, item in tree.items()}
+            return items if type(tree) is dict else type(tree)(items)
+        return tree
+
+
+def _open(store: Store, name: str, comm: Communicator) -> Checkpoint:
+    manifest = manifest_of(store, name)
+    url = f"{store.url}/{name}"
+    files = map_files(store, name, manifest)
+    verify_files(files, manifest, url, share=(comm.world.rank, comm.world.size))
+    return Checkpoint(url, manifest, files)
+
+
+def _overlaps(record: TensorRecord, region: Region) -> list[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
+    """Return what to copy: the piece's index, where it lies in the piece, where it goes in the region.
+
+    By the planner of PyTorch's distributed checkpoint; its storage layer is not used.
+    """
+    from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
+    from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list
+
+    def chunk(part: Region) -> ChunkStorageMetadata:
+        return ChunkStorageMetadata(torch.Size(part.offsets), torch.Size(part.shape))
+
+    stored = TensorStorageMetadata(
+        TensorProperties(), torch.Size(record.shape), [chunk(piece.region) for piece in record.pieces]
+    )
+    items = create_read_items_for_chunk_list("", stored, [chunk(region)])
+    return [
+        (
+            item.storage_index.index or 0,
+            _box(item.storage_offsets, item.lengths),
+            _box(item.dest_offsets, item.lengths),
+        )
+        for item in items
+    ]
+
+
+def _box(offsets: torch.Size, lengths: torch.Size) -> tuple[slice, ...]:
+    return tuple(slice(start, start + length) for start, length in zip(offsets, lengths, strict=True))

@@ -1,0 +1,445 @@
+"""Where checkpoints lie: a local folder, or anything that fsspec has a URL for. No torch.
+
+A store keeps folders of files under one root. A local folder is written aside and renamed when it is complete. Object
+stores have no rename: there the manifest is written last, and what no manifest lists does not exist.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+import shutil
+import stat
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from accel_nb.checkpoint.layout import (
+    LATEST,
+    MANIFEST,
+    MAX_JSON_BYTES,
+    aside,
+    removed_name,
+    replaced_name,
+    temporary_name,
+)
+from accel_nb.checkpoint.manifest import read_manifest
+from accel_nb.errors import CheckpointError, CorruptCheckpoint
+
+Buffer = bytes | memoryview
+
+_LOCK = "lock"
+_NUM_TRIES = 10
+
+
+class Store(Protocol):
+    """Folders of files under one root; ``folder`` and ``file`` are plain names that have been checked."""
+
+    url: str
+    renames: bool
+    """Whether a folder is written aside; else file names must tell saves apart."""
+
+    is_shared: bool
+    """Whether other processes see what is written here."""
+
+    def folders(self) -> list[str]:
+        """Return the names of the folders, in no order; none if the root does not exist."""
+        ...
+
+    def files(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder."""
+        ...
+
+    def begin(self, name: str, save_id: str) -> str:
+        """Make room for a checkpoint and return the folder to write to; rank 0 only."""
+        ...
+
+    def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
+        """Write a new file; when this returns it survives a loss of power."""
+        ...
+
+    def post(self, folder: str, file: str, content: bytes) -> None:
+        """Write a small file that nobody sees half written."""
+        ...
+
+    def has(self, folder: str, file: str) -> bool:
+        """Whether a file is there."""
+        ...
+
+    def read(self, folder: str, file: str, limit: int) -> bytes:
+        """Return a file of at most ``limit`` bytes; raises `CorruptCheckpoint` for what is missing or no plain file."""
+        ...
+
+    def size(self, folder: str, file: str) -> int:
+        """Return a file's size in bytes; raises as `read`."""
+        ...
+
+    def map(self, folder: str, file: str, size: int) -> memoryview:
+        """Return a file of ``size`` bytes, which may be changed in memory only; raises as `read`."""
+        ...
+
+    def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
+        """Make the checkpoint complete: all at once, replacing one of the same name; rank 0 only."""
+        ...
+
+    def point_latest(self, name: str) -> None:
+        """Note the newest checkpoint's name, for people and other tools."""
+        ...
+
+    def remove_files(self, folder: str, files: Iterable[str]) -> None:
+        """Remove files; those that are not there are no error."""
+        ...
+
+    def discard(self, folder: str, files: Sequence[str]) -> None:
+        """Remove what a save left that was not committed."""
+        ...
+
+    def remove(self, name: str) -> None:
+        """Remove a checkpoint: from the first moment on it is none any more."""
+        ...
+
+    def sweep(self) -> None:
+        """Remove what saves left behind whose process is gone; rank 0 only."""
+        ...
+
+
+def open_store(url: str | os.PathLike[str]) -> Store:
+    """Return the store at a folder or URL, which need not exist yet.
+
+    Raises `CheckpointError` for a URL whose protocol nothing serves.
+    """
+    text = os.fspath(url)
+    if "://" not in text:
+        return LocalStore(text)
+    if text.startswith("file://"):
+        return LocalStore(text.removeprefix("file://"))
+    return FsspecStore(text)
+
+
+def split(url: str | os.PathLike[str]) -> tuple[str, str]:
+    """Return the root that holds a checkpoint's folder, and the folder's name."""
+    text = os.fspath(url)
+    if "://" not in text or text.startswith("file://"):
+        path = Path(text.removeprefix("file://")).expanduser().absolute()
+        return str(path.parent), path.name
+    root, _, name = text.rstrip("/").rpartition("/")
+    return (root, name) if not root.endswith((":/", "/")) else (text, "")
+
+
+class LocalStore:
+    """A folder of this machine, or of a file system that all ranks mount."""
+
+    renames = True
+    is_shared = True
+
+    def __init__(self, root: str) -> None:
+        self._root = Path(root).expanduser().absolute()
+        self.url = str(self._root)
+        self._locks: dict[str, int] = {}
+
+    def folders(self) -> list[str]:
+        """Return the folders; links to folders are left out."""
+        try:
+            with os.scandir(self._root) as entries:
+                return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def files(self, folder: str) -> list[str]:
+        """Return the names of what is in a folder, whatever it is."""
+        try:
+            return os.listdir(self._root / folder)
+        except OSError as error:
+            raise CorruptCheckpoint(f"{self._root / folder}: {error.strerror}") from None
+
+    def begin(self, name: str, save_id: str) -> str:
+        """Make the temporary folder, with a lock that lives as long as this process."""
+        folder = temporary_name(name, save_id)
+        for _ in range(_NUM_TRIES):
+            # Not under its name before it is locked: a kill in between would leave what nobody dares to remove.
+            new = self._root / removed_name(name, uuid.uuid4().hex[:12])
+            os.makedirs(new)
+            lock = -1
+            try:
+                lock = os.open(new / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.rename(new, self._root / folder)
+            except OSError as error:
+                if lock >= 0:
+                    os.close(lock)
+                if isinstance(error, FileNotFoundError):  # another job has swept it away
+                    continue
+                raise
+            self._locks[folder] = lock
+            return folder
+        raise CheckpointError(f"{self._root / folder} cannot be made: something removes it at once")
+
+    def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
+        """Write and sync a file that must not exist yet."""
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+        descriptor = os.open(self._root / folder / file, flags, 0o644)
+        try:
+            for buffer in content:
+                view = memoryview(buffer)
+                while view:
+                    view = view[os.write(descriptor, view) :]
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def post(self, folder: str, file: str, content: bytes) -> None:
+        """Write the file aside and rename it."""
+        self.write(folder, f"{file}.tmp", [content])
+        os.rename(self._root / folder / f"{file}.tmp", self._root / folder / file)
+
+    def has(self, folder: str, file: str) -> bool:
+        """Whether a file is there."""
+        return (self._root / folder / file).is_file()
+
+    def read(self, folder: str, file: str, limit: int) -> bytes:
+        """Return a file's content."""
+        with open(self._open(folder, file), "rb") as source:
+            content = source.read(limit + 1)
+        if len(content) > limit:
+            raise CorruptCheckpoint(
+                f"{self._root / folder / file}: it is larger than the {limit} bytes that are allowed"
+            )
+        return content
+
+    def size(self, folder: str, file: str) -> int:
+        """Return a file's size."""
+        descriptor = self._open(folder, file)
+        try:
+            return os.fstat(descriptor).st_size
+        finally:
+            os.close(descriptor)
+
+    def map(self, folder: str, file: str, size: int) -> memoryview:
+        """Map a file privately."""
+        descriptor = self._open(folder, file)
+        try:
+            found = os.fstat(descriptor).st_size
+            if found != size:
+                raise CorruptCheckpoint(f"{self._root / folder / file}: it has {found} bytes instead of {size}")
+            if size == 0:
+                return memoryview(b"")
+            mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_COPY)
+            mapping.madvise(mmap.MADV_WILLNEED)  # all of it is going to be verified
+            return memoryview(mapping)
+        finally:
+            os.close(descriptor)
+
+    def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
+        """Write the manifest, sync the folder and rename it."""
+        self.write(folder, MANIFEST, [manifest])
+        _sync(self._root / folder)
+        target, old = self._root / name, self._root / replaced_name(name, save_id)
+        if target.exists():
+            os.rename(target, old)
+        os.rename(self._root / folder, target)
+        _sync(self._root)
+        self._unlock(folder, target)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def point_latest(self, name: str) -> None:
+        """Write the name aside and rename it."""
+        path = self._root / f".{LATEST}.tmp"
+        path.write_text(name + "\n")
+        os.replace(path, self._root / LATEST)
+
+    def remove_files(self, folder: str, files: Iterable[str]) -> None:
+        """Remove files."""
+        for file in files:
+            (self._root / folder / file).unlink(missing_ok=True)
+
+    def discard(self, folder: str, files: Sequence[str]) -> None:
+        """Remove the temporary folder."""
+        self._unlock(folder, None)
+        self._take_away(folder)
+
+    def remove(self, name: str) -> None:
+        """Rename it first: what a kill leaves of it is then known for what it is."""
+        self._take_away(name)
+
+    def sweep(self) -> None:
+        """Remove temporary folders whose lock nobody holds, replaced ones, and those that are gone."""
+        names = self.folders()
+        for folder in names:
+            kind = aside(folder)
+            if kind is None:
+                continue
+            is_dead = kind[1] == "tmp" and folder not in self._locks and self._is_unlocked(folder)
+            if is_dead or kind[1] == "gone" or (kind[1] == "old" and (self._root / kind[0] / MANIFEST).is_file()):
+                self._take_away(folder)
+
+    def _take_away(self, folder: str) -> None:
+        kind = aside(folder)
+        gone = removed_name(kind[0] if kind else folder, uuid.uuid4().hex[:12])
+        try:
+            os.rename(self._root / folder, self._root / gone)
+        except FileNotFoundError:  # another job was faster
+            return
+        shutil.rmtree(self._root / gone, ignore_errors=True)
+
+    def _is_unlocked(self, folder: str) -> bool:
+        try:
+            lock = os.open(self._root / folder / _LOCK, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        except OSError:
+            return False
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        finally:
+            os.close(lock)
+        return True
+
+    def _unlock(self, folder: str, moved_to: Path | None) -> None:
+        lock = self._locks.pop(folder, None)
+        if moved_to is not None:
+            (moved_to / _LOCK).unlink(missing_ok=True)
+        if lock is not None:
+            os.close(lock)
+
+    def _open(self, folder: str, file: str) -> int:
+        path = self._root / folder / file
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError as error:
+            why = "it is a link, which is not followed" if path.is_symlink() else error.strerror
+            raise CorruptCheckpoint(f"{path}: {why}") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise CorruptCheckpoint(f"{path}: it is no plain file")
+        return descriptor
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class FsspecStore:
+    """Anything that fsspec serves, such as ``s3://``, ``gs://`` and ``memory://``; files are sent whole."""
+
+    renames = False
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.url = url
+        try:
+            self._fs, root = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(f"{url}: no store can be opened ({error})") from error
+        self._fs: Any
+        self._root = root.rstrip("/")
+        self.is_shared = not url.startswith("memory:")
+
+    def folders(self) -> list[str]:
+        """Return the names below the root that have something below them."""
+        return self._names("", "directory")
+
+    def files(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder."""
+        return self._names(folder, "file")
+
+    def begin(self, name: str, save_id: str) -> str:
+        """Return the checkpoint's own folder: nothing in it counts before the manifest."""
+        self._fs.makedirs(self._path(name), exist_ok=True)
+        return name
+
+    def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
+        """Send a file; the store has it when it is closed."""
+        with self._fs.open(self._path(folder, file), "wb") as target:
+            for buffer in content:
+                target.write(buffer)
+
+    def post(self, folder: str, file: str, content: bytes) -> None:
+        """Send the file: an object is there whole or not at all."""
+        self._fs.pipe_file(self._path(folder, file), content)
+
+    def has(self, folder: str, file: str) -> bool:
+        """Whether a file is there."""
+        self._fs.invalidate_cache()
+        return bool(self._fs.isfile(self._path(folder, file)))
+
+    def read(self, folder: str, file: str, limit: int) -> bytes:
+        """Return a file's content."""
+        if self.size(folder, file) > limit:
+            raise CorruptCheckpoint(
+                f"{self._shown(folder, file)}: it is larger than the {limit} bytes that are allowed"
+            )
+        return self._fs.cat_file(self._path(folder, file))
+
+    def size(self, folder: str, file: str) -> int:
+        """Return a file's size."""
+        try:
+            facts = self._fs.info(self._path(folder, file))
+        except FileNotFoundError:
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: No such file or directory") from None
+        if facts.get("type") != "file" or facts.get("islink"):
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it is no plain file")
+        return int(facts["size"])
+
+    def map(self, folder: str, file: str, size: int) -> memoryview:
+        """Fetch a file into memory."""
+        found = self.size(folder, file)
+        if found != size:
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it has {found} bytes instead of {size}")
+        return memoryview(bytearray(self._fs.cat_file(self._path(folder, file))))
+
+    def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
+        """Send the manifest, then remove what the one before it listed."""
+        replaced: list[str] = []
+        if MANIFEST in self.files(folder):
+            before = read_manifest(self.read(folder, MANIFEST, MAX_JSON_BYTES), self._shown(folder, MANIFEST))
+            replaced = list(before.files)
+        self._fs.pipe_file(self._path(folder, MANIFEST), manifest)
+        self.remove_files(folder, replaced)
+
+    def point_latest(self, name: str) -> None:
+        """Send the name."""
+        self._fs.pipe_file(self._path(LATEST), name.encode() + b"\n")
+
+    def remove_files(self, folder: str, files: Iterable[str]) -> None:
+        """Remove files."""
+        for file in files:
+            try:
+                self._fs.rm_file(self._path(folder, file))
+            except FileNotFoundError:
+                continue
+
+    def discard(self, folder: str, files: Sequence[str]) -> None:
+        """Remove the files of one save."""
+        self.remove_files(folder, files)
+
+    def remove(self, name: str) -> None:
+        """Remove the manifest first."""
+        self.remove_files(name, [MANIFEST])
+        self._fs.invalidate_cache()
+        if self._fs.exists(self._path(name)):
+            self._fs.rm(self._path(name), recursive=True)
+
+    def sweep(self) -> None:
+        """Do nothing: who wrote a file here, and whether they live, cannot be told."""
+
+    def _names(self, folder: str, kind: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            found = self._fs.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind]
+        return [name for name in names if name]
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._root, *(part for part in parts if part)))
+
+    def _shown(self, folder: str, file: str) -> str:
+        return "/".join((self.url.rstrip("/"), folder, file))

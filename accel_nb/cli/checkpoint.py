@@ -1,0 +1,181 @@
+"""``accel-nb checkpoint``: look into checkpoints, verify them, and write them in other forms.
+
+`inspect` and `verify` import no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from accel_nb.checkpoint.find import locate, manifest_of
+from accel_nb.checkpoint.layout import MANIFEST, read_header
+from accel_nb.checkpoint.manifest import Manifest
+from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.verify import map_files, verify_files
+from accel_nb.errors import CheckpointError, ConfigError
+
+_NUM_SHOWN = 10
+
+
+def run(words: Sequence[str]) -> str:
+    """Run one of the commands and return what it says.
+
+    Raises `ConfigError` for wrong use and `CheckpointError` for checkpoints that are damaged or not there.
+    """
+    options = _read(words)
+    try:
+        facts = options.act(options)
+    except OSError as error:
+        raise CheckpointError(f"{options.path}: {error}") from error
+    if options.json:
+        return json.dumps(facts, indent=2) + "\n"
+    return "\n".join(_lines(facts)) + "\n"
+
+
+def _read(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="accel-nb checkpoint", description="Look into checkpoints and convert them.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    for act, text in ((_inspect, "show what it holds"), (_verify, "compare every size and checksum")):
+        _command(commands, act, text)
+    merge = _command(commands, _merge, "write a model's weights as safetensors for other libraries")
+    merge.add_argument("--out", metavar="DIR", required=True, help="the folder to write to")
+    merge.add_argument("--model", metavar="N", type=int, default=0, help="which model, counted from 0 (default: 0)")
+    merge.add_argument("--max-shard-size", metavar="SIZE", default="5GB", help="largest file (default: 5GB)")
+    cut = _command(commands, _reshard, "write it again, cut as if that many ranks had saved it")
+    cut.add_argument("--out", metavar="PATH", required=True, help="the new checkpoint's own folder or URL")
+    cut.add_argument("--ranks", metavar="N", type=int, required=True, help="how many shares, from 1 to 1024")
+    return parser.parse_args(words)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{self.prog}: {message}")
+
+
+def _command(commands: Any, act: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+    parser.add_argument("path", metavar="PATH", help="a checkpoint, or a folder of them: then its newest")
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.set_defaults(act=act)
+    return parser
+
+
+def _open(options: argparse.Namespace) -> tuple[Store, str, Manifest]:
+    store, names = locate(options.path)
+    return store, names[0], manifest_of(store, names[0])
+
+
+def _inspect(options: argparse.Namespace) -> dict[str, Any]:
+    store, name, manifest = _open(options)
+    return {**_facts(store, name, manifest), "tensors": _tensors(manifest), "config": dict(manifest.facts.config)}
+
+
+def _verify(options: argparse.Namespace) -> dict[str, Any]:
+    store, name, manifest = _open(options)
+    url = f"{store.url}/{name}"
+    files = map_files(store, name, manifest)
+    verify_files(files, manifest, url)
+    for file, content in files.items():
+        if file != manifest.state:
+            read_header(content, f"{url}/{file}")
+    extra = sorted(set(store.files(name)) - set(files) - {MANIFEST})
+    return {**_facts(store, name, manifest), "verified": "all files are whole", "not listed": extra}
+
+
+def _merge(options: argparse.Namespace) -> dict[str, Any]:
+    from accel_nb.checkpoint.convert import weights_of
+    from accel_nb.checkpoint.export import save_weights
+
+    weights = weights_of(options.path, options.model)
+    save_weights(weights, options.out, options.max_shard_size)
+    return {"wrote": options.out, "num_tensors": len(weights)}
+
+
+def _reshard(options: argparse.Namespace) -> dict[str, Any]:
+    from accel_nb.checkpoint.convert import reshard
+
+    if not 1 <= options.ranks <= 1024:
+        raise ConfigError(f"accel-nb checkpoint reshard: --ranks {options.ranks} is not from 1 to 1024")
+    return {"wrote": reshard(options.path, options.out, options.ranks), "ranks": options.ranks}
+
+
+def _facts(store: Store, name: str, manifest: Manifest) -> dict[str, Any]:
+    facts = manifest.facts
+    return {
+        "checkpoint": f"{store.url}/{name}",
+        "step": facts.step,
+        "run": facts.run,
+        "created": facts.created,
+        "world_size": facts.world_size,
+        "strategy": facts.strategy,
+        "versions": dict(facts.versions),
+        "num_files": len(manifest.files),
+        "num_bytes": manifest.num_bytes,
+        "num_tensors": len(manifest.tensors),
+        "bytes_by_dtype": dict(_by_dtype(manifest)),
+    }
+
+
+def _by_dtype(manifest: Manifest) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for record in manifest.tensors.values():
+        sizes[record.dtype] += record.num_bytes
+    return sizes
+
+
+def _tensors(manifest: Manifest) -> list[dict[str, Any]]:
+    ordered = sorted(manifest.tensors.items(), key=lambda item: -item[1].num_bytes)
+    return [
+        {
+            "path": path,
+            "dtype": record.dtype,
+            "shape": list(record.shape),
+            "num_bytes": record.num_bytes,
+            "num_pieces": len(record.pieces),
+        }
+        for path, record in ordered
+    ]
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    """Return plain text: one line for each fact, the largest tensors at the end."""
+    lines: list[str] = []
+    for name, value in facts.items():
+        if name in ("tensors", "config") or value in ([], {}):
+            continue
+        if name == "num_bytes":
+            name, value = "size", _size(value)
+        elif name == "bytes_by_dtype":
+            name, value = "dtypes", ", ".join(f"{dtype} {_size(size)}" for dtype, size in value.items())
+        elif isinstance(value, dict):
+            value = ", ".join(f"{key} {_printable(item)}" for key, item in value.items())
+        elif isinstance(value, list):
+            value = ", ".join(map(_printable, value))
+        lines.append(f"{name.removeprefix('num_').replace('_', ' '):<11} {_printable(value)}")
+    tensors = facts.get("tensors", [])
+    if tensors:
+        lines.append("largest:")
+        lines += [
+            f"  {_size(tensor['num_bytes']):>9}  {tensor['dtype']:<5} {tensor['shape']}  {_printable(tensor['path'])}"
+            for tensor in tensors[:_NUM_SHOWN]
+        ]
+    if len(tensors) > _NUM_SHOWN:
+        lines.append(f"  and {len(tensors) - _NUM_SHOWN} more; --json lists all")
+    return lines
+
+
+def _printable(value: Any) -> str:
+    text = str(value)
+    return text if text.isprintable() else ascii(text)
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if num_bytes < 1024:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1024
+    return f"{num_bytes:.1f} TiB"

@@ -1,0 +1,143 @@
+"""Cells that save by themselves and go on from where they were, without an edit."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.notebook.test_cells import done, run
+
+SETUP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+def build():
+    global model, optimizer, scheduler, loader
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    loader = DataLoader(TensorDataset(torch.arange(24.0).unsqueeze(1) / 24), batch_size=4, shuffle=True)
+
+def weights():
+    return [value.tolist() for value in model.state_dict().values()]
+
+build()
+"""
+
+LOOP = """
+sizes = []
+for epoch in range(3):
+    sizes.append(0)
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes[-1] += 1
+    scheduler.step()
+    noise = torch.rand(())  # code between loops that draws: a resumed run must not feel it
+"""
+
+EXPLICIT = """
+model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+sizes = []
+for epoch in range(3):
+    sizes.append(0)
+    for (x,) in loader:
+        accelerator.backward(model(x).square().mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes[-1] += 1
+    scheduler.step()
+"""
+
+
+@pytest.fixture
+def folder(kernel, tmp_path: Path) -> Path:
+    output = kernel.run(SETUP)
+    assert output.error is None, output.traceback
+    return tmp_path / "runs"
+
+
+def steps(folder: Path) -> list[int]:
+    return sorted(int(path.name[5:]) for path in folder.glob("step_*"))
+
+
+def keep_until(folder: Path, step: int) -> None:
+    for path in folder.glob("step_*"):
+        if int(path.name[5:]) > step:
+            shutil.rmtree(path)
+
+
+@pytest.mark.parametrize(("loop", "num_steps"), [(LOOP, 18), (EXPLICIT, 9)], ids=["plain", "explicit"])
+def test_a_cell_that_is_run_again_goes_on_to_the_bit(kernel, folder: Path, loop: str, num_steps: int):
+    per_epoch = num_steps // 3
+    output = done(kernel, loop, f"--cpus 2 --checkpoint {folder} --every 2")
+    assert steps(folder) == list(range(2, num_steps + 1, 2))
+    assert any("saved step 2, 4, " in text for text in output.texts)
+    whole = kernel.value("(weights(), scheduler.last_epoch)")
+    step = per_epoch + 2 - per_epoch % 2  # in the middle of the second epoch
+    keep_until(folder, step)
+    kernel.run("build()")
+    output = done(kernel, loop, f"--cpus 2 --checkpoint {folder} --every 2 --resume auto")
+    assert kernel.value("sizes") == [0, 2 * per_epoch - step, per_epoch]
+    assert kernel.value("(weights(), scheduler.last_epoch)") == whole
+    (line,) = [text for text in output.texts if text.startswith("resumed")]
+    left = (2 * per_epoch - step) * 24 // per_epoch
+    assert f"resumed step {step} from {folder}/step_{step} · epoch 2, {left} samples left · 2 workers as before" in line
+    assert "exact to the bit" in line
+
+
+def test_the_rest_is_trained_on_another_number_of_workers(kernel, folder: Path):
+    done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --every 4")
+    keep_until(folder, 8)
+    kernel.run("build()")
+    output = done(kernel, LOOP, f"--cpus 1 --resume {folder}/step_8")
+    assert kernel.value("(sizes, scheduler.last_epoch)") == ([0, 4, 6], 3)
+    assert any("2 -> 1 workers" in text for text in output.texts)
+
+
+def test_nothing_to_resume_is_said(kernel, folder: Path):
+    output = done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --resume auto")
+    assert kernel.value("sizes") == [6, 6, 6]
+    assert any(text.startswith("started anew") for text in output.texts)
+    kernel.run("build()")
+    assert run(kernel, LOOP, f"--cpus 2 --resume {folder}/step_3").error[0] == "NoCheckpoint"
+
+
+def test_a_cell_without_a_loader_says_that_nothing_was_resumed(kernel, folder: Path):
+    output = done(kernel, "print(1)", f"--cpus 2 --checkpoint {folder} --resume auto")
+    assert any("--resume auto had no effect" in text for text in output.texts)
+
+
+def test_epochs_are_counted_from_the_start_of_a_cell(kernel, folder: Path):
+    done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --every 4")
+    done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --every 4")
+    keep_until(folder, 28)
+    done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --every 4 --resume auto")
+    assert kernel.value("sizes") == [0, 2, 6]
+
+
+def test_a_loop_without_a_loader_says_that_nothing_is_saved(kernel, folder: Path):
+    body = "for _ in range(3):\n    model(torch.ones(4, 1)).mean().backward()\n    optimizer.step()\n"
+    output = done(kernel, body, f"--cpus 2 --checkpoint {folder} --every 1")
+    assert any("--every had no effect" in text for text in output.texts)
+
+
+def test_a_worker_that_is_to_end_saves_first(kernel, folder: Path):
+    """As where a machine is taken away: every process gets SIGTERM and some time."""
+    body = (
+        "import os, signal\nfrom pathlib import Path\n"
+        "if accelerator.process_index == 1:\n    os.kill(os.getpid(), signal.SIGTERM)\n"
+        "accelerator.prepare(model, optimizer, loader)\n"
+        "for epoch in range(20_000):\n"
+        "    for (x,) in loader:\n"
+        "        accelerator.backward(model(x).square().mean())\n        optimizer.step()\n"
+        "    accelerator.wait_for_everyone()\n"
+        f"    if list(Path({str(folder)!r}).glob('step_*/manifest.json')): break\n"
+        "    accelerator.wait_for_everyone()\n"
+    )
+    done(kernel, body, f"--cpus 2 --checkpoint {folder} --every 1000000")
+    assert len(steps(folder)) == 1

@@ -1,0 +1,377 @@
+"""Going on in the middle of an epoch, on any number of ranks: no sample is lost, none is read twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.runtime.world import World
+from tests.ranks.launch import RankError, run_ranks
+
+NUM_SAMPLES = 53
+
+
+class Samples(Dataset[tuple[int, Tensor]]):
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        return index, torch.tensor([index / NUM_SAMPLES, 1.0])
+
+
+class Noisy(Samples):
+    """Draws from torch's generator for each sample, as augmentations do."""
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        return index, torch.tensor([index / NUM_SAMPLES, 1.0]) + 0.1 * torch.rand(2)
+
+
+class Shuffled(Sampler[int]):
+    """A sampler of the user's own, that shuffles with Python's generator."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(NUM_SAMPLES))
+        random.shuffle(order)
+        return iter(order)
+
+    def __len__(self) -> int:
+        return NUM_SAMPLES
+
+
+class Buckets(Sampler[list[int]]):
+    """Batches of different sizes, drawn with NumPy."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        order = np.random.permutation(NUM_SAMPLES).tolist()
+        sizes = [3, 7, 5, 4]
+        while order:
+            sizes.append(sizes.pop(0))
+            yield order[: sizes[-1]]
+            order = order[sizes[-1] :]
+
+
+class Stream(IterableDataset[tuple[int, Tensor]]):
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        for index in range(NUM_SAMPLES):
+            yield index, torch.tensor([index / NUM_SAMPLES, 1.0])
+
+
+class StatefulStream(IterableDataset[tuple[int, Tensor]]):
+    """Says where it is, by the convention of torchdata, and counts what it reads."""
+
+    def __init__(self) -> None:
+        self.next = 0
+        self.num_read = 0
+
+    def __iter__(self) -> Iterator[tuple[int, Tensor]]:
+        while self.next < NUM_SAMPLES:
+            self.next += 1
+            self.num_read += 1
+            yield self.next - 1, torch.tensor([self.next / NUM_SAMPLES, 1.0])
+        self.next = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.next = state["next"]
+
+
+def make_loader(kind: str) -> DataLoader[Any]:
+    if kind == "shuffle":
+        return DataLoader(Samples(), batch_size=6, shuffle=True)
+    if kind == "drop_last":
+        return DataLoader(Samples(), batch_size=6, shuffle=True, drop_last=True)
+    if kind == "noisy":
+        return DataLoader(Noisy(), batch_size=6, shuffle=True)
+    if kind == "in order":
+        return DataLoader(Samples(), batch_size=6)
+    if kind == "generator":
+        return DataLoader(Samples(), batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(3))
+    if kind == "batch sampler":
+        return DataLoader(Samples(), batch_sampler=BatchSampler(RandomSampler(range(NUM_SAMPLES)), 4, False))
+    if kind == "own sampler":
+        return DataLoader(Samples(), batch_size=6, sampler=Shuffled())
+    if kind == "buckets":
+        return DataLoader(Samples(), batch_sampler=Buckets())
+    if kind == "workers":
+        return DataLoader(Samples(), batch_size=6, shuffle=True, num_workers=2)
+    if kind == "persistent":
+        return DataLoader(Samples(), batch_size=6, shuffle=True, num_workers=1, persistent_workers=True)
+    if kind == "stream":
+        return DataLoader(Stream(), batch_size=6)
+    if kind == "stateful":
+        return DataLoader(StatefulStream(), batch_size=6)
+    raise ValueError(kind)
+
+
+class Training:
+    """Trains on samples, keeps the ids of those it trained on, and can stop anywhere."""
+
+    def __init__(self, world: World, kind: str, folder: Path, **options: Any) -> None:
+        torch.manual_seed(0)
+        random.seed(0)
+        np.random.seed(0)
+        self.model = nn.Sequential(nn.Linear(2, 8), nn.Dropout(0.3), nn.ReLU(), nn.Linear(8, 1))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05, momentum=0.9)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 5, 0.9)
+        self.loader = make_loader(kind)
+        config: dict[str, Any] = {"checkpoint": {"dir": str(folder)}, "data": options.pop("data", {})}
+        self.accelerator = Accelerator(world=world, cpu=True, config=config, **options)
+        self.accelerator.prepare(self.model, self.optimizer, self.scheduler, self.loader)
+        self.ids: list[list[int]] = []
+        self.losses: list[float] = []
+
+    def epoch(self, stop_after: int | None = None) -> None:
+        """Train on what is left of an epoch, or on so many batches."""
+        ids: list[int] = []
+        self.ids.append(ids)
+        for number, (indices, values) in enumerate(self.loader, 1):
+            with self.accelerator.accumulate():
+                loss = self.model(values).square().mean()
+                self.accelerator.backward(loss)
+                self.optimizer.step()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+            share = self.accelerator._stepper.window.share
+            ids += indices[: share.num_valid].tolist() if share else []
+            self.losses.append(loss.item())
+            if number == stop_after:
+                return
+
+    def end(self) -> tuple[list[list[int]], dict[str, Tensor]]:
+        state = {name: value.clone() for name, value in self.model.state_dict().items()}
+        self.accelerator.close()
+        return self.ids, state
+
+
+def train_and_save(world: World, kind: str, folder: Path, plan: list[int | None], options: dict[str, Any]) -> Any:
+    training = Training(world, kind, folder, **options)
+    for stop_after in plan:
+        training.epoch(stop_after)
+    training.accelerator.save_state()
+    return training.end()
+
+
+def load_and_train(world: World, kind: str, folder: Path, plan: list[int | None], options: dict[str, Any]) -> Any:
+    training = Training(world, kind, folder, **options)
+    torch.manual_seed(17)  # what a new process has drawn is not what the old one had
+    random.seed(17)
+    np.random.seed(17)
+    training.accelerator.load_state()
+    for stop_after in plan:
+        training.epoch(stop_after)
+    return training.end()
+
+
+def seen_once(*parts: list[Any], epoch: tuple[int, ...] = (-1, 0), total: int = NUM_SAMPLES) -> None:
+    """Assert that the results of several runs, each rank's ids by epoch, make up one epoch."""
+    found: Counter[int] = Counter()
+    for results, number in zip(parts, epoch, strict=True):
+        for ids, _ in results:
+            found.update(ids[number])
+    lost, repeated = total - len(found), sum(count - 1 for count in found.values())
+    assert (lost, repeated) == (0, 0), f"{lost} lost, {repeated} repeated: {found}"
+
+
+@pytest.mark.parametrize("loading", [1, 2, 3, 4])
+@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+@pytest.mark.parametrize("batch", ["per-worker", "global"])
+def test_the_rest_of_an_epoch_is_seen_once_on_any_number_of_ranks(
+    saved: int, loading: int, batch: str, tmp_path: Path
+) -> None:
+    step = random.Random(f"{saved} {loading} {batch}").randint(1, 2)  # 53 samples are 3 steps of 4 x 6
+    options = {"batch": batch}
+    before = run_ranks(train_and_save, saved, "shuffle", tmp_path, [None, step], options)
+    after = run_ranks(load_and_train, loading, "shuffle", tmp_path, [None, None], options)
+    seen_once(before, after)
+    assert sum(len(ids[1]) for ids, _ in after) == NUM_SAMPLES
+
+
+KINDS = ["in order", "generator", "batch sampler", "own sampler", "buckets", "workers", "persistent"]
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "stateful"])
+@pytest.mark.parametrize(("saved", "loading"), [(2, 3), (1, 2), (2, 1)])
+def test_every_kind_of_loader_goes_on(kind: str, saved: int, loading: int, tmp_path: Path) -> None:
+    before = run_ranks(train_and_save, saved, kind, tmp_path, [None, 2], {})
+    after = run_ranks(load_and_train, loading, kind, tmp_path, [None, None], {})
+    seen_once(before, after)
+    assert sum(len(ids[1]) for ids, _ in after) == NUM_SAMPLES
+
+
+@pytest.mark.parametrize("data", [{"use_seedable_sampler": True}, {"dispatch_batches": True}, {"even_batches": True}])
+def test_options_of_loaders_are_followed(data: dict[str, Any], tmp_path: Path) -> None:
+    options = {"data": data, "batch": "global"}
+    before = run_ranks(train_and_save, 4, "shuffle", tmp_path, [None, 3], options)
+    after = run_ranks(load_and_train, 3, "shuffle", tmp_path, [None, None], options)
+    seen_once(before, after)
+
+
+class Pausing(Training):
+    """Saves after a batch and goes on."""
+
+    def run(self, num_epochs: int, save_after: int) -> None:
+        number = 0
+        for _ in range(num_epochs):
+            ids: list[int] = []
+            self.ids.append(ids)
+            for indices, values in self.loader:
+                with self.accelerator.accumulate():
+                    self.accelerator.backward(self.model(values).square().mean())
+                    self.optimizer.step()
+                    self.scheduler.step()
+                    self.optimizer.zero_grad()
+                ids += indices.tolist()
+                number += 1
+                if number == save_after:
+                    self.accelerator.save_state()
+
+
+def save_and_go_on(world: World, kind: str, folder: Path, save_after: int, options: dict[str, Any]) -> Any:
+    training = Pausing(world, kind, folder, **options)
+    training.run(3, save_after)
+    return training.end()
+
+
+BIT_EXACT = ["shuffle", "noisy", "drop_last", "generator", "own sampler", "buckets", "workers", "persistent"]
+
+
+@pytest.mark.parametrize("kind", BIT_EXACT)
+@pytest.mark.parametrize("size", [1, 2])
+def test_as_many_ranks_end_with_the_same_bits(kind: str, size: int, tmp_path: Path) -> None:
+    options = {"gradient_accumulation_steps": 2, "batch": "global"}  # an odd number of batches: inside of a window
+    for save_after, left in ((3, 3), (12, 2)):
+        folder = tmp_path / str(save_after)
+        whole = run_ranks(save_and_go_on, size, kind, folder, save_after, options)
+        resumed = run_ranks(load_and_train, size, kind, folder, [None] * left, options)
+        for (ids, weights), (resumed_ids, resumed_weights) in zip(whole, resumed, strict=True):
+            assert ids[-left + 1 :] == resumed_ids[1:]
+            assert ids[-left][-len(resumed_ids[0]) :] == resumed_ids[0]
+            assert all(torch.equal(weights[name], resumed_weights[name]) for name in weights)
+
+
+def test_an_epoch_may_be_resumed_twice(tmp_path: Path) -> None:
+    first = run_ranks(train_and_save, 3, "shuffle", tmp_path, [None, 1], {})
+    second = run_ranks(resume_and_save, 2, "shuffle", tmp_path, [1])
+    third = run_ranks(resume_and_save, 1, "shuffle", tmp_path, [2])
+    fourth = run_ranks(load_and_train, 2, "shuffle", tmp_path, [None], {})
+    seen_once(first, second, third, fourth, epoch=(-1, 0, 0, 0))
+
+
+def resume_and_save(world: World, kind: str, folder: Path, plan: list[int | None]) -> Any:
+    training = Training(world, kind, folder)
+    training.accelerator.load_state()
+    for stop_after in plan:
+        training.epoch(stop_after)
+    training.accelerator.save_state()
+    return training.end()
+
+
+def test_between_epochs_the_next_one_is_whole(tmp_path: Path) -> None:
+    run_ranks(train_and_save, 2, "shuffle", tmp_path, [None, None], {})
+    after = run_ranks(load_and_train, 3, "shuffle", tmp_path, [None], {})
+    assert sorted(index for ids, _ in after for index in ids[0]) == list(range(NUM_SAMPLES))
+
+
+def test_a_stream_without_state_is_refused_or_read_again(tmp_path: Path) -> None:
+    before = run_ranks(train_and_save, 2, "stream", tmp_path, [2], {})
+    with pytest.raises(RankError, match=r"cannot say where it was after 24 samples.*data\.resume_stream"):
+        run_ranks(load_and_train, 2, "stream", tmp_path, [None], {})
+    after = run_ranks(load_and_train, 3, "stream", tmp_path, [None], {"data": {"resume_stream": "replay"}})
+    seen_once(before, after)
+
+
+def prefetch_and_save(world: World, folder: Path) -> Any:
+    """Take a batch that is not trained on, then save: it has not been seen."""
+    training = Training(world, "workers", folder)
+    training.epoch(2)
+    iterator = iter(training.loader)
+    taken: list[int] = []
+    for _ in range(2):
+        indices, values = next(iterator)
+        training.accelerator.backward(training.model(values).square().mean())
+        training.optimizer.step()
+        taken += indices.tolist()
+    next(iterator)
+    training.accelerator.save_state()
+    training.accelerator.close()
+    return [taken], {}
+
+
+def test_a_batch_that_was_only_read_is_seen_after_the_resume(tmp_path: Path) -> None:
+    before = run_ranks(prefetch_and_save, 2, tmp_path)
+    after = run_ranks(load_and_train, 2, "workers", tmp_path, [None], {})
+    seen_once(before, after)
+
+
+def skip(world: World, folder: Path) -> Any:
+    training = Training(world, "shuffle", folder)
+    whole = [index for indices, _ in training.loader for index in indices.tolist()]
+    torch.manual_seed(0)
+    first = [index for indices, _ in training.loader for index in indices.tolist()]
+    torch.manual_seed(0)
+    skipped = training.accelerator.skip_first_batches(training.loader, 2)
+    rest = [index for indices, _ in skipped for index in indices.tolist()]
+    lengths = len(skipped), len(training.loader)
+    training.accelerator.close()
+    return whole, first, rest, lengths
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_skipped_batches_are_the_first_ones(size: int, tmp_path: Path) -> None:
+    for whole, first, rest, lengths in run_ranks(skip, size, tmp_path):
+        assert sorted(whole) != whole
+        assert first[12:] == rest
+        assert lengths[0] == lengths[1] - 2
+
+
+def train_until_killed(world: World, folder: Path, log: Path, kill_at: int) -> None:
+    """Save in the background after each step, write down what was trained on, and die without a word."""
+    training = Training(world, "shuffle", folder, batch="global")
+    step = 0
+    with (log / str(world.rank)).open("w") as lines:
+        while True:
+            for indices, values in training.loader:
+                training.accelerator.backward(training.model(values).square().mean())
+                training.optimizer.step()
+                training.optimizer.zero_grad()
+                step += 1
+                lines.write(json.dumps([step, indices.tolist()]) + "\n")
+                lines.flush()
+                training.accelerator.save_state(blocking=False)
+                if step == kill_at and world.rank == kill_at % world.size:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.parametrize("kill_at", [4, 8, 13])
+@pytest.mark.parametrize(("saved", "loading"), [(2, 1), (2, 3), (3, 2)])
+def test_after_a_kill_nothing_is_lost(kill_at: int, saved: int, loading: int, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.mkdir()
+    with pytest.raises(RankError):
+        run_ranks(train_until_killed, saved, tmp_path / "runs", log, kill_at)
+    after = run_ranks(load_and_train, loading, "shuffle", tmp_path / "runs", [None], {"batch": "global"})
+    latest = max(int(path.name[5:]) for path in (tmp_path / "runs").glob("step_*") if path.name[5:].isdigit())
+    found = Counter(index for ids, _ in after for index in ids[0])
+    per_epoch = -(-NUM_SAMPLES // 6)
+    first = latest // per_epoch * per_epoch  # whose steps are the present epoch's
+    for path in log.iterdir():
+        for line in path.read_text().splitlines():
+            step, ids = json.loads(line)
+            if first < step <= latest:
+                found.update(ids)
+    assert found == Counter(range(NUM_SAMPLES))

@@ -1,0 +1,37 @@
+"""Checkpoints on disk for tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from safetensors.torch import save_file
+from torch import nn
+
+
+def save_single(model: nn.Module, folder: Path) -> Path:
+    """Save a model as one file; of a tied tensor only the first name."""
+    path = folder / "model.safetensors"
+    save_file(_distinct(model), path, {"format": "pt"})
+    return path
+
+
+def save_sharded(model: nn.Module, folder: Path, num_shards: int = 3) -> Path:
+    """Save a model as several files with an index, whose path is returned."""
+    tensors = _distinct(model)
+    names = list(tensors)
+    weight_map: dict[str, str] = {}
+    for shard in range(num_shards):
+        file = f"model-{shard + 1:05d}-of-{num_shards:05d}.safetensors"
+        own = {name: tensors[name] for name in names[shard::num_shards]}
+        save_file(own, folder / file, {"format": "pt"})
+        weight_map.update(dict.fromkeys(own, file))
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))
+    return index
+
+
+def _distinct(model: nn.Module):
+    kept = model.state_dict(keep_vars=True)
+    seen = {id(tensor): name for name, tensor in reversed(kept.items())}
+    return {name: tensor.detach().contiguous() for name, tensor in kept.items() if seen[id(tensor)] == name}
