@@ -1,0 +1,477 @@
+"""Where each part of a model goes: planned from sizes and limits, checked, and shown as a table."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from accel_nb.bigmodel.sizes import (
+    Device,
+    Held,
+    device_problems,
+    find_blocks,
+    format_bytes,
+    get_max_memory,
+    list_tensors,
+    parse_bytes,
+    prefixes,
+)
+from accel_nb.errors import ConfigError
+
+DeviceMap = dict[str, Device]
+"""Names of modules or tensors (``""`` is the whole model) and their places."""
+
+WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
+_AHEAD = 2
+"""Room that is kept for weights on their way, in largest blocks: one computes while the next arrives."""
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a device must hold beside weights while the model runs, in bytes.
+
+    ``activations`` on every device that computes; ``kv_cache`` for each block, on the device that computes the block.
+    """
+
+    activations: int = 0
+    kv_cache: int = 0
+
+    @classmethod
+    def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
+        """Make one from sizes like ``"2GB"``; raises `ConfigError`."""
+        return cls(parse_bytes(activations, "activations"), parse_bytes(kv_cache, "kv_cache"))
+
+
+class Tree:
+    """A model's modules and tensors by name, and which of them share tensors."""
+
+    def __init__(self, model: nn.Module, held: Sequence[Held], no_split: Iterable[str]) -> None:
+        self.held = held
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self._no_split = frozenset(no_split)
+        self._inside: dict[str, set[int]] = {name: set() for name in self.modules}
+        for index, tensor in enumerate(held):
+            for name in tensor.names:
+                for prefix in prefixes(name):
+                    self._inside.setdefault(prefix, set()).add(index)
+
+    def inside(self, name: str) -> set[int]:
+        """Return the indices of the tensors that a part has or shares."""
+        return self._inside[name]
+
+    def nbytes(self, indices: Iterable[int]) -> int:
+        """Return the size of tensors."""
+        return sum(self.held[index].nbytes for index in indices)
+
+    def is_block(self, name: str) -> bool:
+        """Whether a part is a module of a class that is not to be split."""
+        return name in self.modules and type(self.modules[name]).__name__ in self._no_split
+
+    def parts(self, name: str) -> list[str]:
+        """Return the modules and tensors right below a module; none if it is not to be split."""
+        if name not in self.modules or self.is_block(name):
+            return []
+        module = self.modules[name]
+        children = [child for child, _ in module.named_children()]
+        if not children:
+            return []
+        own = {**module._parameters, **module._buffers}
+        direct = [tensor for tensor, value in own.items() if value is not None]
+        below = (f"{name}.{part}" if name else part for part in [*direct, *children])
+        return [part for part in below if self._inside.get(part)]
+
+    def smallest(self, name: str) -> list[str]:
+        """Return what a part consists of that cannot be split further, in the model's order."""
+        parts = self.parts(name)
+        return [small for part in parts for small in self.smallest(part)] if parts else [name]
+
+    def holder(self, tensor: str) -> str:
+        """Return the part that a tensor moves with: the outermost block, or module without children, or itself."""
+        for name in prefixes(tensor):
+            if name in self.modules and not self.parts(name):
+                return name
+        return tensor
+
+    def family(self, name: str) -> set[str]:
+        """Return the part and all others that must lie on its device since they share tensors, directly or not."""
+        family, waiting = {name}, [name]
+        while waiting:
+            for index in self._inside[waiting.pop()]:
+                for alias in self.held[index].names:
+                    if any(is_within(alias, member) for member in family):
+                        continue
+                    holder = self.holder(alias)
+                    family.add(holder)
+                    waiting.append(holder)
+        return family
+
+
+def is_within(name: str, part: str) -> bool:
+    """Whether ``name`` is ``part`` or lies below it."""
+    return part in ("", name) or name.startswith(part + ".")
+
+
+@dataclass
+class _Plan:
+    places: DeviceMap = field(default_factory=dict)
+    room: dict[Device, int] = field(default_factory=dict)
+    on: dict[int, Device] = field(default_factory=dict)
+
+
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+    verbose: bool = False,
+    clean_result: bool = True,
+    offload_buffers: bool = False,
+    fallback_allocation: bool = False,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+) -> DeviceMap:
+    """Plan where each part of a model goes: accelerators in their order, then ``cpu``, then ``disk``.
+
+    What shares a tensor goes to one device, and a shared tensor counts once. ``no_split_module_classes`` are classes
+    that stay whole (None: the blocks that the model repeats). The first device keeps room for weights that come to it
+    from elsewhere: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are kept free too, in
+    bytes. ``fallback_allocation`` gives a device that the next part in order does not fit on a later one that does.
+    ``verbose`` prints the plan.
+
+    Raises `ConfigError` with all that is wrong, a part that is larger than the device that computes it included.
+    """
+    limits = get_max_memory(max_memory)
+    blocks = _blocks(model, no_split_module_classes)
+    tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
+    work = Workload.parse(activations, kv_cache)
+    plan = _fit(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
+    places = _merged(tree, plan.places) if clean_result else plan.places
+    if verbose:
+        print(describe_device_map(model, places, max_memory=max_memory, dtype=dtype, special_dtypes=special_dtypes))
+    return places
+
+
+def get_balanced_memory(
+    model: nn.Module,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+    low_zero: bool = False,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+) -> dict[Device, int]:
+    """Return limits under which the accelerators share the model as evenly as its parts allow.
+
+    ``low_zero`` leaves on the first one only what the others cannot hold. Limits stay as they are if the model does not
+    fit on the accelerators, or if there is but one.
+    """
+    limits = get_max_memory(max_memory)
+    devices = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
+    if len(devices) < 2:
+        return limits
+    blocks = _blocks(model, no_split_module_classes)
+    tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
+    work = Workload.parse(activations, kv_cache)
+    first, *others = devices
+
+    def fits(caps: Mapping[Device, int]) -> bool:
+        plan = _greedy(tree, {device: caps[device] - work.activations for device in devices}, work)
+        return "disk" not in plan.places.values()
+
+    def least(capped: Sequence[Device], base: Mapping[Device, int]) -> dict[Device, int]:
+        low, high = 0, max(base[device] for device in capped)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) // 2
+            if fits({**base, **{device: min(base[device], middle) for device in capped}}):
+                high = middle
+            else:
+                low = middle + 1
+        return {**base, **{device: min(base[device], high) for device in capped}}
+
+    if not fits(limits):
+        return limits
+    return least(others, least([first], limits)) if low_zero else least(devices, limits)
+
+
+def plan_device_map(
+    model: nn.Module,
+    way: str,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+    offload_buffers: bool = False,
+) -> DeviceMap:
+    """Return the device map that ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` means here."""
+    if way not in WAYS:
+        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary of your own")
+    limits = get_max_memory(max_memory)
+    if way != "sequential":
+        limits = get_balanced_memory(
+            model,
+            limits,
+            no_split_module_classes,
+            dtype,
+            low_zero=way == "balanced_low_0",
+            activations=activations,
+            kv_cache=kv_cache,
+        )
+    return infer_auto_device_map(
+        model,
+        limits,
+        no_split_module_classes,
+        dtype,
+        offload_buffers=offload_buffers,
+        activations=activations,
+        kv_cache=kv_cache,
+    )
+
+
+def main_device(places: Iterable[Device]) -> Device:
+    """Return the device that computes what has no device of its own: the first accelerator of a map, else ``cpu``."""
+    return next((device for device in places if str(device) not in ("cpu", "disk")), "cpu")
+
+
+def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
+    if classes is None:
+        return find_blocks(model)
+    return [classes] if isinstance(classes, str) else list(classes)
+
+
+def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool) -> _Plan:
+    """Place everything on the devices if it fits without weights on their way; else keep room for these."""
+    main = main_device(device for device in limits if limits[device] > 0)
+    room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
+    if "cpu" in limits:
+        room["cpu"] = limits["cpu"] - (work.activations if main == "cpu" else 0)
+    if "disk" in limits:
+        room["disk"] = limits["disk"]
+    plan = _greedy(tree, room, work, fallback=fallback)
+    reserved = -1
+    while (needed := _needed_on_the_way(tree, plan, main, work, offload_buffers)) > reserved:
+        reserved = needed
+        plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, work, fallback=fallback)
+    _refuse_too_large(tree, plan, limits, main, work)
+    return plan
+
+
+def _needed_on_the_way(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
+    """Return the room that the main device needs for what lies elsewhere and is computed on it."""
+    away = _offloaded(tree, plan, main)
+    sizes = [tree.nbytes(tree.inside(part)) for part in away]
+    blocks = sum(tree.is_block(part) for part in away)
+    stay = {index for part in away for index in tree.inside(part) if tree.held[index].is_buffer and not offload_buffers}
+    return min(_AHEAD, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
+
+
+def _offloaded(tree: Tree, plan: _Plan, main: Device) -> list[str]:
+    away = ("disk",) if main == "cpu" else ("cpu", "disk")
+    return [small for part, device in plan.places.items() if device in away for small in tree.smallest(part)]
+
+
+def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], main: Device, work: Workload) -> None:
+    problems: list[str] = []
+    limit = limits.get(main, 0)
+    for part in _offloaded(tree, plan, main):
+        needed = tree.nbytes(tree.inside(part)) + work.activations
+        if needed > limit:
+            module = tree.modules.get(part)
+            kind = "a tensor" if module is None else type(module).__name__
+            beside = f" with {format_bytes(work.activations)} of activations" if work.activations else ""
+            problems.append(
+                f"{part or 'the model'} ({kind}) needs {format_bytes(needed)}{beside}, and {main!r}, which computes "
+                f"it, may hold {format_bytes(limit)}: {format_bytes(needed - limit)} too little; raise "
+                f"max_memory[{main!r}], load in a smaller dtype, or take its class out of no_split_module_classes"
+            )
+    if sum(tree.held[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
+        "disk", float("inf")
+    ):
+        problems.append(f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than what is left")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
+    """Fill the devices in order; what fits on none of them goes to ``disk``."""
+    devices = [device for device in room if device != "disk"]
+    plan = _Plan(room=dict(room))
+    queue = deque([""])
+    for device in devices:
+        passed: list[str] = []
+        while queue:
+            part = queue.popleft()
+            if part in plan.places:
+                continue
+            if _has_placed(part, plan) or not _try(tree, part, device, plan, work):
+                if parts := tree.parts(part):
+                    queue.extendleft(reversed(parts))
+                elif fallback and device not in plan.places.values():
+                    passed.append(part)
+                else:
+                    queue.appendleft(part)
+                    break
+        queue.extendleft(reversed(passed))
+    plan.room["disk"] = sum(held.nbytes for held in tree.held) + work.kv_cache * len(tree.modules)
+    while queue:
+        part = queue.popleft()
+        if part in plan.places:
+            continue
+        if not _has_placed(part, plan):
+            _try(tree, part, "disk", plan, work)
+        else:
+            queue.extendleft(reversed(tree.parts(part)))
+    return plan
+
+
+def _has_placed(part: str, plan: _Plan) -> bool:
+    return any(is_within(name, part) for name in plan.places)
+
+
+def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
+    """Place a part, and what shares tensors with it, if the device has room."""
+    family = tree.family(part)
+    new = {index for name in family for index in tree.inside(name)} - plan.on.keys()
+    blocks = sum(tree.is_block(small) for name in family for small in tree.smallest(name))
+    needed = tree.nbytes(new) + (work.kv_cache * blocks if device != "disk" else 0)
+    if needed > plan.room[device] or (plan.room[device] <= 0 and new):
+        return False
+    plan.room[device] -= needed
+    plan.on.update(dict.fromkeys(new, device))
+    plan.places.update(dict.fromkeys(sorted(family, key=lambda name: (name != part, name)), device))
+    return True
+
+
+def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
+    """Name a module instead of its parts wherever they all go to one place."""
+
+    def merge(name: str) -> DeviceMap:
+        if name in places:
+            return {name: places[name]}
+        found: DeviceMap = {}
+        for part in tree.parts(name):
+            found.update(merge(part))
+        if found and len({str(device) for device in found.values()}) == 1:
+            return {name: next(iter(found.values()))}
+        return found
+
+    return merge("")
+
+
+def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
+    """Name a module instead of its parts wherever all that the map names share a place; changes and returns the map."""
+    below = [name for name in device_map if is_within(name, module_name)]
+    places = {str(device_map[name]) for name in below}
+    if len(places) == 1 and len(below) > 1:
+        place = device_map[below[0]]
+        for name in below:
+            del device_map[name]
+        device_map[module_name] = place
+    elif len(below) > 1:
+        depth = len(module_name.split(".")) if module_name else 0
+        for child in dict.fromkeys(".".join(name.split(".")[: depth + 1]) for name in below if name != module_name):
+            clean_device_map(device_map, child)
+    return device_map
+
+
+def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must_exist: bool = False) -> None:
+    """Raise `ConfigError` with everything that is wrong with a device map.
+
+    That is: devices unknown (with ``must_exist`` also those that this machine lacks), names that the model does not
+    have, tensors that no entry covers, a module beside a part of its own, and tensors that are tied across devices.
+    """
+    if not isinstance(device_map, Mapping) or not device_map:
+        raise ConfigError(
+            f'device_map is {device_map!r}; write names and devices, as {{"": "cpu"}} for the whole model'
+        )
+    held = list_tensors(model)
+    known = {name for tensor in held for own in tensor.names for name in prefixes(own)}
+    known |= {name for name, _ in model.named_modules(remove_duplicate=False)}
+    problems: list[str] = []
+    for name, device in device_map.items():
+        problems += device_problems(device, f"device_map[{name!r}]", must_exist=must_exist)
+        if name not in known:
+            near = _nearest(str(name), known)
+            problems.append(f"device_map names {name!r}, which the model does not have{near}")
+        elif above := [other for other in prefixes(name)[:-1] if other in device_map]:
+            problems.append(f"device_map places {name!r} and also {above[-1]!r}, which it is a part of; leave one out")
+    places = {own: place_of(own, device_map) for tensor in held for own in tensor.names}
+    if uncovered := [name for name, place in places.items() if place is None]:
+        problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that they lie in")
+    for tensor in held:
+        own = {str(place) for name in tensor.names if (place := places[name]) is not None}
+        if len(own) > 1:
+            where = ", ".join(f"{name} on {places[name]!r}" for name in tensor.names)
+            problems.append(f"one tied tensor is placed on several devices: {where}; give them one")
+    if problems:
+        raise ConfigError(problems)
+
+
+def place_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
+    """Return where a tensor or module goes: the map's entry for it or for what it lies in, else None."""
+    return next((device_map[prefix] for prefix in reversed(prefixes(name)) if prefix in device_map), None)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def describe_device_map(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    *,
+    max_memory: Mapping[Device, int | str] | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+) -> str:
+    """Return a table: for each device what it may hold, what it does hold, and which parts."""
+    limits = get_max_memory(max_memory)
+    held = list_tensors(model, dtype, special_dtypes)
+    used: dict[str, int] = {}
+    parts: dict[str, list[str]] = {}
+    for name, device in device_map.items():
+        parts.setdefault(str(device), []).append(name or "the whole model")
+    for tensor in held:
+        place = str(place_of(tensor.name, device_map))
+        used[place] = used.get(place, 0) + tensor.nbytes
+    rows = [["device", "limit", "weights", "filled", "parts"]]
+    room = {str(device): limit for device, limit in limits.items()}
+    for place in dict.fromkeys([*room, *parts]):
+        limit = room.get(place)
+        share = "" if not limit else _bar(used.get(place, 0) / limit)
+        rows.append(
+            [
+                place,
+                "" if limit is None else format_bytes(limit),
+                format_bytes(used.get(place, 0)),
+                share,
+                _shortened(parts.get(place, [])),
+            ]
+        )
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join(lines)
+
+
+def _bar(share: float, width: int = 10) -> str:
+    full = min(width, round(share * width))
+    return f"{'#' * full}{'.' * (width - full)} {share:4.0%}"
+
+
+def _shortened(parts: Sequence[str], most: int = 3) -> str:
+    if len(parts) <= most + 1:
+        return ", ".join(parts)
+    return f"{', '.join(parts[: most - 1])}, ... {parts[-1]} ({len(parts)} in all)"

@@ -1,0 +1,265 @@
+"""Ways for weights to reach the memory that a device computes from.
+
+A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` reads files
+into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the device is a `Queue`,
+so that what it does is the same whatever the device.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
+
+_HUGE_PAGE_BYTES = 2 << 20
+
+
+class HostTensor:
+    """A weight that lies in memory."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
+
+    def will_read(self) -> None:
+        """Do nothing: it is there."""
+
+    def read_into(self, out: Tensor) -> None:
+        """Copy, converting if need be."""
+        out.copy_(self.tensor)
+
+
+Source = FileTensor | HostTensor
+
+
+class Lane(Protocol):
+    """How weights get into buffers; the calls are in the order of a buffer's life."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where the buffers are."""
+        ...
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return a new buffer of bytes."""
+        ...
+
+    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
+        """Fill parts of a buffer once what ``marks`` stand for is over; return a ticket for `ready`. Any thread."""
+        ...
+
+    def ready(self, ticket: Any) -> None:
+        """Let the calling thread's computation come after the filling."""
+        ...
+
+    def mark(self, buffer: Tensor) -> Any:
+        """Return a mark for the computation that the calling thread has started on a buffer, or None."""
+        ...
+
+
+class HostLane:
+    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready."""
+
+    device = torch.device("cpu")
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return memory of its own in large pages where the system has them: it is filled again and again."""
+        if not nbytes:
+            return torch.empty(0, dtype=torch.uint8)
+        memory = mmap.mmap(-1, -(-nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            memory.madvise(mmap.MADV_HUGEPAGE)
+        return torch.frombuffer(memory, dtype=torch.uint8)[:nbytes]
+
+    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
+        """Read now."""
+        for source, _ in jobs:
+            source.will_read()
+        for source, out in jobs:
+            source.read_into(out)
+
+    def ready(self, ticket: None) -> None:
+        """Do nothing."""
+
+    def mark(self, buffer: Tensor) -> None:
+        """Do nothing: the CPU has ended what it did."""
+
+
+class Queue(Protocol):
+    """What a device does beside its computing: copies in the order of the calls."""
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Return memory of the host from which copies run by themselves."""
+        ...
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        """Queue a copy to the device."""
+        ...
+
+    def note(self) -> Any:
+        """Return a mark for the end of all that has been queued."""
+        ...
+
+    def wait_for(self, mark: Any) -> None:
+        """Queue nothing more before a mark of the computation."""
+        ...
+
+    def compute_after(self, mark: Any) -> None:
+        """Let the calling thread's computation wait for a mark of this queue; the thread itself goes on."""
+        ...
+
+    def compute_mark(self) -> Any:
+        """Return a mark for the end of what the calling thread's computation has been given."""
+        ...
+
+    def finish(self, mark: Any) -> None:
+        """Wait in this thread for a mark of this queue."""
+        ...
+
+
+class CudaQueue:
+    """A CUDA stream for copies."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stream = torch.cuda.Stream(device)
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Return page-locked memory."""
+        return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        """Queue a copy on the stream."""
+        with torch.cuda.stream(self._stream):
+            out.copy_(source, non_blocking=True)
+
+    def note(self) -> Any:
+        """Record an event on the stream."""
+        return self._stream.record_event()
+
+    def wait_for(self, mark: Any) -> None:
+        """Let the stream wait for an event."""
+        self._stream.wait_event(mark)
+
+    def compute_after(self, mark: Any) -> None:
+        """Let the thread's current stream wait for an event."""
+        torch.cuda.current_stream(self._device).wait_event(mark)
+
+    def compute_mark(self) -> Any:
+        """Record an event on the thread's current stream."""
+        return torch.cuda.current_stream(self._device).record_event()
+
+    def finish(self, mark: Any) -> None:
+        """Wait for an event."""
+        mark.synchronize()
+
+
+@dataclass(eq=False)
+class _Staging:
+    """Two buffers of the host: one is read into while the other is sent."""
+
+    buffers: list[Tensor]
+    sent: list[Any] = field(default_factory=lambda: [None, None])
+    turn: int = 0
+
+
+class SideLane:
+    """Sends weights to a device beside its computing, through two staging buffers for each thread that fills."""
+
+    def __init__(self, device: torch.device, queue: Queue, chunk_bytes: int = CHUNK_BYTES) -> None:
+        self.device = device
+        self._queue = queue
+        self._chunk_bytes = chunk_bytes
+        self._free: list[_Staging] = []
+
+    def allocate(self, nbytes: int) -> Tensor:
+        """Return memory of the device."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
+        """Read through staging, and queue the copies; the ticket is a mark of the queue."""
+        for source, _ in jobs:
+            source.will_read()
+        for mark in marks:
+            self._queue.wait_for(mark)
+        try:
+            staging = self._free.pop()
+        except IndexError:
+            staging = _Staging([self._queue.pinned(self._chunk_bytes) for _ in range(2)])
+        try:
+            for source, out in jobs:
+                if isinstance(source, HostTensor) and source.tensor.is_pinned() and source.tensor.dtype == out.dtype:
+                    self._queue.copy(source.tensor, out)
+                else:
+                    self._stage(source, out, staging)
+        finally:
+            self._free.append(staging)
+        return self._queue.note()
+
+    def ready(self, ticket: Any) -> None:
+        """Let the computation wait for the copies."""
+        self._queue.compute_after(ticket)
+
+    def mark(self, buffer: Tensor) -> Any:
+        """Return a mark after which the buffer may be filled again."""
+        if buffer.is_cuda:  # should it be given back instead, the memory must wait too
+            buffer.record_stream(torch.cuda.current_stream(buffer.device))
+        return self._queue.compute_mark()
+
+    def _stage(self, source: Source, out: Tensor, staging: _Staging) -> None:
+        """Send a tensor chunk by chunk, converted to the dtype of ``out`` on the way."""
+        flat = out.view(-1)
+        per_chunk = max(1, self._chunk_bytes // out.dtype.itemsize)
+        for begin in range(0, flat.numel(), per_chunk):
+            count = min(per_chunk, flat.numel() - begin)
+            staging.turn = 1 - staging.turn
+            if staging.sent[staging.turn] is not None:
+                self._queue.finish(staging.sent[staging.turn])
+            part = staging.buffers[staging.turn][: count * out.dtype.itemsize].view(out.dtype)
+            if isinstance(source, HostTensor):
+                part.copy_(source.tensor.reshape(-1)[begin : begin + count])
+            else:
+                source.part(begin, count).read_into(part)
+            self._queue.copy(part, flat[begin : begin + count])
+            staging.sent[staging.turn] = self._queue.note()
+
+
+def build_lane(device: torch.device) -> Lane:
+    """Return the lane to a device."""
+    if device.type == "cpu":
+        return HostLane()
+    if device.type == "cuda":
+        return SideLane(device, CudaQueue(device))
+    return SideLane(device, BlockingQueue())
+
+
+class BlockingQueue:
+    """Copies at once: for devices whose queues we do not know."""
+
+    def pinned(self, nbytes: int) -> Tensor:
+        """Return ordinary memory."""
+        return torch.empty(nbytes, dtype=torch.uint8)
+
+    def copy(self, source: Tensor, out: Tensor) -> None:
+        """Copy now."""
+        out.copy_(source)
+
+    def note(self) -> None:
+        """Do nothing: all copies are over."""
+
+    def wait_for(self, mark: None) -> None:
+        """Do nothing: the device itself keeps the order of copies and computation."""
+
+    def compute_after(self, mark: None) -> None:
+        """Do nothing."""
+
+    def compute_mark(self) -> None:
+        """Do nothing."""
+
+    def finish(self, mark: None) -> None:
+        """Do nothing."""

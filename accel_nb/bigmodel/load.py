@@ -1,0 +1,249 @@
+"""Checkpoints into models: each tensor from its file to its device, or left in the file to be read when needed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.device_map import check_device_map, place_of, plan_device_map
+from accel_nb.bigmodel.meta import moved_parameter
+from accel_nb.bigmodel.offload import dispatch_model
+from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
+from accel_nb.bigmodel.sizes import Device, parse_dtype, to_torch_device
+from accel_nb.bigmodel.transfer import Job, fill_all
+from accel_nb.errors import ConfigError
+
+_MOST_NAMES = 50
+"""In one line of an error or warning."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came of loading: tensors that the checkpoint lacked or had too many, and those that stay in its files."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    on_disk: dict[str, FileTensor] = field(default_factory=dict)
+    """By all names of each tensor; `dispatch_model` takes this as ``offload_index``."""
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Mapping[str, Device] | None = None,
+    dtype: torch.dtype | str | None = None,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    strict: bool = False,
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Loaded:
+    """Read safetensors (a file, an index, a folder) into a model, each tensor straight to its place in ``device_map``.
+
+    What the map puts on ``disk`` is left there and stays on the meta device. Floating-point tensors become ``dtype``,
+    else that of the model's own tensor; those of modules in ``keep_in_fp32_modules`` stay float32. Memory is taken for
+    the tensors themselves and, where they are converted or sent to a device, for a few MiB a thread.
+
+    All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
+    model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
+    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself.
+    Raises `ConfigError` with everything that is wrong.
+    """
+    opened = open_checkpoint(checkpoint)
+    if device_map is not None:
+        check_device_map(model, device_map, must_exist=True)
+    wanted = None if dtype is None else parse_dtype(dtype)
+    slots = _slots(model, wanted, keep_in_fp32_modules or ())
+    matched, loaded = _match(slots, opened, strict)
+    jobs: list[Job] = []
+    fresh: list[tuple[_Slot, Tensor]] = []
+    for slot, source in matched:
+        place = place_of(slot.names[0], device_map) if device_map is not None else None
+        if place == "disk" and (offload_buffers or not slot.is_buffer):
+            fresh.append((slot, torch.empty(slot.shape, dtype=slot.dtype, device="meta")))
+            loaded.on_disk.update(dict.fromkeys(slot.names, source))
+            continue
+        place = "cpu" if place == "disk" else place
+        target = slot.target(None if place is None else to_torch_device(place))
+        if target is not slot.tensor:
+            fresh.append((slot, target))
+        jobs.append((source, target.detach()))
+    fill_all(jobs, on_progress)
+    for slot, tensor in fresh:
+        slot.set(model, tensor)
+    return loaded
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | Mapping[str, Device] | None = None,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    offload_buffers: bool = False,
+    dtype: torch.dtype | str | None = None,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    strict: bool = False,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+    buffer_bytes: int | str | None = None,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> nn.Module:
+    """Load safetensors into a model and let it compute from wherever its weights fit; returns the model, in place.
+
+    ``device_map`` is one of your own, or ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (see
+    `infer_auto_device_map`); None loads only. What goes to disk stays in the checkpoint's files, of which no copy is
+    made. The other arguments are those of `infer_auto_device_map`, `load_checkpoint_in_model` and `dispatch_model`.
+    """
+    if isinstance(device_map, str):
+        device_map = plan_device_map(
+            model,
+            device_map,
+            max_memory,
+            no_split_module_classes,
+            dtype,
+            activations=activations,
+            kv_cache=kv_cache,
+            offload_buffers=offload_buffers,
+        )
+    loaded = load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map,
+        dtype,
+        offload_buffers,
+        keep_in_fp32_modules,
+        strict,
+        on_progress=on_progress,
+    )
+    if device_map is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map,
+        offload_index=loaded.on_disk,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes or _as_list(no_split_module_classes),
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names
+
+
+@dataclass
+class _Slot:
+    """A tensor of the model under all its names, and how it is going to be."""
+
+    names: list[str]
+    tensor: Tensor
+    dtype: torch.dtype
+    is_buffer: bool
+
+    @property
+    def shape(self) -> torch.Size:
+        return self.tensor.shape
+
+    def target(self, device: torch.device | None) -> Tensor:
+        """Return memory to load into: the model's own if that is as wanted."""
+        own = self.tensor
+        device = device or (torch.device("cpu") if own.is_meta else own.device)
+        if own.device == device and own.dtype == self.dtype and own.is_contiguous():
+            return own
+        return torch.empty(self.shape, dtype=self.dtype, device=device)
+
+    def set(self, model: nn.Module, value: Tensor) -> None:
+        """Put a new tensor under all the names, as a parameter like the one there if it is one."""
+        made = moved_parameter(self.tensor, value) if isinstance(self.tensor, nn.Parameter) else value
+        for name in self.names:
+            owner, _, leaf = name.rpartition(".")
+            module = model.get_submodule(owner)
+            (module._buffers if self.is_buffer else module._parameters)[leaf] = made  # type: ignore[assignment]
+
+
+def _slots(model: nn.Module, dtype: torch.dtype | None, keep_in_fp32: Sequence[str]) -> list[_Slot]:
+    """List what a checkpoint of the model holds: parameters and persistent buffers."""
+    kept = model.state_dict(keep_vars=True)
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    slots: dict[int, _Slot] = {}
+    for name, tensor in kept.items():
+        if not isinstance(tensor, Tensor):
+            continue  # extra state of a module, which no safetensors file holds
+        if id(tensor) in slots:
+            slots[id(tensor)].names.append(name)
+            continue
+        own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if tensor.is_floating_point() and any(part in keep_in_fp32 for part in name.split(".")):
+            own = torch.float32
+        slots[id(tensor)] = _Slot([name], tensor, own, name in buffers)
+    return list(slots.values())
+
+
+def _match(
+    slots: Sequence[_Slot], checkpoint: Checkpoint, strict: bool
+) -> tuple[list[tuple[_Slot, FileTensor]], Loaded]:
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    tensors = checkpoint.tensors
+    matched: list[tuple[_Slot, FileTensor]] = []
+    problems: list[str] = []
+    missing: list[str] = []
+    without_value: list[str] = []
+    for slot in slots:
+        sources = [tensors[name] for name in slot.names if name in tensors]
+        if not sources:
+            (without_value if slot.tensor.is_meta else missing).append(slot.names[0])
+            continue
+        problems += [problem for source in sources if (problem := _mismatch(slot, source))]
+        matched.append((slot, sources[0]))
+    known = {name for slot in slots for name in slot.names}
+    unexpected = [name for name in tensors if name not in known]
+    what = f"the checkpoint {checkpoint.path}"
+    if without_value or (strict and missing):
+        problems.append(f"{what} lacks: {_listed([*without_value, *(missing if strict else [])])}")
+    if strict and unexpected:
+        problems.append(f"{what} has, and the model does not: {_listed(unexpected)}")
+    if not problems:
+        problems = [
+            f"{' and '.join([source.name, *names])} are one tensor in the model and differ in {what}"
+            for slot, source in matched
+            if (names := [name for name in slot.names if name in tensors and not _equal(source, tensors[name])])
+        ]
+    if problems:
+        raise ConfigError(problems)
+    if missing:
+        warnings.warn(f"{what} lacks, so that these keep their values: {_listed(missing)}", stacklevel=3)
+    if unexpected:
+        warnings.warn(f"{what} has tensors that the model has no use for: {_listed(unexpected)}", stacklevel=3)
+    return matched, Loaded(missing, unexpected)
+
+
+def _mismatch(slot: _Slot, source: FileTensor) -> str | None:
+    if tuple(slot.shape) != source.shape:
+        return f"{source.name} has the shape {source.shape} in the checkpoint and {tuple(slot.shape)} in the model"
+    if source.dtype != slot.dtype and not (source.dtype.is_floating_point and slot.dtype.is_floating_point):
+        return f"{source.name} is {source.dtype} in the checkpoint and {slot.dtype} in the model"
+    return None
+
+
+def _equal(first: FileTensor, second: FileTensor) -> bool:
+    """Whether two tensors hold the same bytes; reads them, a part at a time, unless they are the same one."""
+    if first is second:
+        return True
+    parts = zip(first.chunks(), second.chunks(), strict=True)
+    same = ((a.view(torch.uint8), b.view(torch.uint8)) for (_, a), (_, b) in parts)
+    return first.dtype == second.dtype and all(torch.equal(a, b) for a, b in same)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,102 @@
+"""One line from a folder of weights to a model that computes, and the forecast of what that takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+from torch import nn
+
+from accel_nb.bigmodel.device_map import describe_device_map, main_device, place_of, plan_device_map
+from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.sizes import Device, format_bytes, list_tensors
+from accel_nb.errors import ConfigError
+
+
+def load(
+    checkpoint: str | os.PathLike[str],
+    model_class: Callable[..., nn.Module] | None = None,
+    *,
+    builder: Callable[[], nn.Module] | None = None,
+    config: Mapping[str, object] | None = None,
+    device_map: str | Mapping[str, Device] = "auto",
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+    buffer_bytes: int | str | None = None,
+    strict: bool = False,
+    verbose: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> nn.Module:
+    """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
+
+    Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
+    evaluation mode. ``verbose`` prints the forecast before anything is loaded. The rest is as in
+    `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
+    """
+    if (model_class is None) == (builder is None):
+        given = "neither is given" if builder is None else "both are given"
+        raise ConfigError(
+            f"{given}: load builds the model with model_class=YourModel (and config={{...}} for its arguments) or with "
+            "builder=lambda: YourModel(...); a checkpoint holds tensors and no code"
+        )
+    if builder is not None and config is not None:
+        raise ConfigError("config goes with model_class; a builder takes no arguments")
+    with init_empty_weights():
+        model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"what was built is {type(model).__name__}, and not a torch module")
+    if isinstance(device_map, str):
+        device_map = plan_device_map(
+            model,
+            device_map,
+            max_memory,
+            no_split_module_classes,
+            dtype,
+            activations=activations,
+            kv_cache=kv_cache,
+        )
+    if verbose:
+        print(forecast(model, device_map, max_memory=max_memory, dtype=dtype))
+    load_checkpoint_and_dispatch(
+        model,
+        checkpoint,
+        device_map,
+        dtype=dtype,
+        preload_module_classes=_as_list(no_split_module_classes),
+        buffer_bytes=buffer_bytes,
+        strict=strict,
+        on_progress=on_progress,
+    )
+    return model.eval()
+
+
+def forecast(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    *,
+    max_memory: Mapping[Device, int | str] | None = None,
+    dtype: torch.dtype | str | None = None,
+) -> str:
+    """Return, as text, what each device is going to hold and what has to be moved for each forward."""
+    main = main_device(device_map.values())
+    away = {"disk": 0, "cpu": 0}
+    for tensor in list_tensors(model, dtype):
+        place = str(place_of(tensor.name, device_map))
+        if not tensor.is_buffer and (place == "disk" or (place == "cpu" and main != "cpu")):
+            away[place] += tensor.nbytes
+    lines = [describe_device_map(model, device_map, max_memory=max_memory, dtype=dtype)]
+    for place, name in (("disk", "disk"), ("cpu", "memory")):
+        if away[place]:
+            lines.append(
+                f"each forward moves {format_bytes(away[place])} from {name} to {main}, ahead of the computation"
+            )
+    return "\n".join(lines)
+
+
+def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names

@@ -1,0 +1,251 @@
+"""How large the parts of a model are, and how much room there is for them."""
+
+from __future__ import annotations
+
+import re
+import resource
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import ConfigError
+
+Device = int | str | torch.device
+"""A place for weights: the number of an accelerator, a torch device, ``cpu`` or ``disk``."""
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_ACCELERATOR_SHARE = 0.9
+"""Of a device's free memory; what its libraries take for themselves on first use fits in the rest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One tensor of a model under all the names that it goes by; ``nbytes`` as it is going to be loaded."""
+
+    names: tuple[str, ...]
+    nbytes: int
+    is_buffer: bool
+
+    @property
+    def name(self) -> str:
+        """The first of its names."""
+        return self.names[0]
+
+
+def parse_bytes(size: int | str, what: str) -> int:
+    """Return ``12``, ``"12GB"`` (10^9) or ``"1.5GiB"`` (2^30) as bytes; ``what`` says in errors what it is the size of.
+
+    Raises `ConfigError`.
+    """
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    if isinstance(size, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([A-Za-z]*)\s*", size)):
+        factor = _UNITS.get(match[2].upper())
+        if factor is not None:
+            return int(float(match[1]) * factor)
+    raise ConfigError(f'{what} is {size!r}; write bytes as a whole number from 0, or text like "10GB" or "1.5GiB"')
+
+
+def format_bytes(nbytes: float) -> str:
+    """Return a size for people to read, in units of 2^10."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} {unit}" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"
+
+
+def parse_dtype(dtype: torch.dtype | str) -> torch.dtype:
+    """Return the dtype that ``torch.float16``, ``"float16"`` or ``"torch.float16"`` means; raises `ConfigError`."""
+    found = getattr(torch, dtype.removeprefix("torch."), None) if isinstance(dtype, str) else dtype
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"dtype {dtype!r} is none of torch's; write one like torch.bfloat16")
+    return found
+
+
+def list_tensors(
+    model: nn.Module,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+) -> list[Held]:
+    """List parameters and buffers in the model's order; tied ones are one. ``dtype`` is for floating-point tensors."""
+    wanted = None if dtype is None else parse_dtype(dtype)
+    special = {name: parse_dtype(own) for name, own in (special_dtypes or {}).items()}
+    groups: dict[int, tuple[Tensor, list[str], bool]] = {}
+    for is_buffer, named in (
+        (False, model.named_parameters(remove_duplicate=False)),
+        (True, model.named_buffers(remove_duplicate=False)),
+    ):
+        for name, tensor in named:
+            groups.setdefault(id(tensor), (tensor, [], is_buffer))[1].append(name)
+    held: list[Held] = []
+    for tensor, names, is_buffer in groups.values():
+        own = next((special[name] for name in names if name in special), None)
+        if own is None and wanted is not None and tensor.is_floating_point():
+            own = wanted
+        held.append(Held(tuple(names), tensor.numel() * (own or tensor.dtype).itemsize, is_buffer))
+    return held
+
+
+def compute_module_sizes(
+    model: nn.Module,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+    buffers_only: bool = False,
+) -> dict[str, int]:
+    """Return the bytes of the model (``""``), its modules and its tensors; a tied one counts at its first name."""
+    sizes: dict[str, int] = {name: 0 for name, _ in model.named_modules(remove_duplicate=False)}
+    for held in list_tensors(model, dtype, special_dtypes):
+        if buffers_only and not held.is_buffer:
+            continue
+        for name in prefixes(held.name):
+            sizes[name] = sizes.get(name, 0) + held.nbytes
+    return sizes
+
+
+def prefixes(name: str) -> list[str]:
+    """Return the names of everything that holds ``name``, the model first and itself last: "", "a", "a.b"."""
+    parts = name.split(".") if name else []
+    return ["", *(".".join(parts[:count]) for count in range(1, len(parts) + 1))]
+
+
+def find_tied_parameters(model: nn.Module) -> list[list[str]]:
+    """Return the names of tensors that are one and the same, in groups of two or more."""
+    return [list(held.names) for held in list_tensors(model) if len(held.names) > 1]
+
+
+def find_blocks(model: nn.Module) -> list[str]:
+    """Return the class names of the blocks that the model repeats: those of two or more in a list of modules."""
+    found: dict[str, None] = {}
+    for module in model.modules():
+        if isinstance(module, nn.ModuleList | nn.Sequential):
+            classes = [type(child).__name__ for child in module if next(child.children(), None) is not None]
+            found.update(dict.fromkeys(name for name in classes if classes.count(name) > 1))
+    return list(found)
+
+
+def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict[Device, int]:
+    """Return the bytes that weights may take on each device: as given, else what is free now.
+
+    Accelerators come first, then ``cpu``. An accelerator that shares the machine's memory is not counted beside it.
+    Raises `ConfigError` with all that is wrong.
+    """
+    if max_memory is not None:
+        return _given(max_memory)
+    found: dict[Device, int] = {}
+    host = host_room()
+    for index in range(torch.cuda.device_count()):
+        free, _ = torch.cuda.mem_get_info(index)
+        found[index] = int(free * _ACCELERATOR_SHARE)
+        if torch.cuda.get_device_properties(index).is_integrated:
+            host = max(0, host - found[index])
+    return {**found, "cpu": host}
+
+
+def host_room() -> int:
+    """Return the bytes of memory that this process may still take: of the machine, its control group, its limits."""
+    rooms = [psutil.virtual_memory().available, *_cgroup_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
+    process = psutil.Process().memory_info()
+    for kind, used in ((resource.RLIMIT_AS, process.vms), (resource.RLIMIT_DATA, getattr(process, "data", 0))):
+        limit, _ = resource.getrlimit(kind)
+        if limit != resource.RLIM_INFINITY:
+            rooms.append(limit - used)
+    return max(0, min(rooms))
+
+
+def _cgroup_rooms(root: Path, table: Path) -> list[int]:
+    """Return what each control group above this process leaves; versions 1 and 2 call their files differently."""
+    try:
+        lines = [line.split(":", 2) for line in table.read_text().splitlines()]
+    except OSError:
+        return []
+    rooms: list[int] = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers not in ("", "memory"):
+            continue
+        base = root / controllers
+        limit, usage = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes") if controllers else ("memory.max", "memory.current")
+        )
+        inside = base / path.lstrip("/")
+        for folder in [inside, *inside.parents]:
+            if folder == root.parent or not folder.is_relative_to(base):
+                break
+            room = _difference(folder / limit, folder / usage, folder / "memory.stat")
+            if room is not None:
+                rooms.append(room)
+    return rooms
+
+
+def _difference(limit: Path, usage: Path, stat: Path) -> int | None:
+    """Return a control group's limit less its usage, of which the cached files can be dropped; None if unlimited."""
+    try:
+        allowed = limit.read_text().strip()
+        if not allowed.isdigit():
+            return None
+        used = int(usage.read_text())
+        cached = [int(line.split()[1]) for line in stat.read_text().splitlines() if line.startswith("inactive_file ")]
+    except OSError:
+        return None
+    return int(allowed) - used + sum(cached)
+
+
+def _given(max_memory: Mapping[Device, int | str]) -> dict[Device, int]:
+    problems: list[str] = []
+    if not isinstance(max_memory, Mapping) or not max_memory:
+        raise ConfigError(f'max_memory is {max_memory!r}; write devices and bytes, as {{0: "10GB", "cpu": "30GB"}}')
+    found: dict[Device, int] = {}
+    for device, size in max_memory.items():
+        problems += device_problems(device, "max_memory")
+        try:
+            found[device] = parse_bytes(size, f"max_memory[{device!r}]")
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    order = {"cpu": 1, "disk": 2}
+    return dict(sorted(found.items(), key=lambda item: order.get(str(item[0]), 0)))
+
+
+def device_problems(device: object, where: str, *, must_exist: bool = False) -> Sequence[str]:
+    """Return what is wrong with a device, in a list of one line or none."""
+    allowed = "allowed are accelerator numbers from 0, names like 'cuda:0', 'cpu' and 'disk'"
+    if isinstance(device, bool) or not isinstance(device, int | str | torch.device) or device == "":
+        return [f"{where} names the device {device!r}; {allowed}"]
+    if device == "disk":
+        return []
+    if isinstance(device, int) and device < 0:
+        return [f"{where} names the device {device!r}; {allowed}"]
+    if isinstance(device, int):
+        made = torch.device("cuda", device)
+    else:
+        try:
+            made = torch.device(device)
+        except RuntimeError:
+            return [f"{where} names the device {device!r}; {allowed}"]
+    if not must_exist or made.type in ("cpu", "meta"):
+        return []
+    count = torch.get_device_module(made.type).device_count() if is_available(made) else 0
+    if (made.index or 0) >= count:
+        return [f"{where} names the device {device!r}, and this machine has {count} of type {made.type}"]
+    return []
+
+
+def is_available(device: torch.device) -> bool:
+    """Whether torch can use devices of this type here."""
+    try:
+        return bool(torch.get_device_module(device.type).is_available())
+    except (RuntimeError, AttributeError):  # torch was built without it
+        return False
+
+
+def to_torch_device(device: Device) -> torch.device:
+    """Return torch's name for a place that is not ``disk``; a number is a CUDA device."""
+    if isinstance(device, int):
+        return torch.device("cuda", device)
+    return torch.device(device)

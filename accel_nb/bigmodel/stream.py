@@ -1,0 +1,416 @@
+"""Weights that pass through a few buffers: read ahead of the computation in the order that it was seen to take.
+
+A *unit* is what is needed at once: a block, or a module with weights of its own. Buffers are bounded in bytes and used
+again. What is needed soonest is read first; what is needed last gives way, so that buffers beyond those of the
+read-ahead keep a part of the model from one forward to the next.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.lanes import HostTensor, Lane, Source
+from accel_nb.errors import AccelNbError, MisuseError
+
+ALIGNMENT = 64
+"""Of each tensor in a buffer, in bytes: what torch gives tensors of their own, so that kernels take the same paths."""
+_IDLE_S = 0.25
+"""After so long without work a reader's thread ends; the next forward starts another."""
+_AHEAD_BYTES = 32 << 20
+"""Units smaller than this in all are read ahead together."""
+
+
+class OffloadError(AccelNbError, OSError):
+    """Weights could not be read where they had been left."""
+
+
+@dataclass(eq=False)
+class Piece:
+    """One tensor of a unit: where it comes from, and the places in modules that it is put into."""
+
+    name: str
+    source: Source
+    empty: Tensor
+    """What the modules hold while it is away, on the meta device."""
+    places: list[tuple[dict[str, Any], str]]
+    aliases: tuple[str, ...] = ()
+    """All names that the tensor goes by in the model."""
+    was_trainable: bool = False
+    begin: int = 0
+    """Its place in the unit's buffer, in bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the buffer."""
+        return self.empty.numel() * self.empty.dtype.itemsize
+
+
+class Unit:
+    """The tensors that are needed at once."""
+
+    def __init__(self, name: str, pieces: Sequence[Piece]) -> None:
+        self.name = name
+        self.pieces = tuple(pieces)
+        self.nbytes = 0
+        for piece in self.pieces:
+            piece.begin = self.nbytes
+            self.nbytes += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+
+    def __repr__(self) -> str:
+        return f"Unit({self.name!r}, {self.nbytes} bytes)"
+
+
+@dataclass(eq=False)
+class _Buffer:
+    memory: Tensor
+    marks: list[Any] = field(default_factory=list)
+    """Of computations that may still read it."""
+    views: dict[Unit, list[Tensor]] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class _Stay:
+    """A unit in a buffer."""
+
+    buffer: _Buffer
+    state: Literal["filling", "ready", "stale", "failed"] = "filling"
+    """``stale``: the buffer does not hold what the weights are by now."""
+    users: int = 0
+    ticket: Any = None
+    error: BaseException | None = None
+    versions: list[int] = field(default_factory=list)
+    """Of its tensors when they were put into the modules."""
+    is_put: bool = False
+
+
+class _Thread(threading.local):
+    """What one computing thread has done, and so is going to do."""
+
+    def __init__(self) -> None:
+        self.seen: list[Unit] = []
+        self.next = 0
+        self.depth = 0
+
+
+class WeightStream:
+    """Gives units their weights while they compute; several threads may compute at once.
+
+    ``budget`` bounds the buffers, in bytes. It is exceeded only while the units that compute at this moment need more
+    by themselves, as several forwards in flight may.
+    """
+
+    def __init__(self, units: Sequence[Unit], lane: Lane, budget: int, *, num_readers: int = 1) -> None:
+        self._lane = lane
+        self._budget = budget
+        self._num_readers = num_readers
+        self._changed = threading.Condition()
+        self._stays: dict[Unit, _Stay] = {}
+        self._idle: list[_Buffer] = []
+        self._allocated = 0
+        self._order: list[Unit] = []
+        self._positions: dict[Unit, list[int]] = {}
+        self._now = 0
+        self._near: dict[int, list[Unit]] = {}
+        self._readers: list[threading.Thread] = []
+        self._own = _Thread()
+        self.num_fills = 0
+        """How many times a unit was read."""
+        self.peak_bytes = 0
+        """The most that buffers have taken."""
+        self._follow(units)
+
+    def begin(self) -> None:
+        """Start a forward of the whole model: what this thread did since its last one is the order to expect."""
+        own = self._own
+        own.depth += 1
+        if own.depth == 1:
+            if own.seen:
+                with self._changed:
+                    self._follow(own.seen)
+            own.seen, own.next = [], 0
+
+    def end(self, *, completed: bool) -> None:
+        """End a forward of the whole model; one that did not complete teaches nothing."""
+        self._own.depth -= 1
+        if not self._own.depth:
+            if not completed:
+                self._own.seen = []
+            alive = {thread.ident for thread in threading.enumerate()}
+            with self._changed:
+                self._near = {ident: near for ident, near in self._near.items() if ident in alive}
+
+    def acquire(self, unit: Unit) -> None:
+        """Put the unit's weights in place, waiting for them if need be; raises `OffloadError`."""
+        with self._changed:
+            self._expect_after(unit)
+            stay = self._stays.get(unit)
+            reads = stay is None
+            if stay is None:
+                buffer = self._buffer_for(unit, needed=True)
+                assert buffer is not None, "what is needed at once always gets a buffer"
+                stay = self._stays[unit] = _Stay(buffer)
+            stay.users += 1
+        try:
+            if reads:
+                self._fill(unit, stay)
+            with self._changed:
+                while stay.state == "filling":
+                    self._changed.wait()
+                if stay.state == "failed":
+                    raise OffloadError(f"the weights of {unit.name} cannot be read: {stay.error}") from stay.error
+                if not stay.is_put:
+                    self._put(unit, stay)
+            self._lane.ready(stay.ticket)
+        except BaseException:  # an interrupt may come at any point of this
+            with self._changed:
+                stay.users -= 1
+                self._let_go(unit, stay)
+            raise
+
+    def release(self, unit: Unit) -> None:
+        """Take the weights away again; what was changed in place is kept in memory from now on."""
+        with self._changed:
+            stay = self._stays[unit]
+            mark = self._lane.mark(stay.buffer.memory)
+            if mark is not None:
+                stay.buffer.marks.append(mark)
+            stay.users -= 1
+            self._let_go(unit, stay)
+
+    def saved_tensors_hooks(self, unit: Unit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
+        """Return what autograd must do with tensors of a unit that it keeps: note them, and fetch them when needed."""
+        memory = self._stays[unit].buffer.memory
+        storage = memory.untyped_storage()
+        begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+
+        def pack(tensor: Tensor) -> Any:
+            if tensor.device != memory.device or not begin <= tensor.data_ptr() < end:
+                return tensor
+            offset = tensor.data_ptr() - memory.data_ptr()
+            return _Noted(unit, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+
+        return pack, self._fetch
+
+    def close(self) -> None:
+        """Let go of all buffers; no forward may be running."""
+        with self._changed:
+            self._near.clear()
+            self._stays.clear()
+            self._idle.clear()
+            self._allocated = 0
+            self._changed.notify_all()
+
+    def _fetch(self, noted: Any) -> Tensor:
+        if not isinstance(noted, _Noted):
+            return noted
+        self.acquire(noted.unit)
+        try:
+            memory = self._stays[noted.unit].buffer.memory
+            flat = memory[noted.offset :]
+            flat = flat[: flat.numel() // noted.dtype.itemsize * noted.dtype.itemsize].view(noted.dtype)
+            return flat.as_strided(noted.shape, noted.stride, flat.storage_offset()).clone()
+        finally:
+            self.release(noted.unit)
+
+    # --- all below hold the lock, but for `_fill` and `_read_ahead` ---
+
+    def _follow(self, order: Sequence[Unit]) -> None:
+        if list(order) != self._order:
+            self._order = list(order)
+            self._positions = {}
+            for position, unit in enumerate(order):
+                self._positions.setdefault(unit, []).append(position)
+
+    def _expect_after(self, unit: Unit) -> None:
+        """Note where in the order this thread is, and what it needs next."""
+        own, order = self._own, self._order
+        if len(own.seen) > 8 * len(order):  # parts of the model are called by themselves, without an end
+            own.seen = []
+        own.seen.append(unit)
+        if own.next >= len(order) or order[own.next] is not unit:
+            places = self._positions.get(unit)
+            if not places:
+                return
+            at = bisect_left(places, own.next)
+            own.next = places[at] if at < len(places) else places[0]
+        self._now = own.next
+        own.next = (own.next + 1) % len(order)
+        near: list[Unit] = []
+        left, ahead = self._budget - unit.nbytes, 0
+        for step in range(len(order) - 1):
+            other = order[(own.next + step) % len(order)]
+            left -= other.nbytes
+            if left < 0 or (len(near) > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
+                break
+            ahead += other.nbytes
+            near.append(other)
+        self._near[threading.get_ident()] = near
+        if any(other not in self._stays for other in near):
+            self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        self._readers = [reader for reader in self._readers if reader.is_alive()]
+        while len(self._readers) < self._num_readers:
+            reader = threading.Thread(target=self._read_ahead, name="accel_nb-read-ahead", daemon=True)
+            self._readers.append(reader)
+            reader.start()
+        self._changed.notify_all()
+
+    def _read_ahead(self) -> None:
+        """Read what is needed soon into buffers, until there has been nothing to do for a while."""
+        while True:
+            with self._changed:
+                found = self._next_wish()
+                if found is None:
+                    if self._changed.wait(_IDLE_S) or self._next_wish() is not None:
+                        continue
+                    self._readers.remove(threading.current_thread())
+                    return
+            self._fill(*found)
+
+    def _next_wish(self) -> tuple[Unit, _Stay] | None:
+        for near in self._near.values():
+            for unit in near:
+                if unit in self._stays:
+                    continue
+                buffer = self._buffer_for(unit, needed=False)
+                if buffer is None:
+                    break
+                stay = self._stays[unit] = _Stay(buffer)
+                return unit, stay
+        return None
+
+    def _fill(self, unit: Unit, stay: _Stay) -> None:
+        """Read a unit into its buffer; without the lock."""
+        buffer = stay.buffer
+        marks, buffer.marks = buffer.marks, []
+        if unit not in buffer.views:
+            with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
+                buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
+        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.pieces, buffer.views[unit], strict=True)]
+        try:
+            ticket = self._lane.fill(jobs, marks)
+        except BaseException as error:
+            with self._changed:
+                stay.state, stay.error = "failed", error
+                self._let_go(unit, stay)
+            if not isinstance(error, Exception):
+                raise
+            return
+        with self._changed:
+            stay.ticket, stay.state = ticket, "ready"
+            self.num_fills += 1
+            self._changed.notify_all()
+
+    def _let_go(self, unit: Unit, stay: _Stay) -> None:
+        """Take the weights of a unit that nobody uses out of the modules; it stays in its buffer if all is well."""
+        if not stay.users and self._stays.get(unit) is stay:
+            if stay.is_put:
+                self._take(unit, stay)
+            if self._allocated > self._budget and stay.state != "filling":
+                self._allocated -= self._stays.pop(unit).buffer.memory.numel()
+            elif stay.state in ("failed", "stale"):  # the next forward reads it again
+                self._idle.append(self._stays.pop(unit).buffer)
+        self._changed.notify_all()
+
+    def _buffer_for(self, unit: Unit, *, needed: bool) -> _Buffer | None:
+        """Return a buffer that holds the unit, making room by what is needed last; None if it would have to wait."""
+        fitting = [buffer for buffer in self._idle if buffer.memory.numel() >= unit.nbytes]
+        if not fitting and self._allocated + unit.nbytes > self._budget:
+            self._make_room(unit, needed=needed)
+            fitting = [buffer for buffer in self._idle if buffer.memory.numel() >= unit.nbytes]
+        if fitting:
+            best = min(fitting, key=lambda buffer: buffer.memory.numel())
+            self._idle.remove(best)
+            return best
+        if self._allocated + unit.nbytes > self._budget and not needed:
+            return None
+        self._allocated += unit.nbytes
+        self.peak_bytes = max(self.peak_bytes, self._allocated)
+        with torch.inference_mode(False):
+            memory = self._lane.allocate(unit.nbytes)
+        # An allocator may give memory that computations before this one still read.
+        mark = self._lane.mark(memory)
+        return _Buffer(memory, [] if mark is None else [mark])
+
+    def _make_room(self, unit: Unit, *, needed: bool) -> None:
+        """Let go of units that are needed later than this one, the last first, until a buffer fits or can be made."""
+        near = {other for own in self._near.values() for other in own}
+        limit = -1 if needed else self._distance(unit)
+        gone = [
+            other
+            for other, stay in self._stays.items()
+            if not stay.users and stay.state == "ready" and (needed or other not in near)
+            and self._distance(other) > limit
+        ]  # fmt: skip
+        for other in sorted(gone, key=self._distance, reverse=True):
+            self._idle.append(self._stays.pop(other).buffer)
+            if self._idle[-1].memory.numel() >= unit.nbytes:
+                return
+            while self._idle and self._allocated + unit.nbytes > self._budget:
+                self._allocated -= self._idle.pop().memory.numel()
+            if self._allocated + unit.nbytes <= self._budget:
+                return
+        while self._idle and self._allocated + unit.nbytes > self._budget:
+            self._allocated -= self._idle.pop().memory.numel()
+
+    def _distance(self, unit: Unit) -> int:
+        """Return after how many units this one is needed, by the order that is expected."""
+        places = self._positions.get(unit)
+        if not places:
+            return len(self._order) + 1
+        at = bisect_left(places, self._now + 1)
+        return (places[at] if at < len(places) else places[0] + len(self._order)) - self._now
+
+    def _put(self, unit: Unit, stay: _Stay) -> None:
+        views = stay.buffer.views[unit]
+        for piece, view in zip(unit.pieces, views, strict=True):
+            for holder, leaf in piece.places:
+                holder[leaf] = view
+        stay.versions = [view._version for view in views]
+        stay.is_put = True
+
+    def _take(self, unit: Unit, stay: _Stay) -> None:
+        stay.is_put = False
+        for piece, view, version in zip(unit.pieces, stay.buffer.views[unit], stay.versions, strict=True):
+            holder, leaf = piece.places[0]
+            now: Tensor = holder[leaf]
+            for place, name in piece.places:
+                place[name] = piece.empty
+            if now is not view or view._version != version:
+                if now.shape != view.shape or now.dtype != view.dtype:
+                    raise MisuseError(
+                        f"a forward has put another {piece.name} in place of the one that is offloaded, of shape "
+                        f"{tuple(now.shape)} and {now.dtype}; keep buffers in memory (offload_buffers=False)"
+                    )
+                piece.source = HostTensor(now.detach().to("cpu", copy=True))
+                if now is not view:
+                    stay.state = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class _Noted:
+    """A tensor that autograd wants back: a part of a unit's buffer, ``offset`` in bytes."""
+
+    unit: Unit
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+def _views(unit: Unit, memory: Tensor) -> list[Tensor]:
+    """Return the unit's tensors in a buffer: frozen parameters and buffers, each with a version count of its own."""
+    views: list[Tensor] = []
+    for piece in unit.pieces:
+        part = memory[piece.begin : piece.begin + piece.nbytes].view(piece.empty.dtype).view(piece.empty.shape)
+        is_parameter = isinstance(piece.empty, nn.Parameter)
+        views.append(nn.Parameter(part, requires_grad=False) if is_parameter else part.data)
+    return views

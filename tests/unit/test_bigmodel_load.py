@@ -1,0 +1,303 @@
+"""Reading checkpoints: every dtype, every layout of files, and everything that is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from accel_nb.bigmodel.load import load_checkpoint_in_model
+from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.shards import DTYPES, open_checkpoint
+from accel_nb.bigmodel.transfer import Staging
+from accel_nb.errors import ConfigError
+from tests.support.checkpoints import save_sharded, save_single
+from tests.support.transformer import Transformer
+
+
+def empty(**options) -> Transformer:
+    with init_empty_weights():
+        return Transformer(**options)
+
+
+def assert_same(model: nn.Module, expected: nn.Module) -> None:
+    for name, tensor in expected.state_dict().items():
+        assert torch.equal(model.state_dict()[name], tensor), name
+
+
+@pytest.mark.parametrize("save", [save_single, save_sharded])
+@pytest.mark.parametrize("give_folder", [True, False])
+def test_a_model_is_loaded_bit_by_bit_and_stays_tied(tmp_path: Path, save, give_folder: bool) -> None:
+    expected = Transformer()
+    path = save(expected, tmp_path)
+    model = empty()
+
+    loaded = load_checkpoint_in_model(model, tmp_path if give_folder else path, {"": "cpu"}, strict=True)
+
+    assert_same(model, expected)
+    assert model.head.weight is model.embedding.weight
+    assert (loaded.missing, loaded.unexpected, loaded.on_disk) == ([], [], {})
+
+
+def test_a_model_with_values_is_filled_in_place(tmp_path: Path) -> None:
+    expected, model = Transformer(), Transformer()
+    before = {name: id(parameter) for name, parameter in model.named_parameters()}
+    load_checkpoint_in_model(model, save_single(expected, tmp_path))
+    assert_same(model, expected)
+    assert {name: id(parameter) for name, parameter in model.named_parameters()} == before
+
+
+def test_dtypes_are_converted_on_the_way_and_some_modules_left(tmp_path: Path) -> None:
+    expected = Transformer(width=64)
+    path = save_single(expected, tmp_path)
+    model = empty(width=64)
+    load_checkpoint_in_model(model, path, dtype="bfloat16", keep_in_fp32_modules=["norm"])
+    assert torch.equal(model.blocks[0].up.weight, expected.blocks[0].up.weight.bfloat16())
+    assert torch.equal(model.blocks[0].norm.weight, expected.blocks[0].norm.weight)
+    assert model.norm.weight.dtype == torch.float32
+
+
+def test_conversion_happens_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_nb.bigmodel.shards.CHUNK_BYTES", 100)
+    expected = Transformer()
+    model = empty()
+    load_checkpoint_in_model(model, save_single(expected, tmp_path), dtype=torch.float64)
+    assert_same(model, expected.double())
+
+
+@pytest.mark.parametrize("name", sorted(DTYPES))
+def test_every_dtype_is_read(tmp_path: Path, name: str) -> None:
+    tensor = torch.arange(12).reshape(3, 4).to(DTYPES[name])
+    save_file({"t": tensor, "empty": tensor[:0], "scalar": tensor[0, 1].clone()}, tmp_path / "a.safetensors")
+    for source in open_checkpoint(tmp_path / "a.safetensors").tensors.values():
+        out = torch.empty(source.shape, dtype=source.dtype)
+        source.read_into(out)
+        expected = {"t": tensor, "empty": tensor[:0], "scalar": tensor[0, 1]}[source.name]
+        assert out.shape == expected.shape
+        assert torch.equal(out.reshape(-1).view(torch.uint8), expected.clone().reshape(-1).view(torch.uint8))
+
+
+def test_staging_uses_its_two_buffers_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_nb.bigmodel.shards.CHUNK_BYTES", 64)
+    values = torch.randn(100)
+    save_file({"t": values}, tmp_path / "a.safetensors")
+    source = open_checkpoint(tmp_path).tensors["t"]
+    staging, used = Staging(), []
+    for begin, part in source.chunks(staging._next):
+        assert torch.equal(part, values[begin : begin + 16])
+        used.append(part.data_ptr())
+    assert len(set(used)) == 2
+
+
+def test_tensors_for_the_disk_stay_there(tmp_path: Path) -> None:
+    model = empty(tied=False)
+    places = {"embedding": "cpu", "positions": "cpu", "blocks": "disk", "norm": "cpu", "head": "disk"}
+    loaded = load_checkpoint_in_model(model, save_sharded(Transformer(tied=False), tmp_path), places)
+    assert model.blocks[0].up.weight.is_meta
+    assert not model.norm.weight.is_meta
+    assert "head.weight" in loaded.on_disk
+    assert "blocks.0.table" not in loaded.on_disk, "buffers are offloaded only if asked for"
+
+
+def test_progress_is_told_in_bytes(tmp_path: Path) -> None:
+    told: list[tuple[int, int]] = []
+    load_checkpoint_in_model(empty(), save_single(Transformer(), tmp_path), on_progress=lambda *now: told.append(now))
+    assert told[-1][0] == told[-1][1] > 0
+    assert told == sorted(told)
+
+
+def test_everything_that_does_not_match_is_told_and_nothing_is_loaded(tmp_path: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in Transformer().state_dict().items()}
+    del tensors["norm.bias"], tensors["blocks.3.up.weight"]
+    tensors["positions"] = torch.zeros(1, 2)
+    tensors["norm.weight"] = tensors["norm.weight"].to(torch.int32)
+    tensors["other"] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = Transformer()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(ConfigError) as caught:
+        load_checkpoint_in_model(model, tmp_path, strict=True)
+    text = str(caught.value)
+    for part in ("positions has the shape (1, 2)", "int32", "norm.bias", "blocks.3.up.weight", "does not: other"):
+        assert part in text
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_without_strict_lacks_and_leftovers_are_warned_of(tmp_path: Path) -> None:
+    tensors = {name: tensor.clone() for name, tensor in Transformer().state_dict().items()}
+    del tensors["norm.bias"]
+    tensors["other"] = torch.zeros(1)
+    save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.warns(UserWarning, match=r"norm\.bias"), pytest.warns(UserWarning, match="no use for: other"):
+        loaded = load_checkpoint_in_model(Transformer(), tmp_path)
+    assert (loaded.missing, loaded.unexpected) == (["norm.bias"], ["other"])
+    with pytest.raises(ConfigError, match=r"lacks: norm\.bias"):
+        load_checkpoint_in_model(empty(), tmp_path)
+
+
+def test_tied_tensors_that_differ_in_the_checkpoint_are_refused(tmp_path: Path) -> None:
+    save_file(Transformer(tied=False).state_dict(), tmp_path / "model.safetensors")
+    with pytest.raises(ConfigError, match=r"embedding\.weight and head\.weight are one tensor"):
+        load_checkpoint_in_model(empty(), tmp_path)
+
+
+def shard(folder: Path, header: object, data: bytes = b"", *, size: int | None = None) -> Path:
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path = folder / "model.safetensors"
+    path.write_bytes((len(text) if size is None else size).to_bytes(8, "little") + text + data)
+    return path
+
+
+F32 = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+
+
+@pytest.mark.parametrize(
+    ("header", "data", "told"),
+    [
+        ([], b"", "not a JSON object"),
+        (b"{", b"", "not JSON"),
+        (b'{"a": 1, "a": 2}', b"", "twice"),
+        (b"[" * 100_000, b"", "not JSON|not a JSON"),
+        (b"\xff\xff", b"", "not JSON"),
+        (b'{"a": NaN}', b"", "not JSON"),
+        ({"a": 7}, b"", "lacks dtype"),
+        ({"a": {**F32, "dtype": "F4"}}, bytes(4), "dtype 'F4'"),
+        ({"a": {**F32, "dtype": ["F32"]}}, bytes(4), "dtype"),
+        ({"a": {**F32, "shape": [-1]}}, bytes(4), "whole numbers"),
+        ({"a": {**F32, "shape": [True]}}, bytes(4), "whole numbers"),
+        ({"a": {**F32, "shape": [2**40, 2**40]}}, bytes(4), "offsets say 4"),
+        ({"a": {**F32, "shape": [2**99]}}, bytes(4), "whole numbers"),
+        ({"a": {**F32, "shape": "1"}}, bytes(4), "whole numbers"),
+        ({"a": {**F32, "data_offsets": [0, 4, 8]}}, bytes(4), "lacks"),
+        ({"a": {**F32, "data_offsets": [4, 8]}}, bytes(8), "hole"),
+        ({"a": F32, "b": F32}, bytes(4), "overlap"),
+        ({"a": F32}, bytes(3), "takes 4 bytes"),
+        ({"a": F32}, bytes(5), "cut short or longer"),
+    ],
+)
+def test_hostile_headers_are_refused(tmp_path: Path, header, data: bytes, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        open_checkpoint(shard(tmp_path, header, data))
+
+
+@pytest.mark.parametrize("size", [2**63, 10**9, 100])
+def test_headers_that_claim_more_than_the_file_are_refused(tmp_path: Path, size: int) -> None:
+    with pytest.raises(ConfigError, match="header claims"):
+        open_checkpoint(shard(tmp_path, {}, size=size))
+
+
+def index(folder: Path, weight_map: object) -> Path:
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": weight_map}))
+    return path
+
+
+@pytest.mark.parametrize(
+    "name", ["../model.safetensors", "/etc/model.safetensors", "a/../../b.safetensors", "", "a\0.safetensors", "passwd"]
+)
+def test_an_index_may_only_name_files_beside_it(tmp_path: Path, name: str) -> None:
+    save_single(Transformer(), tmp_path)
+    with pytest.raises(ConfigError, match="leads to the file"):
+        open_checkpoint(index(tmp_path, {"a": name}))
+
+
+def test_links_folders_and_pipes_are_refused(tmp_path: Path) -> None:
+    inside = tmp_path / "inside"
+    inside.mkdir()
+    save_file({"a": torch.ones(1)}, tmp_path / "out.safetensors")
+    (inside / "link.safetensors").symlink_to(tmp_path / "out.safetensors")
+    (inside / "folder.safetensors").mkdir()
+    os.mkfifo(inside / "pipe.safetensors")
+    names = {name: f"{name}.safetensors" for name in ("link", "folder", "pipe", "absent")}
+    with pytest.raises(ConfigError) as caught:
+        open_checkpoint(index(inside, names))
+    assert len(caught.value.problems) == 4
+    assert "link or lies behind one" in str(caught.value)
+    assert str(caught.value).count("not a regular file") == 2
+
+
+def test_the_links_of_a_hub_cache_are_followed(tmp_path: Path) -> None:
+    snapshot, blobs = tmp_path / "snapshots/abc", tmp_path / "blobs"
+    snapshot.mkdir(parents=True)
+    blobs.mkdir()
+    expected = Transformer()
+    shutil.move(save_single(expected, tmp_path), blobs / "0123")
+    (snapshot / "model.safetensors").symlink_to("../../blobs/0123")
+    model = empty()
+    load_checkpoint_in_model(model, snapshot)
+    assert_same(model, expected)
+
+
+@pytest.mark.parametrize("weight_map", [None, [], {}, {"a": 1}, "x"])
+def test_an_index_of_another_form_is_refused(tmp_path: Path, weight_map: object) -> None:
+    with pytest.raises(ConfigError, match="weight_map"):
+        open_checkpoint(index(tmp_path, weight_map))
+
+
+def test_an_index_that_errs_about_its_files_is_refused(tmp_path: Path) -> None:
+    save_file({"a": torch.ones(1)}, tmp_path / "s.safetensors")
+    with pytest.raises(ConfigError, match=r"'b' is in s\.safetensors, which does not have it"):
+        open_checkpoint(index(tmp_path, {"b": "s.safetensors"}))
+
+
+def test_pickled_checkpoints_are_refused_with_the_way_out(tmp_path: Path) -> None:
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    for path in (tmp_path, tmp_path / "pytorch_model.bin", tmp_path / "pytorch_model.bin.index.json"):
+        with pytest.raises(ConfigError, match=r"could run any code.*save_file"):
+            open_checkpoint(path)
+
+
+def test_folders_without_or_with_several_checkpoints_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="holds no"):
+        open_checkpoint(tmp_path)
+    with pytest.raises(ConfigError, match="there is no checkpoint"):
+        open_checkpoint(tmp_path / "x.safetensors")
+    for name in ("a", "b"):
+        save_file({"t": torch.ones(1)}, tmp_path / f"{name}.safetensors")
+    with pytest.raises(ConfigError, match=r"several checkpoints: a\.safetensors, b\.safetensors"):
+        open_checkpoint(tmp_path)
+
+
+def test_a_file_cut_short_after_opening_is_an_error(tmp_path: Path) -> None:
+    path = save_single(Transformer(), tmp_path)
+    opened = open_checkpoint(path)
+    os.truncate(path, 5000)
+    source = max(opened.tensors.values(), key=lambda tensor: tensor.offset)
+    with pytest.raises(OSError, match="cut short while in use"):
+        source.read_into(torch.empty(source.shape))
+
+
+PEAK = """
+import resource, sys, torch
+from accel_nb.bigmodel.load import load_checkpoint_in_model
+from accel_nb.bigmodel.meta import init_empty_weights
+from tests.support.transformer import Transformer
+with init_empty_weights():
+    model = Transformer(width=1024, depth=8, vocabulary=1024)
+load_checkpoint_in_model(Transformer(), sys.argv[2])
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+load_checkpoint_in_model(model, sys.argv[1], dtype=sys.argv[3])
+print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_loading_takes_the_memory_of_the_weights_and_no_more(tmp_path: Path, project: Path, dtype: str) -> None:
+    for name, model in (("big", Transformer(width=1024, depth=8, vocabulary=1024)), ("small", Transformer())):
+        (tmp_path / name).mkdir()
+        save_single(model, tmp_path / name)
+    done = subprocess.run(
+        [sys.executable, "-c", PEAK, str(tmp_path / "big"), str(tmp_path / "small"), dtype],
+        capture_output=True, text=True, check=True, cwd=project,
+        env={**os.environ, "PYTHONPATH": str(project)},
+    )  # fmt: skip
+    weights = (tmp_path / "big/model.safetensors").stat().st_size // (1 if dtype == "float32" else 2)
+    assert int(done.stdout) <= weights * 1.05 + (8 << 20) * 4
