@@ -1,21 +1,23 @@
-"""``accel-nb config|demo``. Exit status: 0 done, 1 the demo failed, 2 wrong use (one line for each problem)."""
+"""``accel-nb checkpoint|config|demo|test``. Exit status: 0 done, 1 it failed, 2 bad input (one line a problem)."""
 
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_nb.cli import demo
+from accel_nb.cli import checkpoint, demo, selftest
 from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.layers import did_you_mean
-from accel_nb.errors import ConfigError
+from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.runtime.environment import option_variables
 
 HELP = """\
+accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
 accel-nb config show [flags]   every option, its value and where it came from
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
-accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)"""
+accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
+accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,11 +29,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         command, arguments = _command(words)
         print(command(arguments), end="")
-    except ConfigError as error:
+    except (ConfigError, CheckpointError, MisuseError) as error:
         print(error, file=sys.stderr)
         return 2
     except demo.DemoFailed as error:
         print(error, file=sys.stderr)
+        return 1
+    except selftest.SelfTestFailed as error:
+        print(error)
         return 1
     return 0
 
@@ -41,8 +46,12 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
     group, action = words[0], " ".join(words[1:2])
     if group == "demo":
         return demo.run, words[1:]
+    if group == "checkpoint":
+        return checkpoint.run, words[1:]
+    if group == "test":
+        return selftest.run, words[1:]
     if group != "config":
-        near = did_you_mean(group, ["config", "demo"])
+        near = did_you_mean(group, ["checkpoint", "config", "demo", "test"])
         raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
     if action not in _CONFIG_COMMANDS:
         choices = ", ".join(_CONFIG_COMMANDS)

@@ -1,0 +1,52 @@
+"""``accel-nb test``: check on this machine's own devices that training does what it should."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel_nb.config import environment_layer, parse_flags, resolve
+from accel_nb.errors import ConfigError
+from accel_nb.pool.place import place_workers
+from accel_nb.runtime.environment import option_variables
+from accel_nb.runtime.hardware import find_gpus
+from accel_nb.selftest.run import DEADLINE_S, Report, run_checks
+
+NUM_CPU_WORKERS = 2
+_FLAGS = ("cpus", "gpus", "timeout")
+
+
+class SelfTestFailed(Exception):
+    """A check failed; the message is the whole report."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    as_json: bool
+    has_colours: bool
+
+    def __call__(self, report: Report) -> str:
+        return report.as_json() if self.as_json else report.as_table(has_colours=self.has_colours)
+
+
+def run(words: Sequence[str]) -> str:
+    """Run the checks and return the report; raises SelfTestFailed with it where one failed.
+
+    Takes ``--gpus``, ``--cpus`` and ``--timeout`` as a cell does, and ``--json``. With none of the first two it is
+    every visible GPU, else two CPU workers.
+    """
+    shown = _Shown("--json" in words, sys.stdout.isatty())
+    flags = parse_flags([word for word in words if word != "--json"], source="command line")
+    others = [name for name in flags.values if name not in _FLAGS]
+    if others:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ConfigError(f"accel-nb test takes --cpus N, --gpus N, --timeout SECONDS and --json, and no {listed}")
+    config = resolve([environment_layer(option_variables()), flags]).config
+    cpus = config.cpus
+    if cpus is None and config.gpus is None and not find_gpus():
+        cpus = NUM_CPU_WORKERS
+    report = run_checks(place_workers(gpus=config.gpus, cpus=cpus), deadline_s=config.timeout or DEADLINE_S)
+    if not report.is_ok:
+        raise SelfTestFailed(shown(report).rstrip("\n"))
+    return shown(report)

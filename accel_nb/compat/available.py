@@ -1,0 +1,63 @@
+"""Predicates about this machine and its packages: ``is_..._available``, made by name when they are asked for.
+
+A predicate about a package looks for it without importing it. One about hardware that accel_nb does not train on is
+False, wherever it runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+
+from accel_nb.runtime.device import has_real_bf16
+
+_PACKAGES: Mapping[str, str] = MappingProxyType(
+    {
+        "bnb": "bitsandbytes",
+        "lomo": "lomo_optim",
+        "megatron_lm": "megatron",
+        "pippy": "torch.distributed.pipelining",
+        "ipex": "intel_extension_for_pytorch",
+    }
+)
+"""Packages whose name differs from the predicate's."""
+_OTHER_HARDWARE = frozenset({"hpu", "mlu", "musa", "neuron", "npu", "sdaa", "sagemaker", "xpu"})
+
+
+def _current_device() -> torch.device:
+    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
+
+
+_HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
+    {
+        "bf16": lambda: has_real_bf16(_current_device()),
+        "cuda": torch.cuda.is_available,
+        "fp16": lambda: True,
+        "fp8": lambda: False,
+        "mps": torch.backends.mps.is_available,
+        "rocm": lambda: torch.version.hip is not None and torch.cuda.is_available(),
+    }
+)
+
+
+def __getattr__(name: str) -> Callable[..., bool]:
+    what = name.removeprefix("is_").removesuffix("_available")
+    if name != f"is_{what}_available":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return functools.partial(_is_available, what)
+
+
+def _is_available(what: str, *args: object, **kwargs: object) -> bool:
+    # Arguments narrow some predicates in the other package (such as to skip a device): none changes the answer here.
+    if what in _OTHER_HARDWARE:
+        return False
+    if what in _HERE:
+        return _HERE[what]()
+    try:
+        return importlib.util.find_spec(_PACKAGES.get(what, what)) is not None
+    except (ImportError, ValueError):  # its parent package is missing, or it was put in place without a spec
+        return False

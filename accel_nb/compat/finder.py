@@ -1,0 +1,135 @@
+"""The finder that answers for the well-known package: its modules, and the version that libraries ask for."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.metadata
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from accel_nb.compat.names import LATER, MODULES, PACKAGE, reason_for
+from accel_nb.errors import MisuseError
+
+COMPATIBLE_VERSION = "1.15.0"
+"""The version whose names and meanings are those offered here; what libraries that ask for a version are told."""
+
+
+def install() -> None:
+    """Let ``import accelerate`` and its submodules find accel_nb from now on, in this process; again does nothing.
+
+    Raises `MisuseError` if the real package is imported already: half of a program would use the one, half the other.
+    """
+    if is_installed():
+        return
+    imported = sorted(name for name in sys.modules if name == PACKAGE or name.startswith(f"{PACKAGE}."))
+    if imported:
+        raise MisuseError(
+            f"{imported[0]} is imported already, from {getattr(sys.modules[imported[0]], '__file__', None)}: call "
+            "accel_nb.compat.install() before anything imports it (restart the kernel, or the process)"
+        )
+    sys.meta_path.insert(0, Finder())
+
+
+def uninstall() -> None:
+    """Undo `install`: later imports find the real package, if there is one; what was imported stays usable."""
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
+    for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
+        del sys.modules[name]
+
+
+def is_installed() -> bool:
+    """Whether ``import accelerate`` finds accel_nb."""
+    return any(isinstance(finder, Finder) for finder in sys.meta_path)
+
+
+class _Module(ModuleType):
+    """A module whose names are looked up when they are asked for, so that importing it costs nothing."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__version__" and self.__name__ == PACKAGE:
+            return COMPATIBLE_VERSION
+        offered = MODULES[self.__name__]
+        if name == "__all__":
+            return sorted(name for name, place in offered.items() if _is_there(place))
+        if name in offered:
+            value = _find(offered[name], f"{self.__name__}.{name}")
+            vars(self)[name] = value
+            return value
+        if f"{self.__name__}.{name}" in MODULES:
+            return importlib.import_module(f"{self.__name__}.{name}")
+        if name in LATER:
+            raise ImportError(_refusal(f"{self.__name__}.{name}", LATER[name]), name=f"{self.__name__}.{name}")
+        raise AttributeError(f"accel_nb offers no {self.__name__}.{name}; docs/migration.md lists what there is")
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if isinstance(value, _Module) and name in MODULES[self.__name__]:
+            return  # of a submodule and an object of one name, such as tqdm, the attribute is the object
+        super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return sorted({*super().__dir__(), *MODULES[self.__name__]})
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the package's modules and its distribution; everything else is left to other finders."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        """Return the spec of a module of the package; raises ImportError for one that is not offered."""
+        if fullname in MODULES:
+            is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
+            return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=is_package)
+        if fullname.startswith(f"{PACKAGE}."):
+            raise ModuleNotFoundError(_refusal(fullname, reason_for(fullname)), name=fullname)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        """Return an empty module."""
+        return _Module(spec.name, f"The names of {spec.name}, as accel_nb offers them.")
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Do nothing: names come when they are asked for."""
+
+    def find_distributions(
+        self, context: importlib.metadata.DistributionFinder.Context | None = None
+    ) -> Iterable[importlib.metadata.Distribution]:
+        """Return the package's distribution where it, or everything, is asked for."""
+        name = None if context is None else context.name
+        return [_Distribution()] if name is None or name.lower() == PACKAGE else []
+
+
+class _Distribution(importlib.metadata.Distribution):
+    """What tools read of the package's metadata: name and version."""
+
+    def read_text(self, filename: str) -> str | None:
+        if filename not in ("METADATA", "PKG-INFO"):
+            return None
+        return f"Metadata-Version: 2.1\nName: {PACKAGE}\nVersion: {COMPATIBLE_VERSION}\nSummary: offered by accel_nb\n"
+
+    def locate_file(self, path: Any) -> Path:
+        return Path(__file__).parent / path
+
+
+def _find(place: str, asked: str) -> Any:
+    module, _, attribute = place.partition(":")
+    found = importlib.import_module(module)
+    try:
+        return getattr(found, attribute)
+    except AttributeError as error:
+        raise ImportError(_refusal(asked, reason_for(asked)), name=asked) from error
+
+
+def _is_there(place: str) -> bool:
+    """Whether a place exists already: names at the top of accel_nb may be of a part that is yet to come."""
+    module, _, attribute = place.partition(":")
+    return module != "accel_nb" or attribute in importlib.import_module(module).__all__
+
+
+def _refusal(asked: str, reason: str) -> str:
+    return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() brings the real package back"

@@ -1,0 +1,213 @@
+"""Little functions, enumerations and constants that scripts import from the well-known package's ``utils``."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import operator
+import socket
+from collections.abc import Iterable, MutableMapping
+from enum import Enum, EnumMeta
+from functools import reduce
+from typing import Any
+
+import torch
+from packaging.version import Version, parse
+from torch import Tensor, nn
+
+from accel_nb.accelerator.release import free_cached_memory
+from accel_nb.accelerator.seeding import synchronize_rng_states
+from accel_nb.runtime.environment import variable
+from accel_nb.strategies.inplace import plain_view
+
+MODEL_NAME = "pytorch_model"
+SAFE_MODEL_NAME = "model"
+OPTIMIZER_NAME = "optimizer"
+RNG_STATE_NAME = "random_states"
+SAMPLER_NAME = "sampler"
+SCALER_NAME = "scaler.pt"
+SCHEDULER_NAME = "scheduler"
+WEIGHTS_NAME = "pytorch_model.bin"
+WEIGHTS_INDEX_NAME = "pytorch_model.bin.index.json"
+SAFE_WEIGHTS_NAME = "model.safetensors"
+SAFE_WEIGHTS_INDEX_NAME = "model.safetensors.index.json"
+
+_COMPARISONS = {
+    "<": operator.lt, "<=": operator.le, "==": operator.eq, "!=": operator.ne, ">=": operator.ge, ">": operator.gt
+}  # fmt: skip
+_TRUE = frozenset({"y", "yes", "t", "true", "on", "1"})
+_FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
+
+
+class _Listed(EnumMeta):
+    """Lets an enumeration list its values, and tell whether it has a value."""
+
+    def list(cls) -> list[str]:
+        """Return the values."""
+        return [member.value for member in cls]  # type: ignore[var-annotated]
+
+    def __contains__(cls, value: object) -> bool:
+        return value in [member.value for member in cls]  # type: ignore[var-annotated]
+
+
+class PrecisionType(str, Enum, metaclass=_Listed):
+    """Number formats; each value equals its own text."""
+
+    NO = "no"
+    FP8 = "fp8"
+    FP16 = "fp16"
+    BF16 = "bf16"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class DynamoBackend(str, Enum, metaclass=_Listed):
+    """Backends of torch.compile that PyTorch itself brings."""
+
+    NO = "NO"
+    EAGER = "EAGER"
+    AOT_EAGER = "AOT_EAGER"
+    INDUCTOR = "INDUCTOR"
+    CUDAGRAPHS = "CUDAGRAPHS"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class RNGType(str, Enum, metaclass=_Listed):
+    """Generators whose states ranks can share."""
+
+    TORCH = "torch"
+    CUDA = "cuda"
+    GENERATOR = "generator"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class LoggerType(str, Enum, metaclass=_Listed):
+    """Trackers by name; none of them is served yet."""
+
+    ALL = "all"
+    AIM = "aim"
+    TENSORBOARD = "tensorboard"
+    WANDB = "wandb"
+    TRACKIO = "trackio"
+    COMETML = "comet_ml"
+    MLFLOW = "mlflow"
+    CLEARML = "clearml"
+    DVCLIVE = "dvclive"
+    SWANLAB = "swanlab"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def is_torch_tensor(tensor: object) -> bool:
+    """Whether a value is a tensor."""
+    return isinstance(tensor, Tensor)
+
+
+def is_namedtuple(data: object) -> bool:
+    """Whether a value is a tuple with named fields."""
+    return isinstance(data, tuple) and hasattr(data, "_asdict") and hasattr(data, "_fields")
+
+
+def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
+    """Return the items as a container of the type of ``obj``."""
+    return type(obj)(*generator) if is_namedtuple(obj) else type(obj)(generator)
+
+
+def clear_device_cache(garbage_collection: bool = True) -> None:
+    """Collect garbage, which the other package leaves out by default, and give cached memory back to the device."""
+    free_cached_memory()
+
+
+def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torch.Generator | None = None) -> None:
+    """Give every rank rank 0's state of one generator; every rank must call."""
+    synchronize_rng_states([str(rng_type or "torch")], generator)
+
+
+def str_to_bool(value: str, to_bool: bool = False) -> bool | int:
+    """Return 1 or 0, or with ``to_bool`` True or False, for yes and no in their usual spellings; else ValueError."""
+    text = value.lower()
+    if text not in _TRUE | _FALSE:
+        raise ValueError(f"{value!r} is neither yes nor no; give one of {', '.join(sorted(_TRUE | _FALSE))}")
+    return text in _TRUE if to_bool else int(text in _TRUE)
+
+
+def parse_flag_from_env(key: str, default: bool = False) -> bool:
+    """Return what an environment variable says as yes or no."""
+    return bool(str_to_bool(variable(key, str(default))))
+
+
+def parse_choice_from_env(key: str, default: str = "no") -> str:
+    """Return what an environment variable says, as it stands there."""
+    return variable(key, str(default))
+
+
+def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
+    """Return the first of some environment variables that is a whole number of at least 0."""
+    values = (int(variable(key, "-1")) for key in env_keys)
+    return next((value for value in values if value >= 0), default)
+
+
+def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:
+    """Compare the version of an installed package, or a version, with another one."""
+    if operation not in _COMPARISONS:
+        raise ValueError(f"{operation!r} compares nothing; give one of {', '.join(_COMPARISONS)}")
+    found = library_or_version
+    if isinstance(found, str):
+        found = parse(importlib.metadata.version(found))
+    return _COMPARISONS[operation](found, parse(requirement_version))
+
+
+def is_torch_version(operation: str, version: str) -> bool:
+    """Compare PyTorch's version, without what stands behind a plus, with another one."""
+    return compare_versions(parse(parse(torch.__version__).base_version), operation, version)
+
+
+def extract_model_from_parallel(
+    model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
+) -> nn.Module:
+    """Return a prepared model in its plain class, over the same weights; modules inside are plain already."""
+    if keep_fp32_wrapper or keep_torch_compile:
+        return model
+    return plain_view(model, None)
+
+
+def is_compiled_module(module: nn.Module) -> bool:
+    """Whether a module is what ``torch.compile(module)`` returns; a prepared model that compiles is not."""
+    return hasattr(module, "_orig_mod")
+
+
+def is_port_in_use(port: int | None = None) -> bool:
+    """Whether something listens on a port of this machine."""
+    if port is None:
+        port = 29500
+    with socket.socket() as probe:
+        return probe.connect_ex(("localhost", port)) == 0
+
+
+def convert_bytes(size: float) -> str:
+    """Return a number of bytes in words."""
+    for unit in ("bytes", "KB", "MB", "GB", "TB"):
+        if size < 1024:
+            return f"{round(size, 2)} {unit}"
+        size /= 1024
+    return f"{round(size, 2)} PB"
+
+
+def merge_dicts(source: MutableMapping[Any, Any], destination: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
+    """Put the items of one dict into another, in place and at any depth, and return the other."""
+    for key, value in source.items():
+        if isinstance(value, MutableMapping):
+            merge_dicts(value, destination.setdefault(key, {}))
+        else:
+            destination[key] = value
+    return destination
+
+
+def recursive_getattr(obj: Any, attr: str) -> Any:
+    """Return an attribute that is named with dots."""
+    return reduce(getattr, attr.split("."), obj)

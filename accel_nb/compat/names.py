@@ -1,0 +1,191 @@
+"""Which names stand in which module of the well-known package, and which objects of ours they are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+PACKAGE = "accelerate"
+
+_PLUGINS = "accel_nb.accelerator.plugins"
+_STATE = "accel_nb.accelerator.places"
+_OPERATIONS = "accel_nb.accelerator.operations"
+_LITTLE = "accel_nb.compat.little"
+_AVAILABLE = "accel_nb.compat.available"
+
+
+def _in(module: str, names: str) -> dict[str, str]:
+    return {name: f"{module}:{name}" for name in names.split()}
+
+
+_RECORDS = _in(
+    _PLUGINS,
+    "AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DistributedDataParallelKwargs GradScalerKwargs "
+    "GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration TorchDynamoPlugin",
+)
+_DATACLASSES = {
+    **_RECORDS,
+    **_in(_STATE, "DistributedType"),
+    **_in(_LITTLE, "DynamoBackend LoggerType PrecisionType RNGType"),
+}
+_COLLECTIVES = _in(
+    _OPERATIONS,
+    "broadcast broadcast_object_list concatenate convert_outputs_to_fp32 convert_to_fp32 find_batch_size find_device "
+    "gather gather_object listify pad_across_processes recursively_apply reduce send_to_device slice_tensors",
+)
+_WALKS = {**_COLLECTIVES, **_in(_LITTLE, "honor_type is_namedtuple is_torch_tensor")}
+_MEMORY = {
+    "clear_device_cache": f"{_LITTLE}:clear_device_cache",
+    "find_executable_batch_size": "accel_nb.accelerator.batch_size:find_executable_batch_size",
+    "release_memory": "accel_nb.accelerator.release:release_memory",
+    "should_reduce_batch_size": "accel_nb.accelerator.release:is_out_of_memory",
+}
+_RANDOM = {
+    **_in("accel_nb.accelerator.seeding", "set_seed synchronize_rng_states"),
+    "synchronize_rng_state": f"{_LITTLE}:synchronize_rng_state",
+}
+_ENVIRONMENT = {
+    **_in("accel_nb.runtime.environment", "clear_environment patch_environment"),
+    **_in(_LITTLE, "get_int_from_env parse_choice_from_env parse_flag_from_env str_to_bool"),
+}
+_VERSIONS = _in(_LITTLE, "compare_versions is_torch_version")
+_OTHER = {
+    **_in(_OPERATIONS, "wait_for_everyone"),
+    **_in(_LITTLE, "convert_bytes extract_model_from_parallel is_compiled_module is_port_in_use merge_dicts"),
+    **_in(_LITTLE, "recursive_getattr"),
+}
+_IMPORTS = _in(
+    _AVAILABLE,
+    "is_aim_available is_bf16_available is_bnb_available is_boto3_available is_clearml_available is_comet_ml_available "
+    "is_cuda_available is_datasets_available is_deepspeed_available is_dvclive_available is_fp16_available "
+    "is_fp8_available is_hpu_available is_ipex_available is_lomo_available is_matplotlib_available "
+    "is_megatron_lm_available is_mlflow_available is_mlu_available is_mps_available is_msamp_available "
+    "is_musa_available is_neuron_available is_npu_available is_pandas_available is_peft_available is_pippy_available "
+    "is_pynvml_available is_pytest_available is_rich_available is_rocm_available is_sagemaker_available "
+    "is_schedulefree_available is_sdaa_available is_swanlab_available is_tensorboard_available is_timm_available "
+    "is_torch_xla_available is_torchao_available is_torchdata_available is_torchvision_available is_trackio_available "
+    "is_transformer_engine_available is_transformers_available is_triton_available is_wandb_available is_xpu_available",
+)
+_CONSTANTS = _in(
+    _LITTLE,
+    "MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAMPLER_NAME "
+    "SCALER_NAME SCHEDULER_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME",
+)
+_TQDM = _in("accel_nb.accelerator.progress", "tqdm")
+
+# Names of parts that are served as soon as accel_nb has them at its top level.
+_LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
+_RESUME = _in("accel_nb", "skip_first_batches")
+_TRACKERS = _in("accel_nb", "GeneralTracker")
+_BIG = _in(
+    "accel_nb",
+    "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model init_empty_weights "
+    "init_on_device load_checkpoint_and_dispatch",
+)
+_PLACING = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
+_BIG_TOP = {
+    **{name: place for name, place in _BIG.items() if name != "attach_layerwise_casting_hooks"},
+    **{name: place for name, place in _PLACING.items() if name != "check_device_map"},
+}
+
+_TOP = {
+    **_in("accel_nb", "Accelerator"),
+    **{name: place for name, place in _RECORDS.items() if name not in ("ProjectConfiguration", "TorchDynamoPlugin")},
+    **_in(_STATE, "DistributedType PartialState"),
+    **{name: _MEMORY[name] for name in ("find_executable_batch_size",)},
+    **{name: _RANDOM[name] for name in ("synchronize_rng_states",)},
+    **{name: _IMPORTS[name] for name in ("is_rich_available",)},
+    **_LAUNCHERS,
+    **_RESUME,
+    **_BIG_TOP,
+}
+
+MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        PACKAGE: _TOP,
+        f"{PACKAGE}.accelerator": _in("accel_nb", "Accelerator"),
+        f"{PACKAGE}.big_modeling": _BIG,
+        f"{PACKAGE}.data_loader": {
+            **_in("accel_nb.compat.prepared", "DataLoaderDispatcher DataLoaderShard"),
+            **_in("accel_nb.data.sampler", "SeedableRandomSampler"),
+            **_RESUME,
+        },
+        f"{PACKAGE}.hooks": {},
+        f"{PACKAGE}.launchers": _LAUNCHERS,
+        f"{PACKAGE}.local_sgd": _in("accel_nb.accelerator.local_sgd", "LocalSGD"),
+        f"{PACKAGE}.logging": {
+            **_in("accel_nb.accelerator.logging", "get_logger"),
+            "MultiProcessAdapter": "accel_nb.accelerator.logging:RankLogger",
+        },
+        f"{PACKAGE}.memory_utils": _MEMORY,
+        f"{PACKAGE}.optimizer": _in("accel_nb.compat.prepared", "AcceleratedOptimizer"),
+        f"{PACKAGE}.scheduler": _in("accel_nb.compat.prepared", "AcceleratedScheduler"),
+        f"{PACKAGE}.state": _in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
+        f"{PACKAGE}.tracking": _TRACKERS,
+        f"{PACKAGE}.utils": {
+            **_DATACLASSES, **_WALKS, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
+            **_CONSTANTS, **_TQDM, **_PLACING,
+        },
+        f"{PACKAGE}.utils.constants": _CONSTANTS,
+        f"{PACKAGE}.utils.dataclasses": _DATACLASSES,
+        f"{PACKAGE}.utils.environment": _ENVIRONMENT,
+        f"{PACKAGE}.utils.imports": _IMPORTS,
+        f"{PACKAGE}.utils.memory": _MEMORY,
+        f"{PACKAGE}.utils.modeling": _PLACING,
+        f"{PACKAGE}.utils.operations": _WALKS,
+        f"{PACKAGE}.utils.other": _OTHER,
+        f"{PACKAGE}.utils.random": _RANDOM,
+        f"{PACKAGE}.utils.tqdm": _TQDM,
+        f"{PACKAGE}.utils.versions": _VERSIONS,
+    }
+)  # fmt: skip
+"""For each module that can be imported the names in it, each with the place ``module:attribute`` of the object."""
+
+_PARTS = {
+    "the inner parts of big models differ here; the functions that place, load and offload them are offered": (
+        "align_module_device compute_module_sizes find_tied_parameters get_balanced_memory get_max_memory hooks "
+        "modeling offload offload_state_dict set_module_tensor_to_device add_hook_to_module remove_hook_from_module "
+        "AlignDevicesHook CpuOffload ModelHook SequentialHook UserCpuOffloadHook remove_hook_from_submodules "
+        "OffloadedWeightsLoader has_offloaded_params"
+    ),
+    "checkpoints are not served yet by this name": (
+        "checkpointing load save load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
+        "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
+    ),
+    "sharded and engine strategies (FSDP2, DeepSpeed, Megatron-LM, meshes) are not served yet": (
+        "DeepSpeedPlugin DeepSpeedSequenceParallelConfig FullyShardedDataParallelPlugin MegatronLMPlugin "
+        "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
+        "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
+        "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "
+        "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"
+    ),
+    "fp8 is not served yet": "AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine",
+    "quantisation is not served yet": "BnbQuantizationConfig bnb load_and_quantize_model",
+    "pipelined inference is not served yet": "inference prepare_pippy",
+    "trackers are not served yet: Accelerator.log shows values in the panel": (
+        "tracking GeneralTracker TensorBoardTracker WandBTracker TrackioTracker CometMLTracker AimTracker "
+        "MLflowTracker ClearMLTracker DVCLiveTracker SwanLabTracker filter_trackers get_available_trackers "
+        "register_tracker_class"
+    ),
+    "the notebook launcher is not served yet: a %%accelerate cell, or torchrun, starts workers": (
+        "launchers notebook_launcher debug_launcher PrepareForLaunch"
+    ),
+    "TPUs are not served yet": "torch_xla",
+    "it belongs to the other package's command line, ours is accel-nb": "commands launch write_basic_config",
+    "it belongs to the other package's own tests": "test_utils",
+    "loaders are sharded in place, by Accelerator.prepare": (
+        "BatchSamplerShard IterableDatasetShard DataLoaderAdapter DataLoaderStateMixin prepare_data_loader get_sampler"
+    ),
+    "records of options share no base class here": "KwargsHandler",
+}
+
+LATER: Mapping[str, str] = MappingProxyType(
+    {name: reason for reason, names in _PARTS.items() for name in names.split()}
+)
+"""Why a name is not offered."""
+
+
+def reason_for(path: str) -> str:
+    """Return why a module or name, given with dots, is not offered."""
+    found = (LATER[part] for part in reversed(path.split(".")) if part in LATER)
+    return next(found, "it has no counterpart here; docs/migration.md lists what there is")

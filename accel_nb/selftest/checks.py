@@ -1,0 +1,243 @@
+"""The checks: each runs on every worker, and returns a few words on what it found, or raises.
+
+What is trained is compared with a plain PyTorch loop over the global batches, on the same device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.seeding import set_seed
+from accel_nb.runtime.world import World
+
+Check = Callable[[World, Callable[[], None]], str]
+
+_NUM_SAMPLES = 103  # neither batches nor ranks divide it
+_BATCH = 8
+
+
+class CheckFailed(AssertionError):
+    """A check found something else than it should have; the message says both."""
+
+
+def _expect(is_true: bool, what: str) -> None:
+    if not is_true:
+        raise CheckFailed(what)
+
+
+def _samples() -> TensorDataset:
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(_NUM_SAMPLES, 6, generator=generator)
+    return TensorDataset(inputs, inputs.sum(1, keepdim=True).tanh(), torch.arange(_NUM_SAMPLES))
+
+
+def _model(device: torch.device | str = "cpu") -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 1)).to(device)
+
+
+def _weights(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()]).cpu()
+
+
+def _trained_plainly(device: torch.device, batch: int, *, accumulate: int = 1, max_norm: float | None = None) -> Tensor:
+    """Return the weights after one epoch of a plain loop over batches of all workers together."""
+    model = _model(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    batches = list(DataLoader(_samples(), batch_size=batch))
+    for start in range(0, len(batches), accumulate):
+        window = batches[start : start + accumulate]
+        for inputs, targets, _ in window:
+            loss = nn.functional.mse_loss(model(inputs.to(device)), targets.to(device))
+            (loss / len(window)).backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+        optimizer.step()
+        optimizer.zero_grad()
+    return _weights(model)
+
+
+def _trained(accelerator: Accelerator, batch: int, *, max_norm: float | None = None) -> Tensor:
+    """Return the weights after the same epoch with prepared objects."""
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    loader = DataLoader(_samples(), batch_size=batch)
+    accelerator.prepare(model, optimizer, loader)
+    for inputs, targets, _ in loader:
+        with accelerator.accumulate(model):
+            accelerator.backward(nn.functional.mse_loss(model(inputs), targets))
+            if max_norm is not None:
+                accelerator.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            optimizer.zero_grad()
+    weights = _weights(model)
+    accelerator.close()
+    return weights
+
+
+def _compare(found: Tensor, wanted: Tensor) -> str:
+    largest = float((found - wanted).abs().max())
+    _expect(largest < 1e-4, f"weights differ from those of one process by up to {largest:.2e}")
+    return f"largest difference {largest:.0e}"
+
+
+def check_world(world: World, waits: Callable[[], None]) -> str:
+    """Every rank has its own place and device, and all know of each other."""
+    accelerator = Accelerator()
+    ranks = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
+    _expect(ranks == list(range(world.size)), f"the ranks that answered are {ranks}, of {world.size}")
+    mains = accelerator.gather_object(accelerator.is_main_process)
+    _expect(sum(mains) == 1, f"{sum(mains)} ranks take themselves for the main one")
+    return f"{world.size} on {accelerator.device.type}, strategy {accelerator.describe()['strategy']}"
+
+
+def check_collectives(world: World, waits: Callable[[], None]) -> str:
+    """Gather, reduce, broadcast, scatter and padding, of tensors and objects, with uneven lengths."""
+    accelerator, rank, size = Accelerator(), world.rank, world.size
+    device = accelerator.device
+    own = torch.full((rank + 1,), float(rank), device=device)
+    gathered = accelerator.gather({"x": own})["x"].tolist()
+    _expect(gathered == [float(at) for at in range(size) for _ in range(at + 1)], f"gather gave {gathered}")
+    padded = accelerator.pad_across_processes(own, pad_index=-1)
+    _expect(padded.shape == (size,), f"padding gave {tuple(padded.shape)}")
+    total = accelerator.reduce(torch.tensor([1.0, rank], device=device)).tolist()
+    _expect(total == [size, size * (size - 1) / 2], f"the sum over ranks is {total}")
+    mean = accelerator.reduce(torch.tensor(float(rank), device=device), "mean").item()
+    _expect(mean == (size - 1) / 2, f"the mean over ranks is {mean}")
+    sent = accelerator.broadcast(torch.tensor(rank, device=device), size - 1).item()
+    _expect(sent == size - 1, f"the last rank's number arrives as {sent}")
+    share = accelerator.scatter(torch.arange(size, device=device) if world.is_main else None).tolist()
+    _expect(share == [rank], f"scatter gave {share}")
+    objects = accelerator.gather_object([{"rank": rank}])
+    _expect(objects == [{"rank": at} for at in range(size)], f"objects came as {objects}")
+    return "7 operations"
+
+
+def check_loaders(world: World, waits: Callable[[], None]) -> str:
+    """Each sample is read once, in the loader's order, exact, even or dispatched."""
+    for options in ({}, {"even_batches": True}, {"dispatch_batches": True}):
+        accelerator = Accelerator(config={"data": options})
+        loader = accelerator.prepare(DataLoader(_samples(), batch_size=_BATCH))
+        seen: list[int] = []
+        counts: list[int] = []
+        for *_, numbers in loader:
+            counts.append(len(numbers))
+            seen += accelerator.gather_for_metrics(numbers).tolist()
+        _expect(seen == list(range(_NUM_SAMPLES)), f"with {options or 'exact shares'} the samples are {seen}")
+        steps = accelerator.gather_object(len(counts))
+        _expect(len(set(steps)) == 1, f"with {options} ranks take {steps} steps")
+        if options.get("even_batches"):
+            shares = accelerator.gather_object(sum(counts))
+            _expect(len(set(shares)) == 1, f"even shares are {shares}")
+        accelerator.close()
+    return f"{_NUM_SAMPLES} samples, 3 ways of reading"
+
+
+def check_equality(world: World, waits: Callable[[], None]) -> str:
+    """Training gives the weights of one process with the global batch."""
+    accelerator = Accelerator()
+    wanted = _trained_plainly(accelerator.device, _BATCH * world.size)
+    return _compare(_trained(accelerator, _BATCH), wanted)
+
+
+def check_global_batches(world: World, waits: Callable[[], None]) -> str:
+    """The same where the loader's batch is that of all workers, though they do not divide it."""
+    accelerator = Accelerator(split_batches=True)
+    return _compare(_trained(accelerator, 7), _trained_plainly(accelerator.device, 7))
+
+
+def check_accumulation(world: World, waits: Callable[[], None]) -> str:
+    """The same with accumulation, clipping, and a window that the loader's end cuts short."""
+    accelerator = Accelerator(gradient_accumulation_steps=3)
+    wanted = _trained_plainly(accelerator.device, _BATCH * world.size, accumulate=3, max_norm=0.1)
+    return _compare(_trained(accelerator, _BATCH, max_norm=0.1), wanted)
+
+
+def check_precision(world: World, waits: Callable[[], None]) -> str:
+    """In 16 bits weights stay in float32, near those of full precision, and ranks agree."""
+    wanted = _trained_plainly(Accelerator().device, _BATCH * world.size)
+    worst = 0.0
+    for precision in ("bf16", "fp16"):
+        accelerator = Accelerator(mixed_precision=precision)
+        weights = _trained(accelerator, _BATCH)
+        worst = max(worst, float((weights - wanted).abs().max()))
+        _expect(worst < 0.1, f"in {precision} weights are {worst:.2g} away from those of full precision")
+        rows = Accelerator().gather(weights[None])
+        _expect(bool((rows == rows[0]).all()), f"in {precision} the ranks hold different weights")
+    return f"bf16 and fp16, largest difference {worst:.0e}"
+
+
+def check_schedule(world: World, waits: Callable[[], None]) -> str:
+    """A schedule counts optimizer steps: not calls, and not workers."""
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+    accelerator.prepare(model, optimizer, scheduler)
+    for _ in range(4):
+        with accelerator.accumulate():
+            accelerator.backward(model(torch.ones(2, 6, device=accelerator.device)).mean())
+            optimizer.step()
+            scheduler.step()
+    rate = scheduler.get_last_lr()[0]
+    accelerator.close()
+    _expect(bool(rate == 0.25), f"after 4 batches, so 2 steps, the rate is {rate} and not 0.25")
+    return "2 steps of 4 batches"
+
+
+def check_triggers(world: World, waits: Callable[[], None]) -> str:
+    """A flag that one rank sets is seen by all at the next look, once."""
+    accelerator = Accelerator()
+    if accelerator.is_last_process:
+        accelerator.set_trigger()
+    seen = [accelerator.check_trigger(), accelerator.check_trigger()]
+    _expect(seen == [True, False], f"two looks saw {seen}")
+    return "set by the last rank"
+
+
+def check_random_numbers(world: World, waits: Callable[[], None]) -> str:
+    """A seed gives all ranks the same numbers, or each its own if asked for."""
+    accelerator = Accelerator()
+    draws: list[list[float]] = []
+    for is_specific in (False, True):
+        set_seed(7, device_specific=is_specific)
+        draws.append(accelerator.gather(torch.rand(1).to(accelerator.device)).tolist())
+    _expect(len(set(draws[0])) == 1, f"with one seed ranks draw {draws[0]}")
+    _expect(len(set(draws[1])) == world.size, f"with seeds of their own ranks draw {draws[1]}")
+    return "common and own streams"
+
+
+def check_interrupt(world: World, waits: Callable[[], None]) -> str:
+    """Wait for a rank that never comes, until the interrupt: what the kernel does when the stop button is pressed."""
+    accelerator = Accelerator()
+    waits()
+    if world.size == 1 or not world.is_last:
+        while True:
+            accelerator.wait_for_everyone()
+    threading.Event().wait()
+    raise CheckFailed("the wait ended without an interrupt")
+
+
+CHECKS: Mapping[str, Check] = MappingProxyType(
+    {
+        "world": check_world,
+        "collectives": check_collectives,
+        "loaders": check_loaders,
+        "equality": check_equality,
+        "global batches": check_global_batches,
+        "accumulation": check_accumulation,
+        "precision": check_precision,
+        "schedule": check_schedule,
+        "triggers": check_triggers,
+        "random numbers": check_random_numbers,
+        "interrupt": check_interrupt,
+    }
+)
+"""Every check by its name, in the order in which they run."""

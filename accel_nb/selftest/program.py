@@ -1,0 +1,34 @@
+"""What the workers of a self-test run: one check for each request."""
+
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+from accel_nb.pool.worker import Handled, Worker
+from accel_nb.selftest.checks import CHECKS
+
+
+class CheckProgram:
+    """Answers the request ``check`` with what the check named in it found, or raised."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        """Run the check on this rank."""
+        try:
+            with self._worker.interruptible():
+                detail = CHECKS[body["name"]](self._worker.world, lambda: self._worker.note("waiting", {}))
+        except KeyboardInterrupt:
+            return Handled("interrupted", {})
+        return Handled("done", {"detail": detail})
+
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        """Return the error's text, and where it was raised."""
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        text = str(error) or place.line
+        return {"error": f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"}
+
+    def reopened(self) -> None:
+        """Do nothing: no check keeps anything of the group."""

@@ -1,0 +1,196 @@
+"""The kernel's side of a self-test: a pool, one request for each check, and a table of how they ended. Torch-free."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+import psutil
+
+from accel_nb.errors import PoolError
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.failure import Answer, describe_exit
+from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.pool import Pool
+from accel_nb.telemetry.events import Event
+
+PROGRAM = "accel_nb.selftest.program:CheckProgram"
+PRELOAD = ("torch", "torch.distributed", "accel_nb.runtime.group", "accel_nb.selftest.program")
+NAMES = (
+    "world",
+    "collectives",
+    "loaders",
+    "equality",
+    "global batches",
+    "accumulation",
+    "precision",
+    "schedule",
+    "triggers",
+    "random numbers",
+    "interrupt",
+)
+"""The checks in the order in which they run; the workers have the functions."""
+
+DEADLINE_S = 300.0
+END_PATIENCE_S = 5.0
+
+Outcome = Literal["ok", "failed", "not run"]
+_MARKS: dict[Outcome, str] = {"ok": "ok", "failed": "FAILED", "not run": "not run"}
+_COLOURS: dict[Outcome, str] = {"ok": "32", "failed": "31", "not run": "33"}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """How one check ended; the detail is a few words, or what every rank said that failed."""
+
+    name: str
+    outcome: Outcome
+    seconds: float = 0.0
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """How a self-test ended."""
+
+    devices: tuple[str, ...]
+    rows: tuple[Row, ...] = ()
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether every check ran and found what it should."""
+        return bool(self.rows) and all(row.outcome == "ok" for row in self.rows)
+
+    def as_json(self) -> str:
+        """Return the report as one JSON document."""
+        rows = [asdict(row) for row in self.rows]
+        return json.dumps({"ok": self.is_ok, "devices": self.devices, "checks": rows}, indent=2) + "\n"
+
+    def as_table(self, *, has_colours: bool = False) -> str:
+        """Return the report as lines of text, one for each check."""
+        name, mark = max(len(row.name) for row in self.rows), max(map(len, _MARKS.values()))
+        lines = [f"{len(self.devices)} workers on {', '.join(dict.fromkeys(self.devices))}"]
+        for row in self.rows:
+            shown = f"{_MARKS[row.outcome]:<{mark}}"
+            if has_colours:
+                shown = f"\x1b[{_COLOURS[row.outcome]}m{shown}\x1b[0m"
+            detail = row.detail.replace("\n", "\n" + " " * (name + mark + 12))
+            lines.append(f"{row.name:<{name}}  {shown}  {row.seconds:5.1f} s  {detail}".rstrip())
+        num_ok = sum(row.outcome == "ok" for row in self.rows)
+        seconds = sum(row.seconds for row in self.rows)
+        lines.append(f"{num_ok} of {len(self.rows)} checks passed in {seconds:.0f} s")
+        return "\n".join(lines) + "\n"
+
+
+@dataclass(slots=True)
+class _Ears:
+    """Hears what workers print, and whether all of those that are to wait do."""
+
+    text: bytearray = field(default_factory=bytearray)
+    num_waiting: int = 0
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        self.text += data
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        self.num_waiting += topic == "waiting"
+
+    def measured(self, events: Sequence[Event]) -> None:
+        pass
+
+    def answered(self, answer: Answer) -> None:
+        pass
+
+    def tick(self) -> None:
+        pass
+
+
+def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, names: Sequence[str] = NAMES) -> Report:
+    """Run the checks on fresh workers and return how they ended; never takes much longer than the deadline.
+
+    A check that fails leaves the others to run. What is not reached in time is reported as not run.
+    """
+    devices = tuple(spec.device for spec in specs)
+    ends_at = time.monotonic() + deadline_s
+    rows: list[Row] = []
+    engine = LocalEngine(PROGRAM, preload=PRELOAD)
+    try:
+        started = time.monotonic()
+        try:
+            pool = Pool(engine, specs)
+            pool.wait_ready()
+        except PoolError as error:
+            return Report(devices, (Row("start", "failed", time.monotonic() - started, str(error)), *_unrun(names)))
+        rows.append(Row("start", "ok", time.monotonic() - started, "a process group over all workers"))
+        for at, name in enumerate(names):
+            left_s = ends_at - time.monotonic()
+            if left_s <= 0 or pool.state == "failed":
+                rows += _unrun(names[at:])
+                break
+            rows.append(_run(pool, name, left_s))
+    finally:
+        started = time.monotonic()
+        processes = _descendants(engine.zygote_pid)
+        engine.stop()
+    _, alive = psutil.wait_procs(processes, timeout=END_PATIENCE_S)
+    rows.append(
+        Row(
+            "shutdown",
+            "failed" if alive else "ok",
+            time.monotonic() - started,
+            f"{len(processes) - len(alive)} of {len(processes)} processes of the workers have ended",
+        )
+    )
+    return Report(devices, tuple(rows))
+
+
+def _descendants(pid: int) -> list[psutil.Process]:
+    try:
+        return psutil.Process(pid).children(recursive=True)
+    except psutil.NoSuchProcess:  # it went before it was asked to, and took the workers along
+        return []
+
+
+def _unrun(names: Sequence[str]) -> list[Row]:
+    return [Row(name, "not run", detail="the time was up, or the workers were gone") for name in names]
+
+
+def _run(pool: Pool, name: str, left_s: float) -> Row:
+    ears, is_interrupt = _Ears(), name == "interrupt"
+    started = time.monotonic()
+    try:
+        answers, reason = pool.run(
+            "check",
+            {rank: {"name": name} for rank in range(pool.size)},
+            ears,
+            presses=lambda: int(is_interrupt and ears.num_waiting == pool.size),
+            timeout_s=left_s,
+        )
+        if is_interrupt:
+            pool.wait_ready()
+    except PoolError as error:
+        return Row(name, "failed", time.monotonic() - started, str(error))
+    seconds = time.monotonic() - started
+    if is_interrupt and reason == "interrupt" and all(answer.outcome == "interrupted" for answer in answers):
+        return Row(name, "ok", seconds, "a wait was cut, and the workers live on")
+    if not is_interrupt and all(answer.outcome == "done" for answer in answers):
+        return Row(name, "ok", seconds, min(answers, key=lambda answer: answer.rank).body["detail"])
+    return Row(name, "failed", seconds, _why(answers, reason, ears))
+
+
+def _why(answers: Sequence[Answer], reason: str | None, ears: _Ears) -> str:
+    said = [
+        f"rank {answer.rank}: {answer.body.get('error') or describe_exit(answer.body.get('code', 0))}"
+        for answer in sorted(answers, key=lambda answer: answer.rank)
+        if answer.outcome in ("raised", "died") and not answer.body.get("killed")
+    ]
+    if reason == "timeout":
+        said.append("the time was up")
+    printed = ears.text.decode(errors="replace").strip()
+    return "\n".join([*(said or ["it ended otherwise than it should"]), *printed.splitlines()[-5:]])

@@ -1,0 +1,62 @@
+"""Everything that users can name says what it is; the migration guide names what exists."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import accel_nb
+from accel_nb.compat.names import MODULES
+
+PUBLIC = [name for name in accel_nb.__all__ if name != "__version__"]
+MEMBERS = [name for name in dir(accel_nb.Accelerator) if not name.startswith("_")]
+
+
+def _words(text: str | None, name: str) -> list[str]:
+    """Return the words of a docstring that are more than the name itself."""
+    own = set(re.split(r"[_\W]+", name.lower()))
+    return [word for word in re.findall(r"\w+", text or "") if word.lower() not in own]
+
+
+def _own_doc(item: Any) -> str | None:
+    return item.fget.__doc__ if isinstance(item, property) and item.fget else item.__doc__
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_each_public_name_is_documented(name: str) -> None:
+    item = getattr(accel_nb, name)
+    assert len(_words(item.__doc__, name)) >= 3, f"accel_nb.{name} has no docstring that says more than its name"
+    assert not (item.__doc__ or "").startswith(f"{name}("), f"accel_nb.{name} has a docstring made by a dataclass"
+
+
+@pytest.mark.parametrize("name", MEMBERS)
+def test_each_member_of_the_accelerator_is_documented(name: str) -> None:
+    doc = _own_doc(inspect.getattr_static(accel_nb.Accelerator, name))
+    assert len(_words(doc, name)) >= 2, f"Accelerator.{name} has no docstring that says more than its name"
+    first_line = (doc or "").strip().partition("\n")[0]
+    assert first_line.endswith((".", ":")), f"Accelerator.{name}: the first line is no sentence"
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if inspect.isclass(getattr(accel_nb, name))])
+def test_methods_and_properties_of_public_classes_are_documented(name: str) -> None:
+    for member, item in vars(getattr(accel_nb, name)).items():
+        if member.startswith("_") or not (inspect.isfunction(item) or isinstance(item, property)):
+            continue
+        assert _words(_own_doc(item), member), f"{name}.{member} has no docstring"
+
+
+def test_arguments_of_the_accelerator_are_described() -> None:
+    doc = accel_nb.Accelerator.__init__.__doc__ or ""
+    for name in inspect.signature(accel_nb.Accelerator).parameters:
+        assert re.search(rf"^\s+{name}: \S", doc, re.MULTILINE), f"Accelerator({name}=...) is not described"
+
+
+def test_the_migration_guide_names_every_name_that_is_served(project: Path) -> None:
+    text = (project / "docs" / "migration.md").read_text(encoding="utf-8")
+    for name in MODULES["accelerate"]:
+        if name in accel_nb.__all__:
+            assert f"`{name}" in text, f"docs/migration.md does not mention {name}"

@@ -1,0 +1,206 @@
+"""``import accelerate`` finds ours: modules, names, version, refusals, and the way back."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+import accel_nb
+from accel_nb import compat
+from accel_nb.compat.names import LATER, MODULES
+from accel_nb.errors import MisuseError
+
+
+@pytest.fixture
+def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    for name in [name for name in sys.modules if name.partition(".")[0] == "accelerate"]:
+        monkeypatch.delitem(sys.modules, name)
+    compat.install()
+    yield
+    compat.uninstall()
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize("module", sorted(MODULES))
+def test_every_module_and_name_of_the_tables_is_there_or_says_why_not(module: str) -> None:
+    found = importlib.import_module(module)
+    for name in MODULES[module]:
+        if name in found.__all__:
+            assert getattr(found, name) is not None
+            continue
+        assert name in LATER, f"{name} is neither offered nor refused"
+        with pytest.raises(ImportError, match=f"{name} is not offered by accel_nb: .*"):
+            getattr(found, name)
+
+
+@pytest.mark.usefixtures("installed")
+def test_usual_imports_give_our_objects() -> None:
+    scope: dict[str, Any] = {}
+    exec(
+        "import accelerate\n"
+        "from accelerate import Accelerator, DistributedType, PartialState\n"
+        "from accelerate.utils import ProjectConfiguration, set_seed, tqdm, gather_object, DynamoBackend\n"
+        "from accelerate.utils.memory import release_memory\n"
+        "import accelerate.utils.tqdm\n"
+        "from accelerate.local_sgd import LocalSGD\n"
+        "from accelerate.logging import get_logger\n"
+        "from accelerate.state import AcceleratorState, GradientState\n",
+        scope,
+    )
+    assert scope["Accelerator"] is accel_nb.Accelerator
+    assert scope["tqdm"] is scope["accelerate"].utils.tqdm is accel_nb.tqdm
+    assert scope["accelerate"].__version__ == compat.COMPATIBLE_VERSION
+    assert "INDUCTOR" in scope["DynamoBackend"].list()
+    assert not hasattr(scope["accelerate"], "no_such_name")
+    with pytest.raises(ImportError, match="no_such_name"):
+        exec("from accelerate import no_such_name", {})
+
+
+@pytest.mark.usefixtures("installed")
+def test_libraries_that_ask_for_the_version_are_told() -> None:
+    assert importlib.metadata.version("accelerate") == "1.15.0"
+    assert importlib.util.find_spec("accelerate") is not None
+    assert importlib.metadata.version("torch").startswith(torch.__version__.partition("+")[0])
+    assert "accelerate" in {distribution.name for distribution in importlib.metadata.distributions()}
+
+
+@pytest.mark.usefixtures("installed")
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("from accelerate import FullyShardedDataParallelPlugin", "sharded and engine strategies"),
+        ("from accelerate.utils import DeepSpeedPlugin", "sharded and engine strategies"),
+        ("import accelerate.utils.deepspeed", "sharded and engine strategies"),
+        ("from accelerate.utils import BnbQuantizationConfig", "quantisation"),
+        ("import accelerate.commands.launch", "command line"),
+        ("from accelerate.tracking import WandBTracker", "trackers"),
+        ("from accelerate.hooks import CpuOffload", "big models"),
+        ("import accelerate.not_there", "no counterpart"),
+    ],
+)
+def test_what_is_not_offered_says_which_part_would_serve_it(statement: str, words: str) -> None:
+    with pytest.raises(ImportError, match=f"is not offered by accel_nb: .*{words}"):
+        exec(statement, {})
+
+
+def test_uninstalling_brings_the_real_package_back() -> None:
+    compat.install()
+    compat.install()
+    assert compat.is_installed()
+    compat.uninstall()
+    assert not compat.is_installed()
+    assert "accelerate" not in sys.modules
+    found = importlib.util.find_spec("accelerate")
+    assert found is None or found.origin != "accel_nb"
+
+
+def test_installing_after_the_real_package_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "accelerate", type(sys)("accelerate"))
+    with pytest.raises(MisuseError, match=r"accelerate is imported already.*before anything imports it"):
+        compat.install()
+    assert not compat.is_installed()
+
+
+def test_the_package_is_reached_as_an_attribute_and_installs_without_torch() -> None:
+    code = (
+        "import sys, accel_nb\naccel_nb.compat.install()\nimport accelerate, accelerate.utils\n"
+        "assert 'torch' not in sys.modules\nfrom accelerate import Accelerator\nassert 'torch' in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("installed")
+def test_classes_tell_what_is_prepared() -> None:
+    data_loader, optimizers = (
+        importlib.import_module("accelerate.data_loader"),
+        importlib.import_module("accelerate.optimizer"),
+    )
+    schedulers = importlib.import_module("accelerate.scheduler")
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler, loader = torch.optim.lr_scheduler.StepLR(optimizer, 1), DataLoader(range(2))
+    kinds = {
+        data_loader.DataLoaderShard: loader,
+        optimizers.AcceleratedOptimizer: optimizer,
+        schedulers.AcceleratedScheduler: scheduler,
+    }
+    assert not any(isinstance(item, kind) for kind, item in kinds.items())
+    accelerator = accel_nb.Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer, scheduler, loader)
+    assert all(isinstance(item, kind) for kind, item in kinds.items())
+    assert not isinstance(model, optimizers.AcceleratedOptimizer)
+    accelerator.close()
+    assert not any(isinstance(item, kind) for kind, item in kinds.items())
+    with pytest.raises(MisuseError, match="AcceleratedOptimizer is not built here"):
+        optimizers.AcceleratedOptimizer(optimizer)
+
+
+@pytest.mark.usefixtures("installed")
+def test_little_functions_do_what_they_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    utils = importlib.import_module("accelerate.utils")
+    assert utils.str_to_bool("Yes") == 1
+    assert utils.str_to_bool("off", to_bool=True) is False
+    with pytest.raises(ValueError, match="neither yes nor no"):
+        utils.str_to_bool("maybe")
+    with utils.patch_environment(some_flag="on", number=3):
+        assert utils.parse_flag_from_env("SOME_FLAG")
+        assert utils.get_int_from_env(["MISSING", "NUMBER"], 0) == 3
+        assert utils.parse_choice_from_env("SOME_FLAG") == "on"
+        with utils.clear_environment():
+            assert utils.parse_choice_from_env("SOME_FLAG", "no") == "no"
+    assert utils.parse_flag_from_env("SOME_FLAG") is False
+    assert utils.is_torch_version(">=", "2.6")
+    assert utils.compare_versions("torch", "<", "99")
+    with pytest.raises(ValueError, match="compares nothing"):
+        utils.compare_versions("torch", "~", "1")
+    assert utils.merge_dicts({"a": {"b": 1}}, {"a": {"c": 2}}) == {"a": {"c": 2, "b": 1}}
+    assert utils.recursive_getattr(nn.Linear(2, 3), "weight.shape") == (3, 2)
+    assert utils.convert_bytes(2048) == "2.0 KB"
+    assert utils.honor_type((1, 2), iter([3, 4])) == (3, 4)
+    assert utils.is_torch_tensor(torch.ones(1))
+    assert utils.is_fp16_available()
+    assert not utils.is_npu_available()
+    assert utils.is_tensorboard_available() in (True, False)
+    assert not utils.is_wandb_available() or importlib.util.find_spec("wandb")
+    assert utils.is_port_in_use(1) is False
+    model = nn.Linear(1, 1)
+    assert utils.extract_model_from_parallel(model, False, False).weight is model.weight
+
+
+@pytest.mark.usefixtures("installed")
+def test_walks_over_nested_tensors() -> None:
+    utils = importlib.import_module("accelerate.utils")
+    batch = {"x": torch.arange(6).reshape(3, 2), "y": [torch.ones(3, dtype=torch.bfloat16)]}
+    assert utils.find_batch_size(batch) == 3
+    assert utils.find_device(batch) == torch.device("cpu")
+    assert utils.find_device([1]) is None
+    assert utils.listify({"x": torch.tensor([1, 2])}) == {"x": [1, 2]}
+    assert utils.slice_tensors(batch, slice(0, 2))["x"].shape == (2, 2)
+    assert utils.slice_tensors(batch, slice(0, 3, 2))["x"].tolist() == [[0, 1], [4, 5]]
+    assert utils.concatenate([batch, batch])["x"].shape == (6, 2)
+    assert utils.concatenate([torch.ones(2, 1), torch.zeros(2, 2)], dim=1).shape == (2, 3)
+    assert utils.convert_to_fp32(batch)["y"][0].dtype == torch.float32
+    assert utils.convert_outputs_to_fp32(lambda: torch.ones(1, dtype=torch.float16))().dtype == torch.float32
+    moved = utils.send_to_device(batch, "meta", skip_keys="y")
+    assert (moved["x"].device.type, moved["y"][0].device.type) == ("meta", "cpu")
+    doubled = utils.recursively_apply(lambda tensor, by: tensor * by, batch, 2)
+    assert doubled["x"].sum() == 2 * batch["x"].sum()
+    with pytest.raises(MisuseError, match="a str is none of what"):
+        utils.recursively_apply(torch.neg, [torch.ones(1), "a"], error_on_other_type=True)
+    assert utils.gather(torch.tensor(3)).tolist() == [3]
+    assert utils.gather_object([1, 2]) == [1, 2]
+    assert utils.reduce(torch.tensor(4.0), scale=0.5).item() == 2.0
+    assert utils.broadcast_object_list(["a"]) == ["a"]
+    assert utils.broadcast(torch.tensor(2)).item() == 2
+    assert utils.pad_across_processes(torch.ones(2)).shape == (2,)
+    utils.wait_for_everyone()

@@ -1,0 +1,97 @@
+"""``accel-nb test`` on real workers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accel_nb.cli import main
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.selftest import run as selftest
+from accel_nb.selftest.checks import CHECKS
+from accel_nb.selftest.run import NAMES, Report, Row, run_checks
+
+CPU = WorkerSpec("cpu", 1)
+
+
+def test_both_sides_know_the_same_checks_and_each_says_what_it_checks() -> None:
+    assert list(CHECKS) == list(NAMES)
+    assert all(check.__doc__ for check in CHECKS.values())
+
+
+def test_every_check_passes_here_and_the_report_is_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["test", "--cpus", "2", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["ok"] is True
+    assert report["devices"] == ["cpu", "cpu"]
+    assert [check["name"] for check in report["checks"]] == ["start", *NAMES, "shutdown"]
+    assert {check["outcome"] for check in report["checks"]} == {"ok"}
+
+
+def test_one_worker_passes_too() -> None:
+    report = run_checks([CPU], names=["equality", "interrupt", "world"])
+    assert report.is_ok, report.as_table()
+
+
+def test_a_check_that_fails_is_told_by_rank_and_leaves_the_others_to_run(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real: Callable[..., Report] = run_checks
+    names = ["no such check", "world"]
+    monkeypatch.setattr("accel_nb.cli.selftest.run_checks", lambda *args, **more: real(*args, **more, names=names))
+    assert main(["test", "--cpus", "2"]) == 1
+    printed = capsys.readouterr().out
+    assert "no such check  FAILED" in printed
+    assert "rank 0: KeyError" in printed
+    assert "world          ok" in printed
+    assert "3 of 4 checks passed" in printed
+    assert "\x1b" not in printed
+
+
+def test_what_the_deadline_leaves_no_time_for_is_not_run() -> None:
+    report = run_checks([CPU], deadline_s=0.0, names=["world", "triggers"])
+    assert [(row.name, row.outcome) for row in report.rows] == [
+        ("start", "ok"), ("world", "not run"), ("triggers", "not run"), ("shutdown", "ok")
+    ]  # fmt: skip
+    assert not report.is_ok
+
+
+def test_a_check_that_hangs_ends_at_the_deadline() -> None:
+    # Without anybody to press the button, the check of interrupts waits forever.
+    original = selftest._Ears.noted
+
+    class Deaf(selftest._Ears):
+        def noted(self, *args: Any) -> None:
+            original(self, *args)
+            self.num_waiting = 0
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(selftest, "_Ears", Deaf)
+        report = run_checks([CPU, CPU], deadline_s=4.0, names=["interrupt", "world"])
+    outcomes = {row.name: row.outcome for row in report.rows}
+    assert (outcomes["interrupt"], outcomes["shutdown"]) == ("failed", "ok")
+    assert outcomes["world"] == "not run"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seed", "3"], "takes --cpus N, --gpus N, --timeout SECONDS and --json, and no --seed"),
+        (["--cpus", "0"], "cpus: 0"),
+        (["--cpu", "1"], "did you mean"),
+    ],
+)
+def test_wrong_use_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["test", *words]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_colours_are_for_terminals() -> None:
+    report = Report(("cpu",), (Row("a", "ok", 0.1, "fine"), Row("b", "failed", 0.2, "one\ntwo"), Row("c", "not run")))
+    assert "\x1b[31mFAILED" in report.as_table(has_colours=True)
+    plain = report.as_table()
+    assert "\x1b" not in plain
+    assert plain.splitlines()[-1] == "1 of 3 checks passed in 0 s"
