@@ -11,6 +11,9 @@ python="$PWD/.venv/bin/python"
 work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 
+# An editable install that is repeated writes this file through the link into the built files; the wheel has its own.
+rm -f accel_nb/labextension/install.json
+
 # Without the built files the hook builds them; with them it packs them. They are fresh: `make` has just built them.
 "$python" -m build --no-isolation --wheel --outdir "$work/dist" . >"$work/build.log" 2>&1 || {
     cat "$work/build.log" >&2

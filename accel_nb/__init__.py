@@ -6,18 +6,128 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accel_nb.accelerator import Accelerator
+    from accel_nb.accelerator.batch_size import find_executable_batch_size
+    from accel_nb.accelerator.local_sgd import LocalSGD
+    from accel_nb.accelerator.logging import get_logger
+    from accel_nb.accelerator.places import (
+        AcceleratorState,
+        DistributedType,
+        GradientState,
+        PartialState,
+    )
+    from accel_nb.accelerator.plugins import (
+        AutocastKwargs,
+        DataLoaderConfiguration,
+        DDPCommunicationHookType,
+        DistributedDataParallelKwargs,
+        GradientAccumulationPlugin,
+        GradScalerKwargs,
+        InitProcessGroupKwargs,
+        ProfileKwargs,
+        ProjectConfiguration,
+        TorchDynamoPlugin,
+    )
+    from accel_nb.accelerator.progress import tqdm
+    from accel_nb.accelerator.release import release_memory
+    from accel_nb.accelerator.seeding import set_seed, synchronize_rng_states
+    from accel_nb.bigmodel.casting import attach_layerwise_casting_hooks
+    from accel_nb.bigmodel.device_map import check_device_map, infer_auto_device_map
+    from accel_nb.bigmodel.load import load_checkpoint_and_dispatch, load_checkpoint_in_model
+    from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
+    from accel_nb.bigmodel.offload import cpu_offload, disk_offload, dispatch_model
+    from accel_nb.bigmodel.ready import load
+    from accel_nb.bigmodel.turns import cpu_offload_with_hook
 
     __version__: str
 
-__all__ = ["Accelerator", "__version__", "load_ipython_extension", "unload_ipython_extension"]
+__all__ = [
+    "Accelerator",
+    "AcceleratorState",
+    "AutocastKwargs",
+    "DDPCommunicationHookType",
+    "DataLoaderConfiguration",
+    "DistributedDataParallelKwargs",
+    "DistributedType",
+    "GradScalerKwargs",
+    "GradientAccumulationPlugin",
+    "GradientState",
+    "InitProcessGroupKwargs",
+    "LocalSGD",
+    "PartialState",
+    "ProfileKwargs",
+    "ProjectConfiguration",
+    "TorchDynamoPlugin",
+    "__version__",
+    "attach_layerwise_casting_hooks",
+    "check_device_map",
+    "cpu_offload",
+    "cpu_offload_with_hook",
+    "disk_offload",
+    "dispatch_model",
+    "find_executable_batch_size",
+    "get_logger",
+    "infer_auto_device_map",
+    "init_empty_weights",
+    "init_on_device",
+    "load",
+    "load_checkpoint_and_dispatch",
+    "load_checkpoint_in_model",
+    "load_ipython_extension",
+    "release_memory",
+    "set_seed",
+    "synchronize_rng_states",
+    "tqdm",
+    "unload_ipython_extension",
+]
+
+_HOMES = {
+    "Accelerator": "accel_nb.accelerator",
+    "AcceleratorState": "accel_nb.accelerator.places",
+    "AutocastKwargs": "accel_nb.accelerator.plugins",
+    "DDPCommunicationHookType": "accel_nb.accelerator.plugins",
+    "DataLoaderConfiguration": "accel_nb.accelerator.plugins",
+    "DistributedDataParallelKwargs": "accel_nb.accelerator.plugins",
+    "DistributedType": "accel_nb.accelerator.places",
+    "GradScalerKwargs": "accel_nb.accelerator.plugins",
+    "GradientAccumulationPlugin": "accel_nb.accelerator.plugins",
+    "GradientState": "accel_nb.accelerator.places",
+    "InitProcessGroupKwargs": "accel_nb.accelerator.plugins",
+    "LocalSGD": "accel_nb.accelerator.local_sgd",
+    "PartialState": "accel_nb.accelerator.places",
+    "ProfileKwargs": "accel_nb.accelerator.plugins",
+    "ProjectConfiguration": "accel_nb.accelerator.plugins",
+    "TorchDynamoPlugin": "accel_nb.accelerator.plugins",
+    "attach_layerwise_casting_hooks": "accel_nb.bigmodel.casting",
+    "check_device_map": "accel_nb.bigmodel.device_map",
+    "cpu_offload": "accel_nb.bigmodel.offload",
+    "cpu_offload_with_hook": "accel_nb.bigmodel.turns",
+    "disk_offload": "accel_nb.bigmodel.offload",
+    "dispatch_model": "accel_nb.bigmodel.offload",
+    "find_executable_batch_size": "accel_nb.accelerator.batch_size",
+    "get_logger": "accel_nb.accelerator.logging",
+    "infer_auto_device_map": "accel_nb.bigmodel.device_map",
+    "init_empty_weights": "accel_nb.bigmodel.meta",
+    "init_on_device": "accel_nb.bigmodel.meta",
+    "load": "accel_nb.bigmodel.ready",
+    "load_checkpoint_and_dispatch": "accel_nb.bigmodel.load",
+    "load_checkpoint_in_model": "accel_nb.bigmodel.load",
+    "release_memory": "accel_nb.accelerator.release",
+    "set_seed": "accel_nb.accelerator.seeding",
+    "synchronize_rng_states": "accel_nb.accelerator.seeding",
+    "tqdm": "accel_nb.accelerator.progress",
+}
 
 
 def __getattr__(name: str) -> Any:
     """Import torch and packaging only when something that needs them is asked for."""
-    if name == "Accelerator":
-        from accel_nb.accelerator import Accelerator
+    if name in _HOMES:
+        from importlib import import_module
 
-        return Accelerator
+        return getattr(import_module(_HOMES[name]), name)
+    if name == "compat":
+        from importlib import import_module
+
+        return import_module("accel_nb.compat")
     if name == "__version__":
         from importlib.metadata import version
 

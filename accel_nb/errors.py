@@ -6,6 +6,7 @@ Each message names what was given, where it came from, what is allowed and what 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 
 class AccelNbError(Exception):
@@ -32,6 +33,20 @@ class UnsyncedGradientError(MisuseError):
     """An optimizer is about to step parameters whose gradients never left this rank."""
 
 
+class NanLossError(MisuseError, ArithmeticError):
+    """The loss of a step is NaN; ``rank`` and ``step`` (from 1) say which. Raised before the step where it is known."""
+
+    def __init__(self, rank: int, step: int) -> None:
+        self.rank, self.step = rank, step
+        super().__init__(
+            f"the loss of step {step} is NaN on rank {rank}: look for a division by zero, a logarithm of zero, a "
+            "learning rate that is too high, or NaN in the data; the option sentinels, set to off, trains on regardless"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.rank, self.step)
+
+
 class ShippingError(AccelNbError, TypeError):
     """A name that the cell uses cannot be sent to the workers."""
 
@@ -50,3 +65,15 @@ class WorkerDied(PoolError):
     def __init__(self, message: str, *, rank: int) -> None:
         self.rank = rank
         super().__init__(message)
+
+
+class CheckpointError(AccelNbError, RuntimeError):
+    """A checkpoint cannot be written or read; the old ones and the training are untouched."""
+
+
+class CorruptCheckpoint(CheckpointError):
+    """A checkpoint is incomplete, damaged or hostile; the message names the file. Nothing was loaded from it."""
+
+
+class NoCheckpoint(CheckpointError):
+    """There is no complete checkpoint where one was looked for."""

@@ -21,7 +21,18 @@ import psutil
 
 from benchmarks.measure import ROOT, Report, load_report, table
 
-NAMES = ("step_overhead", "warm_cell", "cold_start", "idle_memory", "weights_back", "panel_cost")
+NAMES = (
+    "step_overhead",
+    "facade_cost",
+    "loader_cost",
+    "warm_cell",
+    "cold_start",
+    "idle_memory",
+    "weights_back",
+    "panel_cost",
+    "checkpoint",
+    "big_model",
+)
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _MARK = "BENCHMARK_RUN"
 

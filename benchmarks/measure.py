@@ -8,6 +8,7 @@ import os
 import random
 import statistics
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -114,6 +115,43 @@ def shuffled_rounds(names: Sequence[str], num_rounds: int, *, seed: int = 0) -> 
         order = list(names)
         rng.shuffle(order)
         yield order
+
+
+def on_two_ranks(module: str, rounds: int, *, timeout_s: float = 400) -> Any:
+    """Run ``python -m module --rank R FOLDER ROUNDS`` as two gloo ranks and return what rank 0 left in ``0.json``."""
+    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, "-m", module, "--rank", str(rank), folder, str(rounds)],
+                cwd=ROOT,
+                env={
+                    **os.environ,
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
+                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo",
+                    "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore",
+                },
+            )
+            for rank in (0, 1)
+        ]  # fmt: skip
+        try:
+            codes = [process.wait(timeout=timeout_s) for process in ranks]
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        if any(codes):
+            raise RuntimeError(f"the ranks ended with {codes}")
+        return json.loads((Path(folder) / "0.json").read_text())
+
+
+def quiet_difference(own: Sequence[float], base: Sequence[float], share: float, draws: int = 1000) -> tuple[float, ...]:
+    """Return the difference of the lower quantiles at ``share``, and its 95 % bootstrap interval."""
+    drawer = random.Random(0)
+    drawn = sorted(
+        quantile(drawer.choices(own, k=len(own)), share) - quantile(drawer.choices(base, k=len(base)), share)
+        for _ in range(draws)
+    )
+    return quantile(own, share) - quantile(base, share), drawn[draws // 40], drawn[-draws // 40]
 
 
 class CellFailed(RuntimeError):

@@ -9,52 +9,28 @@ from __future__ import annotations
 
 import copy
 import json
-import os
-import random
-import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-from benchmarks.measure import ROOT, Figure, Report, main, quantile, shuffled_rounds
+from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, quiet_difference, shuffled_rounds
 
 HAND, EXPLICIT, PLAIN, PEER = "hand-written DDP", "accel_nb, explicit", "accel_nb, plain cell", "accelerate"
 WITH_LOADER = ", with loader"
 QUIET = 0.2
 STEPS = 50
 """Steps in a block; with a loader also the length of its epoch, whose start therefore counts."""
+WARM = 15
+"""Steps before a block that do not count: Python specialises code anew when a plain cell begins, once for the cell."""
 
 
 def step_overhead(quick: bool = False) -> Report:
     """Measure with two ranks and report the extra time of each way."""
     rounds = 24 if quick else 120
-    with tempfile.TemporaryDirectory(prefix="benchmark-") as folder:
-        ranks = [
-            subprocess.Popen(
-                [sys.executable, "-m", "benchmarks.step_overhead", "--rank", str(rank), folder, str(rounds)],
-                cwd=ROOT,
-                env={
-                    **os.environ,
-                    "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2",
-                    "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo",
-                    "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true", "PYTHONWARNINGS": "ignore",
-                },
-            )
-            for rank in (0, 1)
-        ]  # fmt: skip
-        try:
-            codes = [process.wait(timeout=400) for process in ranks]
-        finally:
-            for process in ranks:
-                process.kill()
-                process.wait()
-        if any(codes):
-            raise RuntimeError(f"the ranks ended with {codes}")
-        times = json.loads((Path(folder) / "0.json").read_text())
+    times = on_two_ranks("benchmarks.step_overhead", rounds)
     report = Report(
         "Step overhead",
         f"Extra processor time of a training step over hand-written DDP (2 gloo ranks, a network of 3 small layers, "
@@ -66,7 +42,7 @@ def step_overhead(quick: bool = False) -> Report:
         base = times[HAND + suffix]
         for name in (HAND, EXPLICIT, PLAIN, PEER):
             own = times[name + suffix]
-            extra[name + suffix], low, high = _difference([cpu for cpu, _ in own], [cpu for cpu, _ in base])
+            extra[name + suffix], low, high = quiet_difference([cpu for cpu, _ in own], [cpu for cpu, _ in base], QUIET)
             walls = [wall for _, wall in own]
             report.add(
                 name + suffix,
@@ -74,12 +50,12 @@ def step_overhead(quick: bool = False) -> Report:
                 extra[name + suffix],
                 "" if name == HAND else f"{low:.1f} to {high:.1f}",
                 quantile(walls, QUIET),
-                _difference(walls, [wall for _, wall in base])[0],
+                quiet_difference(walls, [wall for _, wall in base], QUIET)[0],
             )
     for suffix in ("", WITH_LOADER):
         for name in (EXPLICIT, PLAIN):
             own, base = times[name + suffix], times[HAND + suffix]
-            spread = _difference([cpu for cpu, _ in own], [cpu for cpu, _ in base])[1:]
+            spread = quiet_difference([cpu for cpu, _ in own], [cpu for cpu, _ in base], QUIET)[1:]
             report.figures.append(
                 Figure(f"{name}{suffix}: extra CPU per step", extra[name + suffix], 20, "us", spread=spread)
             )
@@ -89,16 +65,6 @@ def step_overhead(quick: bool = False) -> Report:
                        spread=(spread[0] / over, spread[1] / over))
             )  # fmt: skip
     return report
-
-
-def _difference(own: list[float], base: list[float], draws: int = 1000) -> tuple[float, float, float]:
-    """Return the difference of the lower quintiles and its 95 % bootstrap interval."""
-    drawer = random.Random(0)
-    drawn = sorted(
-        quantile(drawer.choices(own, k=len(own)), QUIET) - quantile(drawer.choices(base, k=len(base)), QUIET)
-        for _ in range(draws)
-    )
-    return quantile(own, QUIET) - quantile(base, QUIET), drawn[draws // 40], drawn[-draws // 40]
 
 
 def _rank(rank: int, folder: Path, rounds: int) -> None:
@@ -117,7 +83,7 @@ def _rank(rank: int, folder: Path, rounds: int) -> None:
             for name in order:
                 run, context = ways[name]
                 with context():
-                    run(3)
+                    run(WARM)
                     dist.barrier()
                     cpu, wall = time.thread_time(), time.perf_counter()
                     run(STEPS)
@@ -143,7 +109,7 @@ def _ways(rank: int) -> dict[str, Way]:
     from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
     from accel_nb.accelerator import Accelerator
-    from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
+    from accel_nb.accelerator.autoprepare import PlainCells
     from accel_nb.runtime.comm import TorchComm
     from accel_nb.runtime.group import Group
     from accel_nb.runtime.world import World
@@ -226,10 +192,10 @@ def _ways(rank: int) -> dict[str, Way]:
         loader = DataLoader(data, batch_size=16)
         plain = Accelerator(world=world, comm=comm, sink=RingSink())
         names = {"model": model, "optimizer": optimizer} | ({"loader": loader} if suffix else {})
-        prepare_namespace(plain, names, list(names))
+        cells = PlainCells(plain)
+        cells.prepare(names, list(names))
         # The context changes torch for as long as it lasts, so it is entered for each block.
-        add(PLAIN + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None,
-            lambda plain=plain: plain_torch(plain))  # fmt: skip
+        add(PLAIN + suffix, repeat(loader) if suffix else no_loader, model, optimizer, None, cells.running)
 
         model, optimizer = fresh()
         loader = DataLoader(data, batch_size=8)

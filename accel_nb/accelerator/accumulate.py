@@ -8,16 +8,49 @@ lets optimizers step.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import TracebackType
+from typing import Literal, Protocol
 
 from accel_nb.data.loader import Share
+
+
+class WindowOptions(Protocol):
+    """The section of the configuration about windows."""
+
+    @property
+    def tail(self) -> Literal["step", "carry", "drop"]:
+        """What a window becomes that the end of the loader cuts short."""
+        ...
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Average gradients after every micro-batch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultWindowOptions:
+    """A short window is stepped, and gradients are averaged once for each window."""
+
+    tail: Literal["step", "carry", "drop"] = "step"
+    sync_each_batch: bool = False
 
 
 class Window:
     """Counts micro-batches by backward passes and step attempts; knows nothing of loaders but their shares."""
 
-    def __init__(self, size: int, world_size: int, on_sync: Callable[[bool], None]) -> None:
+    def __init__(
+        self,
+        size: int,
+        world_size: int,
+        on_sync: Callable[[bool], None],
+        *,
+        on_drop: Callable[[], None] = lambda: None,
+        options: WindowOptions | None = None,
+    ) -> None:
         self.number = 0
+        self._num_ended = 0
         self.share: Share | None = None
         # What a mean loss, and a loss that is a sum over samples, are multiplied by.
         self.mean_factor = 1.0
@@ -32,6 +65,8 @@ class Window:
         self._size = 1
         self._world_size = world_size
         self._on_sync = on_sync
+        self._on_drop = on_drop
+        self._options = options or DefaultWindowOptions()
         self._num_held = 0
         self._is_last = False
         self._in_block = False
@@ -50,14 +85,33 @@ class Window:
         self._decide()
 
     @property
+    def averages(self) -> bool:
+        """Whether the present micro-batch's backward pass averages gradients over ranks."""
+        return self.closes or self._options.sync_each_batch
+
+    @property
     def is_in_block(self) -> bool:
         """Whether a block of ``accumulate()`` says where the micro-batch begins and ends."""
         return self._in_block
 
     @property
     def num_held(self) -> int:
-        """How many micro-batches of this window have ended without a step."""
+        """How many micro-batches of this window are done without a step; one in a block is once it has a gradient."""
+        if self._in_block and self.has_backward:
+            return 0 if self.closes else self._num_held + 1
         return self._num_held
+
+    @property
+    def num_trained(self) -> int:
+        """How many micro-batches are in the weights or in the window."""
+        return self._num_ended + (self._in_block and self.has_backward)
+
+    def resume(self, num_held: int) -> None:
+        """Go on inside of a window of which ``num_held`` micro-batches are done; 0 begins a new one."""
+        self._num_held = num_held
+        self.has_backward = False
+        self.is_dirty = num_held > 0
+        self._decide()
 
     def take_share(self, share: Share | None) -> None:
         """Hear what part of its global batch the next micro-batch is; None once no loader is iterated."""
@@ -71,6 +125,12 @@ class Window:
         """Hear of a backward pass."""
         self.has_backward = True
         self.is_dirty = True
+
+    def abandon(self) -> None:
+        """Forget the micro-batches of a window that nothing will step: the next one begins a new window."""
+        self.has_backward = self.is_dirty = False
+        self._num_held = 0
+        self._decide()
 
     def moment(self) -> tuple[bool, int, float]:
         """Return, for clipping and stepping now: whether the window closes, its number, its gradients' factor.
@@ -89,6 +149,7 @@ class Window:
             self.synchronises = True
             self.has_backward = self.is_dirty = self._is_last = False
             self.number = number + 1
+            self._num_ended += 1
             return decision
         decision = self.moment()
         if self.has_backward and not self._in_block:
@@ -116,20 +177,24 @@ class Window:
 
     def _end_micro_batch(self) -> None:
         self.has_backward = False
-        self._is_last = False
-        if self.closes:
+        self._num_ended += 1
+        is_last, self._is_last = self._is_last, False
+        is_dropped = is_last and not self.closes and self._options.tail == "drop"
+        if self.closes or is_dropped:
             self.number += 1
             self._num_held = 0
             self.is_dirty = False
+            if is_dropped:
+                self._on_drop()
         else:
             self._num_held += 1
         self._decide()
 
     def _decide(self) -> None:
-        closes = self._num_held + 1 >= self._size or self._is_last
+        closes = self._num_held + 1 >= self._size or (self._is_last and self._options.tail == "step")
         if closes != self.closes:
             self.closes = closes
-            self._on_sync(closes)
+            self._on_sync(self.averages)
 
     def _weigh(self) -> None:
         share, world_size = self.share, self._world_size

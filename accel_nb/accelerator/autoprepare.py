@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+import os
+import sys
+import types
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -16,10 +21,12 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.intent import iterates_to_train
 from accel_nb.accelerator.prepare import Kinds
+from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
+from accel_nb.data.loader import is_sharded
 from accel_nb.errors import UnsyncedGradientError
 
-_MAX_CONTAINER = 64
 _FACTORIES = (
     "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
     "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
@@ -42,80 +49,265 @@ class Found:
         return (*self.modules, *self.optimizers, *self.schedulers, *self.loaders)
 
 
-def discover(accelerator: Accelerator, namespace: Mapping[str, Any], names: Iterable[str]) -> Found:
-    """Find what this accelerator has not prepared behind ``names``.
+def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], within: Iterable[Any] = ()) -> None:
+    """Give back what neither the names of the notebook nor ``within`` lead to, such as the model of an earlier run."""
+    objects = accelerator.prepared_objects
+    if not objects:
+        return
+    held = {id(item) for item in chain(trained_objects(namespace.values()), within)}
+    held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
+    accelerator._preparer.release([item for item in objects if id(item) not in held])
 
-    Lists, tuples, dicts and the attributes of the notebook's own objects are looked into too. A scheduler brings its
-    optimizer.
+
+class PlainCells:
+    """Prepares for one accelerator what plain cells train. Every rank must run the same cells.
+
+    What a cell's own names lead to is prepared jointly by `prepare`, before the statements that could train. What it
+    makes inside of functions and loops is prepared when it is first used: when a loader is iterated, when gradients
+    are cleared, or in the backward pass.
     """
-    prepared = accelerator._preparer
-    kinds = Kinds.of(_candidates(namespace[name] for name in names if name in namespace))
-    known = set(map(id, kinds.optimizers))
-    behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
-    optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
-    inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
-    return Found(
-        modules=tuple(m for m in kinds.models if id(m) not in inside and m not in prepared),
-        optimizers=tuple(item for item in optimizers if item not in prepared),
-        schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
-        loaders=tuple(item for item in kinds.loaders if item not in prepared),
-    )
 
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._stepper = accelerator._stepper
+        self._namespace: dict[str, Any] = {}
+        self._pending: dict[int, Optimizer] = {}
+        # What was prepared although no name of the notebook led to it.
+        self._has_hidden = False
+        self._is_told = True
+        # The ids of what the present cell uses: what its receipt names.
+        self._used: set[int] = set()
+        self._read_whole = False
+        # Something has to be done before the next backward pass; all that the hot path looks at.
+        self._needs_attention = False
 
-def prepare_namespace(accelerator: Accelerator, namespace: Mapping[str, Any], names: Iterable[str]) -> Found:
-    """Prepare what a plain cell's names hold, jointly, and return what was new.
+    def discover(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
+        """Find what is not prepared yet behind ``names``.
 
-    A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where nothing
-    is trained. Every rank must call, with the same names.
-    """
-    stepper = accelerator._stepper
-    stepper.namespace = namespace
-    found = discover(accelerator, namespace, names)
+        Containers, closures and the attributes of the user's own objects are looked into too. A scheduler brings its
+        optimizer.
+        """
+        return self._unprepared(trained_objects(namespace[name] for name in names if name in namespace))
 
-    def is_training() -> bool:
-        models = stepper.stepped_models()
+    def prepare(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
+        """Prepare what a cell's names hold, jointly, once there is something that trains; return what was new.
+
+        A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where
+        nothing is trained. What no name leads to any more is given back. Every rank must call, with the same names.
+        """
+        self._namespace = self._stepper.namespace = namespace
+        self._release_unreachable(())
+        objects = list(trained_objects(namespace[name] for name in names if name in namespace))
+        self._used.update(map(id, objects))
+        found = self._unprepared(objects)
+        holds = self._accelerator.holds_optimizers
+        if not (found.optimizers or (holds and (found.loaders or found.schedulers))):
+            return Found()
+        self._accelerator._preparer.refresh()
+        self._prepare(found.objects)
+        return found
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        """While the block runs, plain PyTorch calls mean what the cell's author meant.
+
+        ``loss.backward()`` goes through the accelerator, gradient clipping sees gradients that are ready, the device
+        ``cuda`` is this worker's own, and ``torch.save`` of all ranks to one path leaves a whole file. torch is changed
+        for the whole process and put back at the end.
+        """
+        self._is_told, self._read_whole, self._needs_attention = False, False, True
+        self._used.clear()
+        accelerator = self._accelerator
+        with ExitStack() as stack:
+            replace = functools.partial(_replace, stack)
+            replace(Tensor, "backward", self._backward(Tensor.backward))
+            replace(Optimizer, "__init__", self._noting(Optimizer.__init__))
+            replace(DataLoader, "__iter__", self._iterating(DataLoader.__iter__))
+            clip_norm, clip_value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
+            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
+                replace(module, "clip_grad_norm_", _clip_norm(accelerator, clip_norm))
+                replace(module, "clip_grad_value_", _clip_value(accelerator, clip_value))
+            move = _mover(accelerator.device)
+            replace(Tensor, "to", _to(Tensor.to, move))
+            replace(Tensor, "cuda", _cuda(accelerator.device))
+            replace(nn.Module, "to", _to(nn.Module.to, move))
+            replace(nn.Module, "cuda", _cuda(accelerator.device))
+            for name in _FACTORIES:
+                replace(torch, name, _factory(getattr(torch, name), move))
+            if self._stepper.world.size > 1:
+                replace(torch, "save", _save(torch.save, self._stepper.world.rank))
+            stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
+            stack.callback(lambda: self._forget_pending(list(self._pending.values())))
+            yield
+        self._stepper.window.take_share(None)
+
+    def is_training(self) -> bool:
+        """Whether gradients are on, and a model that some optimizer steps is in training mode."""
+        models = self._stepper.stepped_models()
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
-    batch = accelerator.resolved.config.batch or "global"
-    accelerator._prepare(found.objects, batch=batch, is_training=is_training)
-    return found
+    def begins_training(self) -> bool:
+        """Whether the code that asks for a loader's batches trains with them; prepares what it will train."""
+        if not torch.is_grad_enabled():
+            return False
+        if not iterates_to_train():
+            self._read_whole = self._needs_attention = True
+            return False
+        self._settle()
+        return self.is_training() and self._accelerator._preparer.begin_epoch()
+
+    def _unprepared(self, objects: Iterable[Any]) -> Found:
+        prepared = self._accelerator._preparer
+        kinds = Kinds.of(objects)
+        known = set(map(id, kinds.optimizers))
+        behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
+        optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
+        inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
+        return Found(
+            modules=tuple(m for m in kinds.models if id(m) not in inside and m not in prepared),
+            optimizers=tuple(item for item in optimizers if item not in prepared),
+            schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
+            loaders=tuple(item for item in kinds.loaders if item not in prepared),
+        )
+
+    def _prepare(self, objects: Sequence[Any]) -> None:
+        self._forget_pending(objects)
+        new = self._accelerator._prepare(
+            objects,
+            batch=self._accelerator.resolved.config.batch or "global",
+            is_training=self.is_training,
+            begins_training=self.begins_training,
+        )
+        self._used.update(map(id, new))
+        if new:
+            self._is_told = True
+            self._accelerator.report(self._used)
+
+    def _release_unreachable(self, within: Iterable[Any]) -> None:
+        """Give back what neither the notebook nor ``within`` leads to, such as the model of a cell's earlier run."""
+        release_unreachable(self._accelerator, self._namespace, within)
+
+    def _settle(self) -> None:
+        """Prepare the optimizers that were made since the last point, with the models that hold their parameters."""
+        if not (self._pending or self._has_hidden):
+            return
+        pending = self._forget_pending(list(self._pending.values()))
+        local = (value for frame in frames_of_cell(self._namespace) for value in list(frame.f_locals.values()))
+        within = list(trained_objects(local))
+        self._release_unreachable([*within, *pending])
+        found = self._unprepared([*within, *pending])
+        stepped = {id(value) for optimizer in found.optimizers for value in _parameters(optimizer)}
+        owners = [model for model in found.modules if any(id(value) in stepped for value in model.parameters())]
+        owned = {id(value) for model in owners for value in model.parameters()} | self._stepper.known_parameters
+        optimizers = [item for item in found.optimizers if any(id(value) in owned for value in _parameters(item))]
+        steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
+        schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
+        if len(optimizers) < len(pending):
+            _warn_of_lonely(self._accelerator)
+        if optimizers or schedulers:
+            self._has_hidden = True
+            self._prepare([*owners, *optimizers, *schedulers])
+
+    def _forget_pending(self, objects: Iterable[Any]) -> list[Optimizer]:
+        forgotten = [item for item in objects if self._pending.pop(id(item), None) is not None]
+        for optimizer in forgotten:
+            vars(optimizer).pop("zero_grad", None)
+        return forgotten
+
+    def _attend(self) -> None:
+        self._needs_attention = False
+        if is_called_by_user():  # a library's trainer knows how to train on many devices, or does not, by itself
+            self._settle()
+        stepper = self._stepper
+        if not self._is_told and stepper.bundle.models:
+            self._is_told = True
+            self._accelerator.report(self._used)
+        if self._read_whole and stepper.window.share is None and stepper.bundle.models:
+            self._read_whole = False
+            _warn_of_whole(self._accelerator)
+
+    def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
+        stepper = self._stepper
+
+        @functools.wraps(plain)
+        def backward(
+            loss: Tensor,
+            gradient: Tensor | None = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            inputs: Any = None,
+        ) -> None:
+            if stepper.is_inside_backward or gradient is not None or inputs is not None:
+                plain(loss, gradient, retain_graph, create_graph, inputs)
+                return
+            if self._needs_attention:
+                self._attend()
+            # The last two: torch has its own errors for them.
+            if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
+                plain(loss, gradient, retain_graph, create_graph, inputs)
+            elif retain_graph is None and not create_graph:
+                stepper.backward(loss)
+            else:
+                stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
+
+        return backward
+
+    def _noting(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """Return an optimizer's constructor that notes the optimizer, to be prepared when it is first used."""
+
+        @functools.wraps(plain)
+        def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            plain(optimizer, *args, **kwargs)
+            self._pending[id(optimizer)] = optimizer
+            self._needs_attention = True
+
+            def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_called_by_user():
+                    self._settle()
+                else:
+                    self._forget_pending([optimizer])
+                return optimizer.zero_grad(*args, **kwargs)
+
+            vars(optimizer)["zero_grad"] = types.MethodType(zero_grad, optimizer)
+
+        return construct
+
+    def _iterating(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """Return the loader's ``__iter__`` that shards a loader which no name of the cell led to, if it trains."""
+
+        @functools.wraps(plain)
+        def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
+            asker = sys._getframe(1).f_globals.get("__name__", "")
+            is_ours = is_sharded(loader) or asker.startswith("accel_nb.") or type(loader).__iter__ is not __iter__
+            if not is_ours and (self._pending or self._accelerator.holds_optimizers) and self.begins_training():
+                self._prepare([loader])
+                return iter(loader)
+            return plain(loader)
+
+        return __iter__
 
 
-def release_dropped(accelerator: Accelerator, namespace: Mapping[str, Any]) -> None:
-    """Give back what no name of the notebook leads to any more, such as the model of an earlier run of a cell."""
-    held = {id(item) for item in _candidates(namespace.values())}
-    objects = accelerator._preparer.objects
-    held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
-    dropped = [item for item in objects if id(item) not in held]
-    if dropped:
-        accelerator._preparer.release(dropped)
+def _warn_of_lonely(accelerator: Accelerator) -> None:
+    if accelerator.is_main_process and accelerator.num_processes > 1:
+        warnings.warn(
+            "an optimizer was made whose model the cell's preparation does not see: every worker trains it alone, with "
+            "all of the data. Bind the model to a name of the cell, or of the function that trains it",
+            stacklevel=4,
+        )
 
 
-@contextmanager
-def plain_torch(accelerator: Accelerator) -> Iterator[None]:
-    """While the block runs, plain PyTorch calls mean what the cell's author meant.
+def _warn_of_whole(accelerator: Accelerator) -> None:
+    if accelerator.is_main_process and accelerator.num_processes > 1:
+        warnings.warn(
+            "every worker read the loader whole, since the code that iterates it does not lead to a backward pass that "
+            "can be seen: the result is that of one device, but no faster. Iterate the loader in the function, or the "
+            "top-level statement, that calls loss.backward()",
+            stacklevel=4,
+        )
 
-    ``loss.backward()`` goes through the accelerator, gradient clipping sees gradients that are ready, and the device
-    ``cuda`` is this worker's own. torch is changed for the whole process and put back at the end.
-    """
-    stepper = accelerator._stepper
-    with ExitStack() as stack:
-        replace = functools.partial(_replace, stack)
-        replace(Tensor, "backward", _backward(accelerator, Tensor.backward))
-        clip_norm, clip_value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
-        for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-            replace(module, "clip_grad_norm_", _clip_norm(accelerator, clip_norm))
-            replace(module, "clip_grad_value_", _clip_value(accelerator, clip_value))
-        move = _mover(accelerator.device)
-        replace(Tensor, "to", _to(Tensor.to, move))
-        replace(Tensor, "cuda", _cuda(accelerator.device))
-        replace(nn.Module, "to", _to(nn.Module.to, move))
-        replace(nn.Module, "cuda", _cuda(accelerator.device))
-        for name in _FACTORIES:
-            replace(torch, name, _factory(getattr(torch, name), move))
-        stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
-        yield
-    stepper.window.take_share(None)
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
@@ -126,28 +318,13 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
         if stepper.window.share is None or id(optimizer) in stepper.gates or stepper.world.size == 1:
             return
         raise UnsyncedGradientError(
-            f"this {type(optimizer).__name__} was made where the cell's preparation does not see it, inside of a "
-            f"function, and steps on one worker's share of a batch: {stepper.world.size} workers would drift apart. "
-            "Bind model and optimizer to names of the cell before the training starts, or call "
+            f"this {type(optimizer).__name__} was made where the cell's preparation does not see its model, and steps "
+            f"on one worker's share of a batch: {stepper.world.size} workers would drift apart. Bind model and "
+            "optimizer to names of the cell, or of the function that trains them, or call "
             "accelerator.prepare(model, optimizer) where they are made"
         )
 
     return hook
-
-
-def _candidates(values: Iterable[Any]) -> Iterator[Any]:
-    for value in values:
-        if isinstance(value, nn.Module | Optimizer | LRScheduler | DataLoader):
-            yield value
-            continue
-        if isinstance(value, list | tuple | dict):
-            inside = value.values() if isinstance(value, dict) else value
-        elif type(value).__module__ == "__main__":  # a trainer of the notebook's own
-            inside = getattr(value, "__dict__", {}).values()
-        else:
-            continue
-        if len(inside) <= _MAX_CONTAINER:
-            yield from (item for item in inside if isinstance(item, nn.Module | Optimizer | LRScheduler | DataLoader))
 
 
 def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
@@ -156,28 +333,6 @@ def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
     else:  # inherited, as Tensor's methods are from its C base
         stack.callback(delattr, owner, name)
     setattr(owner, name, value)
-
-
-def _backward(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[..., None]:
-    stepper = accelerator._stepper
-
-    @functools.wraps(plain)
-    def backward(
-        self: Tensor,
-        gradient: Tensor | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Any = None,
-    ) -> None:
-        is_plain = gradient is not None or inputs is not None or stepper.is_inside_backward or not stepper.bundle.models
-        if is_plain or self.numel() != 1 or not self.requires_grad:  # the last two: torch has its own errors for them
-            plain(self, gradient, retain_graph, create_graph, inputs)
-        elif retain_graph is None and not create_graph:
-            stepper.backward(self)
-        else:
-            stepper.backward(self, retain_graph=bool(retain_graph), create_graph=create_graph)
-
-    return backward
 
 
 def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -215,6 +370,26 @@ def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callabl
         plain(clipped, clip_value, *args, **kwargs)
 
     return clip_grad_value_
+
+
+def _save(plain: Callable[..., None], rank: int) -> Callable[..., None]:
+    """Return a ``torch.save`` that every rank may call with one path: each writes a file of its own, and renames it."""
+
+    @functools.wraps(plain)
+    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
+        if not isinstance(f, str | os.PathLike):
+            plain(obj, f, *args, **kwargs)
+            return
+        path = os.fspath(f)
+        own = f"{path}.rank{rank}.tmp"
+        try:
+            plain(obj, own, *args, **kwargs)
+            os.replace(own, path)
+        finally:
+            with suppress(FileNotFoundError):
+                os.remove(own)
+
+    return save
 
 
 def _mover(device: torch.device) -> Callable[[Any], Any]:

@@ -2,41 +2,68 @@
 
 from __future__ import annotations
 
-import functools
-import gc
+import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from enum import Enum
 from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.prepare import BatchMeaning, Preparer, describe_object, notes_on
+from accel_nb.accelerator.autosave import Autosave
+from accel_nb.accelerator.compiling import Compiler
+from accel_nb.accelerator.enter import enter
+from accel_nb.accelerator.join import joined
+from accel_nb.accelerator.metrics import gather_for_metrics
+from accel_nb.accelerator.places import AcceleratorState, GradientState, Placed
+from accel_nb.accelerator.plugins import (
+    AutocastKwargs,
+    DataLoaderConfiguration,
+    GradientAccumulationPlugin,
+    ProfileKwargs,
+    ProjectConfiguration,
+    TorchDynamoPlugin,
+    checked_handlers,
+    layers_of,
+    one_of_two,
+    refuse_later,
+)
+from accel_nb.accelerator.prepare import Preparer, describe_object, notes_on
+from accel_nb.accelerator.profile import Profiler, profiled
+from accel_nb.accelerator.release import release_memory
+from accel_nb.accelerator.resuming import Resumer
+from accel_nb.accelerator.seeding import checked_types
+from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
 from accel_nb.accelerator.stepper import Stepper
-from accel_nb.config import Layer, Resolved, ambient_layers, environment_layer, resolve
-from accel_nb.errors import MisuseError
+from accel_nb.accelerator.trigger import Trigger
+from accel_nb.checkpoint.export import save_plain, save_weights
+from accel_nb.config import Resolved, ambient_layers, environment_layer, resolve
+from accel_nb.config.schema import AutocastOptions, seconds_of
+from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
+from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.runtime import rng
-from accel_nb.runtime.comm import Communicator, LocalComm, Operation, TorchComm
+from accel_nb.runtime.collectives import Collectives, VerifiedComm
+from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16, use
-from accel_nb.runtime.environment import option_variables, torchrun_world
-from accel_nb.runtime.group import Group
-from accel_nb.runtime.nested import map_tensors
+from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
-from accel_nb.telemetry.events import MetricLogged, Prepared, Sink, current_sink
+from accel_nb.strategies.base import Bundle
+from accel_nb.strategies.inplace import plain_view
+from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
 
 T = TypeVar("T")
-Function = TypeVar("Function", bound=Callable[..., Any])
 
 
-class Accelerator:
+class Accelerator(Placed):
     """Prepares models, optimizers, schedulers and loaders to train on every device of its world.
 
     Every rank builds it and makes the same calls. Nothing is shared between accelerators: several may live side by
@@ -46,7 +73,7 @@ class Accelerator:
     def __init__(
         self,
         *,
-        mixed_precision: Literal["no", "bf16", "fp16", "auto"] | None = None,
+        mixed_precision: Literal["no", "bf16", "fp16", "auto"] | Enum | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
         strategy: str | None = None,
@@ -54,10 +81,28 @@ class Accelerator:
         clip: float | None = None,
         batch: BatchMeaning | None = None,
         config: Mapping[str, Any] | None = None,
+        device_placement: bool = True,
+        split_batches: bool | None = None,
+        step_scheduler_with_optimizer: bool | None = None,
+        rng_types: Sequence[str | Enum] | None = None,
+        dataloader_config: DataLoaderConfiguration | None = None,
+        gradient_accumulation_plugin: GradientAccumulationPlugin | None = None,
+        dynamo_backend: str | Enum | None = None,
+        dynamo_plugin: TorchDynamoPlugin | None = None,
+        kwargs_handlers: Sequence[Any] | None = None,
+        project_dir: str | os.PathLike[str] | None = None,
+        project_config: ProjectConfiguration | None = None,
         comm: Communicator | None = None,
         world: World | None = None,
         sink: Sink | None = None,
         registry: Registry | None = None,
+        log_with: object = None,
+        fsdp_plugin: object = None,
+        deepspeed_plugin: object = None,
+        deepspeed_plugins: object = None,
+        megatron_lm_plugin: object = None,
+        torch_tp_plugin: object = None,
+        parallelism_config: object = None,
     ) -> None:
         """Resolve the options and enter the world; what is not given comes from the cell's flags, or is a default.
 
@@ -66,87 +111,132 @@ class Accelerator:
             gradient_accumulation_steps: Micro-batches for one optimizer step.
             cpu: Train on the CPU although there is an accelerator.
             strategy: A strategy's name, or ``auto``.
-            seed: Seed of Python, NumPy and torch; each rank derives a stream of its own.
+            seed: Seed of Python, NumPy and torch; once a loader is divided each rank derives a stream of its own.
             clip: Total norm to clip gradients to before each step.
             batch: Whether a loader's batch is each worker's (``per-worker``) or that of all (``global``).
             config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``.
+            device_placement: Move models, optimizer state and batches to this rank's device.
+            split_batches: The same as ``batch``: True is ``global``, False is ``per-worker``.
+            step_scheduler_with_optimizer: False lets schedulers advance with each call, whatever the optimizer does.
+            rng_types: Give every rank rank 0's states of these generators when a loader's epoch begins: ``python``,
+                ``numpy``, ``torch``, ``cuda``. A loader's own ``generator`` always is rank 0's.
+            dataloader_config: How loaders are read; the ``data`` section of the options under well-known names.
+            gradient_accumulation_plugin: How gradients are accumulated, under well-known names.
+            dynamo_backend: Backend of torch.compile for prepared models.
+            dynamo_plugin: Options of torch.compile, under well-known names.
+            kwargs_handlers: At most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`,
+                `InitProcessGroupKwargs` and `ProfileKwargs`.
+            project_dir: Folder of the run, as ``project_dir`` tells it.
+            project_config: Folders of the run, under well-known names.
             comm: The communicator of an open world; found from the environment if not given.
             world: This process's place, if neither the environment nor ``comm`` says it.
             sink: Takes the events of training; by default the cell's.
             registry: The strategies to choose from; by default those installed.
+            log_with: Refused, as all that follow: known names that this version does not serve yet.
+            fsdp_plugin: Not served yet.
+            deepspeed_plugin: Not served yet.
+            deepspeed_plugins: Not served yet.
+            megatron_lm_plugin: Not served.
+            torch_tp_plugin: Not served yet.
+            parallelism_config: Not served yet.
+
+        Raises `ConfigError`, with every problem at once, for values that cannot be and arguments that disagree.
         """
-        given = {
+        refuse_later(
+            {
+                "log_with": log_with,
+                "fsdp_plugin": fsdp_plugin,
+                "deepspeed_plugin": deepspeed_plugin,
+                "deepspeed_plugins": deepspeed_plugins,
+                "megatron_lm_plugin": megatron_lm_plugin,
+                "torch_tp_plugin": torch_tp_plugin,
+                "parallelism_config": parallelism_config,
+            }
+        )
+        handlers = checked_handlers(kwargs_handlers)
+        arguments = {
             "precision": mixed_precision,
             "accumulate": gradient_accumulation_steps,
             "strategy": strategy,
             "seed": seed,
             "clip": clip,
-            "batch": batch,
+            "batch": one_of_two("batch", batch, "split_batches", _BATCH[split_batches]),
+            "schedule": "calls" if step_scheduler_with_optimizer is False else None,
+            "compile.backend": None
+            if dynamo_backend is None
+            else str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }
-        self._resolved = _resolve({name: value for name, value in given.items() if value is not None}, config)
+        project = project_config or ProjectConfiguration()
+        folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
+        self._project = replace(project, project_dir=folder)
+        records = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, self._project, *handlers)
+        self._resolved = _resolve(config, arguments, records)
+        if step_scheduler_with_optimizer and self._resolved.config.schedule == "calls":
+            raise ConfigError(
+                "step_scheduler_with_optimizer=True from Accelerator(...) and schedule=calls from "
+                f"{self._resolved.origins['schedule']} disagree; remove one of the two"
+            )
+        self._profile_handler = next((item for item in handlers if isinstance(item, ProfileKwargs)), ProfileKwargs())
         options = self._resolved.config
-        self._comm, self._group = _enter(comm, world, cpu)
+        self._comm, self._group = enter(comm, world, cpu, options.group)
+        self._collectives = Collectives(self._comm, verify=options.debug)
+        if options.debug and self._comm.world.size > 1:
+            self._comm = VerifiedComm(self._comm)
         self._world = self._comm.world
         self._device = use(self._world.device)
         self._sink = current_sink.get() if sink is None else sink
         chosen = choose(options.strategy, self._world, registry or Registry())
-        precision = build_precision(options.precision, self._device)
+        precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
         self._strategy: Strategy = chosen(getattr(options, chosen.name, None), precision)
         self._strategy.open(self._world, self._comm)
         self._stepper = Stepper(
             self._strategy,
             self._world,
+            self._comm,
             accumulate=options.accumulate,
             clip=options.clip,
-            meter=StepMeter(self._world.rank, self._device, self._sink),
+            meter=StepMeter(
+                self._world.rank,
+                self._device,
+                self._sink,
+                refuses_nan=options.sentinels and not precision.policy.loss_scaling,
+            ),
             memory=MemoryMeter(self._world.rank, self._device, self._sink),
+            window=options.accumulation,
+            has_sentinels=options.sentinels,
         )
-        self._preparer = Preparer(self, self._stepper, self._comm, self._device)
+        self._compiler = Compiler(options.compile)
+        self._preparer = Preparer(
+            self,
+            self._stepper,
+            self._comm,
+            self._device,
+            compiler=self._compiler,
+            schedule=options.schedule,
+            data=options.data,
+            seed=options.seed,
+            is_placing=device_placement,
+            rng_types=checked_types(rng_types),
+        )
+        self._state = TrainingState(
+            self._comm, self._device, self._stepper, self._resolved, lambda preparer=self._preparer: preparer.objects
+        )
+        self._preparer.on_loader = self._state.adopt
+        self._trigger = Trigger(self._comm)
+        self._metric_owners: list[int] | None = None
         self._is_closed = False
+        self._saved_steps: list[int] = []
+        self._first_step = 0
+        self._state.on_saved = _noting(self._saved_steps, self._sink, self._world.rank)
+        self._autosave: Autosave | None = None
+        if isinstance(options.checkpoint.every, str):
+            self.checkpoint_every(seconds=seconds_of(options.checkpoint.every))
+        elif options.checkpoint.every is not None:
+            self.checkpoint_every(steps=options.checkpoint.every)
+        self._resumer = Resumer(self._state, self._preparer)
+        self._resumer.begin_run(options.checkpoint.resume)
         if options.seed is not None:
-            rng.set_seed(options.seed, per_rank=self._world)
-
-    # --- who and where ---
-
-    @property
-    def device(self) -> torch.device:
-        """This rank's device."""
-        return self._device
-
-    @property
-    def num_processes(self) -> int:
-        """How many ranks train together."""
-        return self._world.size
-
-    @property
-    def process_index(self) -> int:
-        """This process's rank."""
-        return self._world.rank
-
-    @property
-    def local_process_index(self) -> int:
-        """This process's rank on its machine."""
-        return self._world.local_rank
-
-    @property
-    def is_main_process(self) -> bool:
-        """Whether this is rank 0."""
-        return self._world.is_main
-
-    @property
-    def is_local_main_process(self) -> bool:
-        """Whether this is the first rank of its machine."""
-        return self._world.is_local_main
-
-    @property
-    def is_last_process(self) -> bool:
-        """Whether this is the highest rank."""
-        return self._world.is_last
-
-    @property
-    def use_distributed(self) -> bool:
-        """Whether there is more than one rank."""
-        return self._world.size > 1
+            rng.set_seed(options.seed)
 
     # --- what it runs with ---
 
@@ -182,6 +272,82 @@ class Accelerator:
         return self._stepper.was_skipped
 
     @property
+    def state(self) -> AcceleratorState:
+        """Where this rank stands and in which precision it trains, as a record to read."""
+        return AcceleratorState.of(self, self.mixed_precision, debug=self._resolved.config.debug)
+
+    @property
+    def gradient_state(self) -> GradientState:
+        """Where the present micro-batch stands in its accumulation window, as a live view."""
+        return GradientState(self._stepper.window, self._resolved.config.accumulation)
+
+    @property
+    def multi_device(self) -> bool:
+        """Whether there is more than one rank, each with its own device."""
+        return self.use_distributed
+
+    @property
+    def step(self) -> int:
+        """How many micro-batches of the open accumulation window have ended."""
+        return self._stepper.window.num_held
+
+    @property
+    def scaler(self) -> torch.amp.grad_scaler.GradScaler | None:
+        """PyTorch's scaler of fp16 losses; None in other precisions."""
+        return self._strategy.precision.scaler
+
+    @property
+    def native_amp(self) -> bool:
+        """Whether models compute under torch.autocast."""
+        return self._strategy.precision.policy.compute is not None
+
+    @property
+    def split_batches(self) -> bool:
+        """Whether a prepared loader's batch is that of all workers together."""
+        return self._resolved.config.batch == "global"
+
+    @property
+    def dispatch_batches(self) -> bool | None:
+        """Whether rank 0 alone reads loaders; None if that depends on the loader."""
+        return self._preparer.data.dispatch_batches
+
+    @property
+    def even_batches(self) -> bool:
+        """Whether all ranks take equally many samples; may be set for the loaders that are prepared from then on."""
+        return self._preparer.data.even_batches
+
+    @even_batches.setter
+    def even_batches(self, is_on: bool) -> None:
+        if not isinstance(is_on, bool):
+            raise MisuseError(f"even_batches is {is_on!r}; it is True or False")
+        self._preparer.data = self._preparer.data.model_copy(update={"even_batches": is_on})
+
+    @property
+    def use_seedable_sampler(self) -> bool:
+        """Whether loaders shuffle in an order that depends on seed and epoch only."""
+        return self._preparer.data.use_seedable_sampler
+
+    @property
+    def non_blocking(self) -> bool | None:
+        """Whether the next batch is copied ahead of time; None if that depends on the loader."""
+        return self._preparer.data.non_blocking
+
+    @property
+    def use_stateful_dataloader(self) -> bool:
+        """Whether loaders are replaced by torchdata's, which they never are."""
+        return False
+
+    @property
+    def project_dir(self) -> str | os.PathLike[str] | None:
+        """Folder of the run, if one was given."""
+        return self._project.project_dir
+
+    @property
+    def logging_dir(self) -> str | os.PathLike[str] | None:
+        """Folder of the run's logs and traces: its own, or that of the run."""
+        return self._project.project_dir if self._project.logging_dir is None else self._project.logging_dir
+
+    @property
     def holds_optimizers(self) -> bool:
         """Whether anything that trains has been prepared."""
         return bool(self._stepper.bundle.optimizers)
@@ -198,39 +364,94 @@ class Accelerator:
 
     # --- training ---
 
-    def prepare(self, *objects: Any) -> Any:
+    def prepare(self, *objects: Any, device_placement: Sequence[bool | None] | None = None) -> Any:
         """Make models, optimizers, schedulers and loaders work on this world, in place; return the same objects.
 
         All of them are prepared jointly, so give everything that is trained together in one call. Anything else is
         returned as it is. Every rank must call; rank 0's weights become everyone's.
 
         An object that another accelerator holds is taken over from it: the newest one has it.
+
+        ``device_placement`` says for each object whether it, or its batches, are moved to this rank's device; None
+        means as the accelerator was told. Raises `MisuseError` for another number of them than objects.
         """
-        self._prepare(objects, batch=self._resolved.config.batch or "per-worker", is_training=_always)
+        if device_placement is not None and len(device_placement) != len(objects):
+            raise MisuseError(
+                f"prepare was given {len(objects)} objects and {len(device_placement)} values of device_placement; "
+                "give one for each object, or leave it out"
+            )
+        placing = {
+            id(item): bool(is_placed)
+            for item, is_placed in zip(objects, device_placement or (), strict=False)
+            if is_placed is not None
+        }
+        batch = self._resolved.config.batch or "per-worker"
+        with self._preparer.placing(placing):
+            is_new = self._prepare(
+                objects, batch=batch, is_training=_always, begins_training=self._preparer.begin_epoch
+            )
+        if is_new:
+            self.report()
         return objects[0] if len(objects) == 1 else objects
 
-    def prepare_model(self, model: nn.Module) -> nn.Module:
-        """Prepare one model; see `prepare`."""
-        return self.prepare(model)
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """Prepare one model; see `prepare`.
 
-    def prepare_optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        With ``evaluation_mode`` it is moved and computes in the run's precision, and that is all: for a model that is
+        not trained, such as a teacher. Ranks then need not all call.
+        """
+        if evaluation_mode:
+            with self._preparer.placing({} if device_placement is None else {id(model): device_placement}):
+                self._preparer.prepare_for_evaluation(model, self._strategy.precision)
+            return model
+        return self.prepare(model, device_placement=[device_placement])
+
+    def prepare_optimizer(
+        self, optimizer: torch.optim.Optimizer, device_placement: bool | None = None
+    ) -> torch.optim.Optimizer:
         """Prepare one optimizer; see `prepare`."""
-        return self.prepare(optimizer)
+        return self.prepare(optimizer, device_placement=[device_placement])
 
     def prepare_scheduler(self, scheduler: torch.optim.lr_scheduler.LRScheduler) -> Any:
         """Prepare one scheduler, whose optimizer is prepared; see `prepare`."""
         return self.prepare(scheduler)
 
-    def prepare_data_loader(self, loader: DataLoader[T]) -> DataLoader[T]:
-        """Prepare one loader; see `prepare`."""
-        return self.prepare(loader)
+    def prepare_data_loader(
+        self, data_loader: DataLoader[T], device_placement: bool | None = None, slice_fn_for_dispatch: None = None
+    ) -> DataLoader[T]:
+        """Prepare one loader; see `prepare`.
 
-    def backward(self, loss: Tensor, *, retain_graph: bool | None = None, create_graph: bool = False) -> None:
+        ``slice_fn_for_dispatch`` may only be None: a dispatched batch is divided along the first dim of each tensor.
+        """
+        if slice_fn_for_dispatch is not None:
+            raise MisuseError(
+                "slice_fn_for_dispatch is not served: a dispatched batch is divided along the first dim of each "
+                "tensor; leave it out, and divide by split_between_processes what is divided in another way"
+            )
+        return self.prepare(data_loader, device_placement=[device_placement])
+
+    def backward(
+        self,
+        loss: Tensor,
+        *,
+        weight: float | Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+    ) -> None:
         """Compute gradients of the loss: scaled, weighted and averaged over ranks as the run needs.
 
-        Raises `MisuseError` for a loss that is no tensor or has no gradient.
+        A loss is the mean over this rank's samples. With ``weight`` it is a sum, and ``weight`` says of how much, such
+        as the number of tokens that are not padding: the window's gradient is then the sum over all micro-batches and
+        ranks divided by the sum of all weights, as in one big batch. That takes one number from each rank for each
+        window; a weight that is a tensor on the device is not waited for.
+
+        Raises `MisuseError` for a loss that is no tensor or has no gradient, and for weights in a part of a window.
         """
-        if retain_graph is None and not create_graph:
+        if weight is not None:
+            self._stepper.backward(loss, weight, retain_graph=bool(retain_graph), create_graph=create_graph)
+        elif retain_graph is None and not create_graph:
             self._stepper.backward(loss)
         else:
             self._stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
@@ -247,9 +468,56 @@ class Accelerator:
         """Return a context in which gradients stay on this rank."""
         return self._stepper.without_sync(self._stepper.bundle.models if model is None else [model])
 
-    def autocast(self) -> AbstractContextManager[Any]:
-        """Return a context that computes in the run's precision; prepared models do so by themselves."""
-        return self._strategy.precision.autocast()
+    @contextmanager
+    def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
+        """Average the model's gradients in the backward passes of the block, though their forward was in `no_sync`.
+
+        What they have added up on each rank until then is averaged as well, by the next step at the latest.
+        """
+        self._strategy.grad_sync(model, True)
+        try:
+            yield
+        finally:
+            self._strategy.grad_sync(model, self._stepper.window.averages)
+
+    def join_uneven_inputs(
+        self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None
+    ) -> AbstractContextManager[None]:
+        """Return a context in which ranks may run out of data at different times; every rank must enter it.
+
+        A rank that leaves the block early waits there and takes part in the steps of the others. A step is the mean
+        over the batches that it has seen, on the ranks that had one: as in one process that was given just these. At
+        the end all ranks have the models, optimizers and schedulers of one that stepped to the last.
+
+        Gradients are averaged at each step instead of during backward, so keep the block to the training loop.
+        Gather and reduce after it: inside of it they raise `MisuseError`, as nobody answers for a rank that has ended.
+        Batches of an accumulation window that no rank closes are dropped.
+
+        ``joinables`` is accepted for familiarity: all that is prepared takes part. Prepared loaders never repeat
+        samples to make ranks even, so ``even_batches`` may only be None or False.
+        """
+        if even_batches:
+            raise MisuseError(
+                "even_batches=True would repeat samples until ranks are even, which prepared loaders never do; "
+                "leave it out"
+            )
+        if self._strategy.capabilities.shards_params:
+            raise MisuseError(
+                f"uneven inputs cannot be joined under the strategy {self._strategy.name!r}, whose ranks hold a part "
+                "of the model each; prepare the loader, which gives every rank as many batches"
+            )
+        return joined(self._stepper, self._comm, self._collectives)
+
+    def autocast(self, autocast_handler: AutocastKwargs | None = None) -> AbstractContextManager[Any]:
+        """Return a context that computes in the run's precision; prepared models do so by themselves.
+
+        ``autocast_handler`` replaces options of the run in this context only.
+        """
+        if autocast_handler is None:
+            return self._strategy.precision.autocast()
+        changes = {name.removeprefix("autocast."): value for name, value in autocast_handler.as_options().items()}
+        options = AutocastOptions.model_validate({**self._resolved.config.autocast.model_dump(), **changes})
+        return build_precision(self.mixed_precision, self._device, autocast=options).autocast()
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
         """Clip gradients to a total norm and return the norm before; inside of an open window only measure it."""
@@ -264,10 +532,23 @@ class Accelerator:
         for known in self._stepper.bundle.optimizers if optimizer is None else [optimizer]:
             self._strategy.unscale(known)
 
-    def unwrap_model(self, model: nn.Module) -> nn.Module:
-        """Give a model its plain class back, in place, and return it; prepare it again to go on training."""
-        self._preparer.release([model])
-        return model
+    def unwrap_model(
+        self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
+    ) -> nn.Module:
+        """Return the model in its plain class, over the same weights; the model itself stays prepared.
+
+        What is set on one of the two is set on both. `free_memory` takes a model itself out of the accelerator.
+
+        ``keep_fp32_wrapper=False`` leaves the run's precision away, ``keep_torch_compile=False`` compiled code; the
+        latter raises `MisuseError` for a model whose blocks are compiled, as both have the same.
+        """
+        if not keep_torch_compile and self._compiler.has_compiled_blocks(model):
+            raise MisuseError(
+                f"the blocks of this {type(model).__name__} are compiled, and are those of the plain model too: "
+                "free_memory(model) gives it back without, or set compile.regional to false"
+            )
+        precision = self._strategy.precision if keep_fp32_wrapper and model in self._preparer else None
+        return plain_view(model, precision, keeps_inner=keep_torch_compile and self._compiler.has_compiled(model))
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Give objects back as they came (none named: all), and free cached device memory.
@@ -275,83 +556,224 @@ class Accelerator:
         Returns a None for each object, to overwrite the caller's names with.
         """
         self._preparer.release(objects or self._preparer.objects)
-        gc.collect()
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
-        return [None] * len(objects)
+        return release_memory(*objects)
+
+    def clear(self, *objects: Any) -> list[None]:
+        """Do what `free_memory` does."""
+        return self.free_memory(*objects)
+
+    def verify_device_map(self, model: nn.Module) -> bool:
+        """Return whether a model was spread over several devices by a device map, and so cannot be prepared."""
+        maps = (getattr(module, "hf_device_map", None) for module in model.modules())
+        return any(isinstance(found, Mapping) and len(set(found.values())) > 1 for found in maps)
+
+    # --- checkpoints ---
+
+    def save_state(self, output_dir: str | os.PathLike[str] | None = None, *, blocking: bool = True) -> str:
+        """Save everything that the training needs to go on, and return where; every rank must call.
+
+        Args:
+            output_dir: The checkpoint's own folder or URL; none given: ``step_N`` in ``checkpoint.dir``.
+            blocking: Return when the checkpoint is complete; else once the tensors are copied, and write meanwhile.
+
+        A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, for what cannot be
+        stored or written, and for a background save before this one that failed.
+        """
+        return self._state.save(output_dir, blocking=blocking)
+
+    def load_state(self, input_dir: str | os.PathLike[str] | None = None, *, strict: bool = True) -> LoadReport:
+        """Load a checkpoint, or the newest whole one of a folder, into what is prepared; every rank must call.
+
+        Any world size may load. Everything is verified first, and nothing is loaded unless all of it fits, or
+        ``strict`` is off. A prepared loader's next iteration goes on where the checkpoint was saved: what is left of
+        that epoch, each sample once.
+
+        Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
+        """
+        return self._state.load(input_dir, strict=strict)
+
+    def checkpoint_every(self, steps: int | None = None, *, seconds: float | None = None) -> None:
+        """Save in the background each time so many steps, or so many seconds, have passed; neither stops that.
+
+        A save is made when a loop over a prepared loader asks for its next batch, and goes to ``step_N`` in
+        ``checkpoint.dir``. Every rank must call. Raises `MisuseError` without that folder.
+        """
+        if steps is None and seconds is None:
+            self._autosave = self._state.on_loaded = None
+            self._preparer.set_boundary(None)
+            return
+        if self._resolved.config.checkpoint.dir is None:
+            raise MisuseError(
+                "checkpoint_every() needs a folder: set checkpoint.dir (flag --checkpoint, or "
+                "config={'checkpoint': {'dir': ...}})"
+            )
+        for name, value in (("steps", steps), ("seconds", seconds)):
+            if value is not None and (isinstance(value, bool) or not value > 0 or (name == "steps" and value % 1)):
+                raise MisuseError(f"checkpoint_every({name}={value!r}): give a number above 0, whole for steps")
+        stepper, state = self._stepper, self._state
+        self._autosave = Autosave(
+            self._comm,
+            lambda: state.save(None, blocking=False),
+            lambda: stepper.num_steps,
+            steps=steps,
+            seconds=seconds,
+        )
+        self._state.on_loaded = self._autosave.go_on_from
+        self._preparer.set_boundary(self._autosave.boundary)
+
+    def ask_for_checkpoint(self) -> None:
+        """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs `checkpoint_every`."""
+        if self._autosave is not None:
+            self._autosave.ask()
+
+    def begin_run(self, resume: str | None = None) -> None:
+        """Count epochs from here: a cell, or a script, begins; ``resume`` is what the option ``checkpoint.resume`` is.
+
+        With it, the checkpoint is loaded when the first loop that trains begins, and loops over epochs that it holds as
+        finished pass empty.
+        """
+        self._saved_steps.clear()
+        self._first_step = self._stepper.num_steps
+        if self._autosave is not None:
+            self._autosave.is_reached = False
+        self._resumer.begin_run(resume)
+
+    def end_run(self) -> list[str]:
+        """Wait for the save in the background, and return what was resumed and saved, one line each."""
+        self._state.wait()
+        lines = self._resumer.end_run()
+        if self._autosave and not self._autosave.is_reached and self._stepper.num_steps > self._first_step:
+            lines.append(
+                "--every had no effect: no prepared DataLoader was iterated to train; save_state() saves at once"
+            )
+        saved, where = self._saved_steps, self._resolved.config.checkpoint.dir
+        if saved:
+            shown = [*map(str, saved[:2]), "...", str(saved[-1])] if len(saved) > 4 else list(map(str, saved))
+            lines.append(f"saved step {', '.join(shown)} ({len(saved)}) in {where or 'folders of their own'}")
+        return lines
+
+    def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
+        """Return what iterates a prepared loader without its first batches of this rank; they are not read.
+
+        After `load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
+        """
+        if not is_sharded(dataloader):
+            raise MisuseError("skip_first_batches takes a loader that is prepared: call prepare(loader) first")
+        if not isinstance(num_batches, int) or num_batches < 0:
+            raise MisuseError(f"skip_first_batches got {num_batches!r} batches; it takes a whole number of at least 0")
+        return skipping(dataloader, num_batches)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until a save in the background is complete; every rank must call. Raises `CheckpointError`."""
+        self._state.wait()
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and load objects with ``state_dict`` and ``load_state_dict`` too, in the order in which they came."""
+        self._state.register(objects)
+
+    def register_save_state_pre_hook(self, hook: SaveHook) -> HookHandle:
+        """Call ``hook(models, weights, url)`` before each save; what it takes out of ``weights`` is not saved."""
+        return self._state.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: LoadHook) -> HookHandle:
+        """Call ``hook(models, url)`` before each load; what it takes out of ``models`` is not loaded."""
+        return self._state.add_load_hook(hook)
+
+    def get_state_dict(self, model: nn.Module) -> dict[str, Any]:
+        """Return a copy of a model's whole state dict; every rank must call."""
+        return self._strategy.read_state(Bundle((model,)))["models"][0]
+
+    def save_model(
+        self, model: nn.Module, save_directory: str | os.PathLike[str], max_shard_size: int | str = "5GB"
+    ) -> None:
+        """Write a model's weights as safetensors that other libraries load; every rank must call, rank 0 writes."""
+        weights = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
+        self._on_main(lambda: save_weights(weights, save_directory, max_shard_size))
+
+    def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
+        """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads."""
+        self._on_main(lambda: save_plain(obj, path))
 
     # --- between ranks ---
 
     def gather(self, tensor: T) -> T:
         """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
 
-        Tensors may be nested in tuples, lists, dicts and dataclasses. A scalar becomes a tensor of one value for each
-        rank. Every rank must call.
+        Tensors may be nested in tuples, lists, mappings and dataclasses, and go in one message. A scalar becomes a
+        tensor of one value for each rank. Every rank must call; raises `MisuseError` on all of them if structures,
+        dtypes or other dims differ.
         """
-        return map_tensors(self._gather, tensor)
+        return self._collectives.gather(tensor)
 
-    def gather_for_metrics(self, tensor: T) -> T:
-        """Gather what was computed from a prepared loader's batch, without samples that were only filled in."""
+    def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
+        """Gather what was computed from a prepared loader's batch: each sample once, in the loader's order.
+
+        Call it inside of the loop, for each batch; every rank must. Samples that were only filled in are left out. What
+        was computed from a batch that every rank has read whole, as in an evaluation in a plain cell, is returned as it
+        is. With ``use_gather_object``, or where there is no tensor, values travel as JSON, and lists are joined.
+        """
         share = self._stepper.window.share
-        if share is None:
-            return self.gather(tensor)
-        keep = share.num_samples
-        return map_tensors(lambda part: self._gather(part[:keep] if part.dim() else part), tensor)
+        if self._preparer.whole_reading.lasts(share):
+            return input_data
+        if self._metric_owners is None:
+            self._metric_owners = self._find_owners()
+        return gather_for_metrics(
+            input_data, self._comm, self._collectives, share, self._metric_owners, as_objects=use_gather_object
+        )
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return every rank's value in a list; if all are lists, their items in one list, as the known API does.
+
+        Values are plain Python, NumPy arrays and tensors (which come back on the CPU); nothing is pickled. Every rank
+        must call; raises `MisuseError` on all of them if one brings another type.
+        """
+        values = self._collectives.gather_objects(value)
+        if all(isinstance(item, list) for item in values):
+            return [item for items in values for item in items]
+        return values
+
+    def broadcast_object_list(self, values: list[Any], from_process: int = 0) -> list[Any]:
+        """Replace the items of a list by those of one rank's, in place, and return it; see `gather_object`."""
+        values[:] = self._collectives.broadcast_object(values, from_process)
+        return values
 
     def reduce(self, tensor: T, reduction: Operation = "sum", scale: float = 1.0) -> T:
-        """Return the sum, mean, maximum or minimum over ranks, times ``scale``; every rank must call."""
+        """Return the sum, mean, maximum or minimum over ranks, times ``scale``; every rank must call.
 
-        def reduced(part: Tensor) -> Tensor:
-            result = self._comm.all_reduce(part.detach().clone(), reduction)
-            return result if scale == 1.0 else result * scale
-
-        return map_tensors(reduced, tensor)
+        Shapes must be equal on all ranks; the option ``debug`` makes sure of it.
+        """
+        return self._collectives.reduce(tensor, reduction, scale)
 
     def broadcast(self, tensor: T, from_process: int = 0) -> T:
         """Return one rank's tensors on every rank; shapes and dtypes must be equal. Every rank must call."""
-        return map_tensors(lambda part: self._comm.broadcast(part.detach().clone(), from_process), tensor)
+        return self._collectives.broadcast(tensor, from_process)
+
+    def scatter(self, tensor: T | None, from_process: int = 0) -> T:
+        """Return this rank's share of one rank's tensors, divided along the first dim; every rank must call.
+
+        Shares differ by at most one. The other ranks give None, or the same structure, to get back their own types.
+        """
+        return self._collectives.scatter(tensor, from_process)
 
     def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> T:
         """Return tensors padded along ``dim`` to the longest on any rank; every rank must call."""
-        return map_tensors(lambda part: self._pad(part, dim, pad_index, pad_first), tensor)
+        return self._collectives.pad_across(tensor, dim, pad_index, pad_first=pad_first)
 
-    def wait_for_everyone(self) -> None:
-        """Wait until every rank has come here."""
-        self._comm.barrier()
+    def set_trigger(self) -> None:
+        """Set a flag that every rank sees at its next `check_trigger`; sends nothing and may be called by any rank."""
+        self._trigger.set()
 
-    @contextmanager
-    def main_process_first(self) -> Iterator[None]:
-        """Run the block on rank 0 before the others: a download that they find done."""
-        yield from self._ordered(self.is_main_process)
+    def check_trigger(self, *, wait: bool = True) -> bool:
+        """Return whether any rank has set the flag, the same on every rank, and reset it; every rank must call.
 
-    @contextmanager
-    def local_main_process_first(self) -> Iterator[None]:
-        """Run the block on each machine's first rank before its others."""
-        yield from self._ordered(self.is_local_main_process)
-
-    def on_main_process(self, function: Function) -> Function:
-        """Decorate a function to run on rank 0 only; elsewhere it returns None."""
-        return _only_if(self.is_main_process, function)
-
-    def on_local_main_process(self, function: Function) -> Function:
-        """Decorate a function to run on each machine's first rank only."""
-        return _only_if(self.is_local_main_process, function)
-
-    def on_last_process(self, function: Function) -> Function:
-        """Decorate a function to run on the last rank only."""
-        return _only_if(self.is_last_process, function)
-
-    def on_process(self, function: Callable[..., Any] | None = None, *, process_index: int = 0) -> Any:
-        """Decorate a function to run on one rank only."""
-        is_here = self.process_index == process_index
-        return functools.partial(_only_if, is_here) if function is None else _only_if(is_here, function)
+        Ranks compare a number of four bytes on their hosts: no device is waited for. A flag that was set before a
+        check is seen by that check. With ``wait=False`` ranks do not wait for each other either: a check starts a
+        comparison in the background and returns what the one before has found, so a flag is seen one check later. All
+        ranks must give the same ``wait``.
+        """
+        return self._trigger.check(wait=wait)
 
     # --- telling ---
-
-    def print(self, *values: Any, **options: Any) -> None:
-        """Print once for each machine."""
-        if self.is_local_main_process:
-            print(*values, **options)
 
     def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
         """Report values by name; reading a tensor waits for its device."""
@@ -365,9 +787,61 @@ class Accelerator:
                 ) from None
             self._sink.emit(MetricLogged(self._world.rank, at, time.time(), str(name), number))
 
-    def report(self) -> None:
-        """Tell the sink what this rank runs with: the receipt."""
-        facts = self.describe()
+    @contextmanager
+    def profile(
+        self,
+        profile_handler: ProfileKwargs | str | os.PathLike[str] | None = None,
+        *,
+        output_trace_dir: str | os.PathLike[str] | None = None,
+        activities: Iterable[str] | None = None,
+        schedule_option: Mapping[str, int] | Callable[[int], Any] | None = None,
+        on_trace_ready: Callable[[Profiler], None] | None = None,
+        record_shapes: bool | None = None,
+        profile_memory: bool | None = None,
+        with_stack: bool | None = None,
+        with_flops: bool | None = None,
+        with_modules: bool | None = None,
+    ) -> Iterator[Profiler]:
+        """Profile the block with torch's profiler; every rank must enter, and waits for all at the end.
+
+        Args:
+            profile_handler: How to profile, as one record, or just the folder; none given: the record among the
+                accelerator's ``kwargs_handlers``. The arguments that follow replace fields of it.
+            output_trace_dir: Folder for ``trace_rank<R>.json``, in Chrome's format; made if it is missing.
+            activities: ``cpu``, ``cuda``, ...; by default all that are supported here.
+            schedule_option: ``wait``, ``warmup``, ``active``, ``repeat`` and ``skip_first``, or a schedule of torch's.
+                Call ``step()`` on the profiler then; each cycle writes ``trace_rank<R>_step<N>.json``.
+            on_trace_ready: Called with the profiler when a trace is ready.
+            record_shapes: Record the shapes of operators' inputs.
+            profile_memory: Record allocations.
+            with_stack: Record source lines.
+            with_flops: Estimate floating point operations.
+            with_modules: Record the module hierarchy.
+
+        Raises `MisuseError` for a folder that cannot be written, an unknown activity or part of a schedule.
+        """
+        changes = {
+            "output_trace_dir": output_trace_dir,
+            "activities": None if activities is None else list(activities),
+            "schedule_option": schedule_option,
+            "on_trace_ready": on_trace_ready,
+            "record_shapes": record_shapes,
+            "profile_memory": profile_memory,
+            "with_stack": with_stack,
+            "with_flops": with_flops,
+            "with_modules": with_modules,
+        }
+        handler = profile_handler if isinstance(profile_handler, ProfileKwargs) else self._profile_handler
+        if profile_handler is not None and handler is not profile_handler:
+            changes["output_trace_dir"] = profile_handler
+        handler = replace(handler, **{name: value for name, value in changes.items() if value is not None})
+        with profiled(handler, self.process_index) as profiler:
+            yield profiler
+        self.wait_for_everyone()
+
+    def report(self, chosen: Collection[int] | None = None) -> None:
+        """Tell the sink what this rank runs with: the receipt, with the objects ``chosen`` by id, or all."""
+        facts = self.describe(chosen)
         self._sink.emit(
             Prepared(
                 rank=self._world.rank,
@@ -380,18 +854,32 @@ class Accelerator:
             )
         )
 
-    def diverge_if_sharded(self) -> None:
-        """Give a rank above 0 random numbers of its own, derived from the current ones: dropout must not repeat.
+    @property
+    def has_diverged(self) -> bool:
+        """Whether the ranks draw random numbers of their own since this accelerator divided a loader."""
+        return self._stepper.has_diverged
 
-        Does nothing as long as no loader is prepared: then every rank trains on the same, and must draw the same. A
-        sharded loader keeps to rank 0's order all the same.
+    def diverge(self) -> None:
+        """Before the first batch of a divided loader: give ranks above 0 numbers of their own; dropout must not repeat.
+
+        As long as no loader is divided every rank trains on the same, and must draw the same. The order of a divided
+        loader is rank 0's all the same.
         """
-        if self._world.rank > 0 and any(isinstance(item, DataLoader) for item in self._preparer.objects):
-            rng.set_seed(rng.derive(int(torch.randint(2**62, ())), "rank", self._world.rank))
+        if self._stepper.has_diverged:
+            return
+        self._stepper.has_diverged = True
+        place = self._data_place
+        if place.rank > 0:
+            rng.set_seed(rng.derive(int(torch.randint(2**62, ())), "rank", place.rank))
 
-    def describe(self) -> dict[str, Any]:
-        """Return what this rank runs with, as the receipt shows it."""
+    def note_equal_rng(self) -> None:
+        """Hear that every rank has the same random numbers again."""
+        self._stepper.has_diverged = False
+
+    def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
+        """Return what this rank runs with, as the receipt shows it, with the objects ``chosen`` by id, or all."""
         preparer = self._preparer
+        objects = [item for item in preparer.objects if chosen is None or id(item) in chosen]
         namespace = self._stepper.namespace or vars(sys.modules["__main__"])
         names = {id(value): name for name, value in namespace.items() if not name.startswith("_")}
         return {
@@ -404,22 +892,25 @@ class Accelerator:
             "accumulate": self.gradient_accumulation_steps,
             "objects": [
                 describe_object(item, names.get(id(item)), preparer.batches)
-                for item in preparer.objects
+                for item in objects
                 if not isinstance(item, nn.Module) or any(True for _ in item.parameters())
             ],
-            "notes": self._notes(),
+            "notes": self._notes(objects),
         }
 
     def close(self) -> None:
         """Give everything back as it came and leave the world; may be called again."""
         if self._is_closed:
             return
-        self._stepper.flush()
-        self._preparer.release(self._preparer.objects)
-        self._strategy.close()
-        if self._group is not None:
-            self._group.close()
         self._is_closed = True
+        try:
+            self._state.close()
+        finally:
+            self._stepper.flush()
+            self._preparer.release(self._preparer.objects)
+            self._strategy.close()
+            if self._group is not None:
+                self._group.close()
 
     def __repr__(self) -> str:
         place = f"rank {self._world.rank} of {self._world.size} on {self._device}"
@@ -427,22 +918,39 @@ class Accelerator:
 
     # --- inner workings ---
 
-    def _prepare(self, objects: Sequence[Any], *, batch: BatchMeaning, is_training: Callable[[], bool]) -> list[Any]:
-        """Prepare and report; returns what was new."""
+    @property
+    def _data_place(self) -> World:
+        """This rank's place among those that read data of their own: ranks that share a model must draw the same."""
+        index, count = self._strategy.data_coords()
+        return World(rank=index, size=count)
+
+    def _find_owners(self) -> list[int]:
+        """Return, for each share of the data, the first rank that reads it; every rank must call, once."""
+        index, count = self._strategy.data_coords()
+        if count == self._world.size:
+            return list(range(count))
+        indices = [int(found) for found in self._comm.all_gather(torch.tensor([index]))]
+        return [indices.index(number) for number in range(count)]
+
+    def _prepare(
+        self,
+        objects: Sequence[Any],
+        *,
+        batch: BatchMeaning,
+        is_training: Callable[[], bool],
+        begins_training: Callable[[], bool],
+    ) -> list[Any]:
+        """Prepare and return what was new."""
         if self._is_closed:
             raise MisuseError("this Accelerator is closed; build a new one")
         before = set(map(id, self._preparer.objects))
         self._stepper.keeps_sums = batch == "global" and self._world.size > 1
-        self._preparer.prepare(objects, batch=batch, is_training=is_training)
-        new = [item for item in self._preparer.objects if id(item) not in before]
-        if any(isinstance(item, DataLoader) for item in new):
-            self.diverge_if_sharded()
-        if new:
-            self.report()
-        return new
+        self._preparer.prepare(objects, batch=batch, is_training=is_training, begins_training=begins_training)
+        return [item for item in self._preparer.objects if id(item) not in before]
 
-    def _notes(self) -> list[str]:
-        notes = notes_on(self._preparer.objects, self._world.size, self._device)
+    def _notes(self, objects: Sequence[Any]) -> list[str]:
+        notes = notes_on(objects, self._world.size, self._device)
+        notes += filter(None, (self._compiler.describe(item) for item in objects if isinstance(item, nn.Module)))
         if self.gradient_accumulation_steps > 1:
             notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
         if self._resolved.config.clip is not None:
@@ -450,91 +958,44 @@ class Accelerator:
         wanted = self._resolved.config.precision
         if wanted == "auto":
             notes.append(f"precision auto is {choose_precision(wanted, self._device)} on this device")
+        if self._resolved.config.data.non_blocking and self._device.type != "cuda":
+            notes.append(f"non_blocking has no effect: batches stay on the {self._device.type}")
         if self.mixed_precision == "bf16" and not has_real_bf16(self._device):
             notes.append("bf16 is emulated on this device, and slow: fp16 is faster")
         return notes
 
-    def _gather(self, tensor: Tensor) -> Tensor:
-        tensor = tensor.detach()
-        if self._world.size == 1:
-            return tensor.reshape(1) if tensor.dim() == 0 else tensor
-        if tensor.dim() == 0:
-            return torch.stack(self._comm.all_gather(tensor))
-        lengths = self._lengths(tensor, 0)
-        if min(lengths) == max(lengths):
-            return torch.cat(self._comm.all_gather(tensor))
-        parts = self._comm.all_gather(_padded(tensor, 0, max(lengths), 0, pad_first=False))
-        return torch.cat([part[:length] for part, length in zip(parts, lengths, strict=True)])
-
-    def _pad(self, tensor: Tensor, dim: int, value: float, pad_first: bool) -> Tensor:
-        if not -tensor.dim() <= dim < tensor.dim():
-            return tensor
-        return _padded(tensor, dim, max(self._lengths(tensor, dim)), value, pad_first=pad_first)
-
-    def _lengths(self, tensor: Tensor, dim: int) -> list[int]:
-        length = torch.tensor([tensor.shape[dim]], device=tensor.device)
-        return [int(part) for part in self._comm.all_gather(length)]
-
-    def _ordered(self, goes_first: bool) -> Iterator[None]:
-        if not goes_first:
-            self._comm.barrier()
-        try:
-            yield
-        finally:
-            if goes_first:
-                self._comm.barrier()
+    def _on_main(self, write: Callable[[], None]) -> None:
+        """Run on rank 0; what it raises there, every rank raises."""
+        problem: Exception | None = None
+        if self.is_main_process:
+            try:
+                write()
+            except Exception as error:  # told to the others before it is raised
+                problem = error
+        told = self._comm.broadcast_json(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        if told is not None:
+            raise CheckpointError(f"rank 0: {told}")
 
 
-def _resolve(given: dict[str, Any], config: Mapping[str, Any] | None) -> Resolved:
+def _resolve(config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[Any]) -> Resolved:
     layers = list(ambient_layers()) or [environment_layer(option_variables())]
-    if config:
-        layers.append(Layer("code", dict(config), "Accelerator(config=...)"))
-    if given:
-        layers.append(Layer("code", given, "Accelerator(...)"))
-    return resolve(layers)
+    return resolve([*layers, *layers_of(config, arguments, records)])
 
 
-def _enter(comm: Communicator | None, world: World | None, cpu: bool) -> tuple[Communicator, Group | None]:
-    """Find the world to train in; the group is returned if it was opened here, and so must be closed."""
-    if comm is not None:
-        return comm, None
-    if world is None:
-        world = _find_world(cpu)
-    if world.size == 1:
-        return LocalComm(world), None
-    is_open = Group.is_open()
-    group = Group.adopt(world) if is_open else Group.from_environment(world)
-    return TorchComm(world, group), None if is_open else group
+def _noting(steps: list[int], sink: Sink, rank: int) -> Callable[[int, str], None]:
+    """Return what notes a checkpoint that is complete; does not refer to the accelerator."""
+
+    def note(step: int, url: str) -> None:
+        steps.append(step)
+        if rank == 0:
+            sink.emit(CheckpointSaved(rank, step, time.time(), url))
+
+    return note
 
 
-def _find_world(cpu: bool) -> World:
-    """Return the world of the environment, of an open group, or of this process alone."""
-    world = torchrun_world()
-    if Group.is_open():
-        return Group.world_of_open() if world is None else world
-    has_gpu = torch.cuda.is_available() and not cpu
-    if world is None:
-        return World(device="cuda:0" if has_gpu else "cpu")
-    return replace(world, device=f"cuda:{world.local_rank}" if has_gpu else "cpu")
-
-
-def _padded(tensor: Tensor, dim: int, length: int, value: float, *, pad_first: bool) -> Tensor:
-    missing = length - tensor.shape[dim]
-    if missing == 0:
-        return tensor
-    shape = list(tensor.shape)
-    shape[dim] = missing
-    filler = tensor.new_full(shape, value)
-    return torch.cat([filler, tensor] if pad_first else [tensor, filler], dim)
-
-
-def _only_if(is_here: bool, function: Any) -> Any:
-    # Does not refer to the accelerator: a decorated function must not keep one alive.
-    @functools.wraps(function)
-    def here_only(*args: Any, **kwargs: Any) -> Any:
-        return function(*args, **kwargs) if is_here else None
-
-    return here_only
+_BATCH: Mapping[bool | None, BatchMeaning | None] = {None: None, True: "global", False: "per-worker"}
 
 
 def _always() -> bool:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,15 +16,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.compiling import Compiler
+from accel_nb.accelerator.metrics import WholeReading
+from accel_nb.accelerator.seeding import synchronize_rng_states
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.wrapped import OptimizerGate, gate_scheduler, release_scheduler
-from accel_nb.data.loader import shard, unshard
+from accel_nb.config.schema import DataOptions
+from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
 from accel_nb.errors import MisuseError
+from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.tied import move_tied
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.inplace import plain_class
-
-BatchMeaning = Literal["global", "per-worker"]
+from accel_nb.strategies.inplace import give_forward, plain_class, plain_forward, take_forward_back
 
 _CLAIM = "_accel_nb_claim"
 
@@ -73,14 +78,42 @@ class Kinds:
 class Preparer:
     """Prepares objects for one accelerator and remembers how to give them back."""
 
-    def __init__(self, owner: Any, stepper: Stepper, comm: Communicator, device: torch.device) -> None:
+    def __init__(
+        self,
+        owner: Any,
+        stepper: Stepper,
+        comm: Communicator,
+        device: torch.device,
+        *,
+        compiler: Compiler,
+        schedule: Literal["steps", "samples", "calls"] = "steps",
+        data: DataOptions | None = None,
+        seed: int | None = None,
+        is_placing: bool = True,
+        rng_types: Sequence[str] = (),
+    ) -> None:
         self._owner = weakref.ref(owner)
         self._stepper = stepper
         self._comm = comm
         self._device = device
+        self._compiler = compiler
+        self._schedule: Literal["steps", "samples", "calls"] = schedule
+        # How loaders are read that are prepared from now on.
+        self.data = data or DataOptions()
+        self._seed = seed
+        # Whether things are moved to the device: as a rule, and those that are told apart.
+        self._is_placing = is_placing
+        self._placing: Mapping[int, bool] = {}
+        self._rng_types = tuple(rng_types)
+        self.whole_reading = WholeReading()
         self._objects: dict[int, Any] = {}
+        self._evaluated: set[int] = set()
         # The meaning of each loader's batch, as "64 = 2 x 32".
         self.batches: dict[int, str] = {}
+        # Hear of a loader that was prepared, of an epoch that is to begin, and of a batch that a loop is done with.
+        self.on_loader: Callable[[DataLoader[Any]], object] = lambda loader: None
+        self.on_epoch: Callable[[], object] | None = None
+        self._on_boundary: Callable[[], object] | None = None
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self._objects
@@ -91,35 +124,111 @@ class Preparer:
         return list(self._objects.values())
 
     def prepare(
-        self, objects: Sequence[Any], *, batch: BatchMeaning, is_training: Callable[[], bool], move_models: bool = True
+        self,
+        objects: Sequence[Any],
+        *,
+        batch: BatchMeaning,
+        is_training: Callable[[], bool],
+        begins_training: Callable[[], bool],
     ) -> None:
         """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are."""
         kinds = Kinds.of(item for item in objects if item not in self)
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             _take_over(item)
         models = self._roots(kinds.models)
-        if move_models:
-            for model in models:
-                self._move(model)
+        for model in models:
+            self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
+            self._compiler.compile(model)
         for optimizer in kinds.optimizers:
             self._move_state(optimizer)
         bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
         self._stepper.strategy.wrap(bundle)
-        for model in models:
-            if plain_class(model) is not type(model):
-                setattr(type(model), _CLAIM, Claim(self._owner, self._stepper.strategy.unwrap))
+        self._claim_models(models)
         for optimizer in kinds.optimizers:
             gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
             gate.hold_zero_grad(self._stepper.window.size > 1)
             step: Any = optimizer.step
             setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
         for scheduler in kinds.schedulers:
-            self._gate_scheduler(scheduler)
+            self._gate_scheduler(scheduler, batch)
         for loader in kinds.loaders:
-            self._shard(loader, batch, is_training)
+            self._shard(loader, batch, is_training, begins_training)
         for item in (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             self._objects[id(item)] = item
         self._stepper.include(bundle)
+        for loader in kinds.loaders:
+            self.on_loader(loader)
+
+    def set_boundary(self, hook: Callable[[], object] | None) -> None:
+        """Call ``hook`` whenever a loop over a prepared loader is done with a batch; None calls nothing."""
+        self._on_boundary = hook
+        for item in self._objects.values():
+            if isinstance(item, DataLoader):
+                set_boundary(item, hook)
+
+    def refresh(self) -> None:
+        """Prepare anew the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
+        changed = self._stepper.changed_models()
+        if not changed:
+            return
+        for model in changed:
+            self._free_model(model)
+            self._move(model, self._stepper.bundle.optimizers)
+            self._compiler.compile(model)
+        self._stepper.strategy.wrap(Bundle(tuple(changed)))
+        self._claim_models(changed)
+        self._stepper.learn_anew(changed)
+
+    def begin_epoch(self) -> bool:
+        """Get ready for the batches of a divided loader, and say that they may come; every rank must call."""
+        self.refresh()
+        if self.on_epoch is not None:
+            self.on_epoch()
+        owner = self._owner()
+        if owner is not None:
+            owner.diverge()
+        if self._rng_types:
+            synchronize_rng_states(self._rng_types)
+        return True
+
+    @contextmanager
+    def placing(self, chosen: Mapping[int, bool]) -> Iterator[None]:
+        """Say of objects, by id, whether the block moves them to the device; the others go by the rule."""
+        self._placing = chosen
+        try:
+            yield
+        finally:
+            self._placing = {}
+
+    def prepare_for_evaluation(self, model: nn.Module, precision: Precision) -> None:
+        """Move a model and let it compute in the run's precision; no other rank is involved."""
+        if model in self:
+            return
+        _take_over(model)
+        self._move(model, ())
+        self._compiler.compile(model)
+        if precision.policy.compute is not None:
+            give_forward(model, plain_forward(model, precision))
+            self._claim_models([model])
+        self._evaluated.add(id(model))
+        self._objects[id(model)] = model
+
+    def _is_placed(self, item: Any) -> bool:
+        return self._placing.get(id(item), self._is_placing)
+
+    def _claim_models(self, models: Iterable[nn.Module]) -> None:
+        for model in models:
+            if plain_class(model) is not type(model):
+                setattr(type(model), _CLAIM, Claim(self._owner, self._free_model))
+
+    def _free_model(self, model: nn.Module) -> None:
+        if id(model) in self._evaluated:
+            self._evaluated.discard(id(model))
+            if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
+                take_forward_back(model)
+        else:
+            self._stepper.strategy.unwrap(model)
+        self._compiler.undo(model)
 
     def release(self, objects: Iterable[Any]) -> None:
         """Give objects back as they came; what is not prepared is left alone."""
@@ -128,7 +237,7 @@ class Preparer:
             del self._objects[id(item)]
             self.batches.pop(id(item), None)
             if isinstance(item, nn.Module):
-                self._stepper.strategy.unwrap(item)
+                self._free_model(item)
             elif isinstance(item, Optimizer):
                 self._stepper.gates.pop(id(item)).release()
             elif isinstance(item, LRScheduler):
@@ -150,37 +259,60 @@ class Preparer:
         self.release([model for model in self._stepper.bundle.models if id(model) in covered])
         return roots
 
-    def _move(self, model: nn.Module) -> None:
+    def _move(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        if not self._is_placed(model):
+            return
         if any(tensor.device != self._device for tensor in (*model.parameters(), *model.buffers())):
-            nn.Module.to(model, self._device)
+            move_tied(model, lambda model: nn.Module.to(model, self._device), optimizers)
 
     def _move_state(self, optimizer: Optimizer) -> None:
         """Move an optimizer's state to where its parameters are now."""
+        if not self._is_placed(optimizer):
+            return
         state = [value for values in optimizer.state.values() for value in values.values()]
         if any(isinstance(value, Tensor) and value.dim() and value.device != self._device for value in state):
             optimizer.load_state_dict(optimizer.state_dict())
 
-    def _gate_scheduler(self, scheduler: LRScheduler) -> None:
+    def _gate_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
         gate = self._stepper.gates.get(id(scheduler.optimizer))
         if gate is None:
             raise MisuseError(
                 f"the optimizer of this {type(scheduler).__name__} is not prepared: prepare both, as in "
                 "prepare(model, optimizer, scheduler)"
             )
-        gate_scheduler(scheduler, gate)
+        if self._schedule == "calls":
+            return
+        # Of a batch that all ranks share, one process would take as many steps.
+        is_ahead = self._schedule == "samples" and batch == "per-worker"
+        gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1)
         setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
 
-    def _shard(self, loader: DataLoader[Any], batch: BatchMeaning, is_training: Callable[[], bool]) -> None:
+    def _shard(
+        self,
+        loader: DataLoader[Any],
+        batch: BatchMeaning,
+        is_training: Callable[[], bool],
+        begins_training: Callable[[], bool],
+    ) -> None:
+        window, whole_reading = self._stepper.window, self.whole_reading
+        coords = self._stepper.strategy.data_coords()
         shard(
             loader,
             comm=self._comm,
             batch=batch,
-            device=self._device,
-            on_share=self._stepper.window.take_share,
+            device=self._device if self._is_placed(loader) else "cpu",
+            on_share=window.take_share,
             is_training=is_training,
+            begins_training=begins_training,
+            on_whole=lambda iterator: whole_reading.take(iterator, window.share),
+            coords=coords,
+            options=self.data,
+            seed=self._seed,
+            num_trained=lambda: window.num_trained,
+            on_boundary=self._on_boundary,
         )
         setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
-        size, workers = loader.batch_size, self._comm.world.size
+        size, workers = loader.batch_size, coords[1]
         if size is not None and workers > 1:
             total = size if batch == "global" else size * workers
             self.batches[id(loader)] = f"batch {total} = {workers} x {total // workers}" + (
@@ -202,6 +334,13 @@ def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str
     return f"{label}{kind}"
 
 
+def is_prepared(item: Any) -> bool:
+    """Whether an accelerator that is in use has prepared a model, optimizer, scheduler or loader."""
+    claim = _claim_on(item)
+    owner = None if claim is None else claim.owner()
+    return owner is not None and not owner.is_closed and any(item is known for known in owner.prepared_objects)
+
+
 def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device) -> list[str]:
     """Return what cannot equal a run on one device, one line each."""
     if num_workers == 1:
@@ -213,6 +352,8 @@ def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device) -> 
         notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
         notes.append("dropout differs from a run on one device: each worker draws its own")
+    if any(isinstance(item, DataLoader) for item in objects):
+        notes.append("a printed loss or count is rank 0's share")
     trains = any(isinstance(item, Optimizer) for item in objects)
     if trains and not any(isinstance(item, DataLoader) for item in objects):
         notes.append("no DataLoader is prepared: every worker trains on the same batches")

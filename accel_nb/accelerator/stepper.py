@@ -6,8 +6,7 @@ builds it anew can take the objects over.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -15,16 +14,18 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.accelerator.accumulate import Window
+from accel_nb.accelerator.accumulate import Window, WindowOptions
+from accel_nb.accelerator.sentinels import FirstStep
+from accel_nb.accelerator.weigh import LossReader, Weighed, WindowWeights
 from accel_nb.accelerator.wrapped import OptimizerGate
 from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
+from accel_nb.precision.half import has_gradient
+from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
-
-_SUM = 2  # what autograd saves as the reduction of a loss over its elements
 
 
 class Stepper:
@@ -34,21 +35,35 @@ class Stepper:
         self,
         strategy: Strategy,
         world: World,
+        comm: Communicator,
         *,
         accumulate: int,
         clip: float | None,
         meter: StepMeter,
         memory: MemoryMeter,
+        window: WindowOptions | None = None,
+        has_sentinels: bool = False,
     ) -> None:
         self.strategy = strategy
+        # Replaced while ranks whose data has ended take part in the steps of the others.
+        self.finish_gradients = strategy.finish_gradients
+        self.is_joined = False
+        # Loops over epochs that a checkpoint holds as finished are passing by.
+        self.is_replaying = False
+        # Replicas may differ for now.
+        self._is_apart = False
         self.world = world
+        self._comm = comm
         self.bundle = Bundle()
-        self.window = Window(accumulate, world.size, self._set_sync)
+        num_shares = strategy.data_coords()[1]
+        self.window = Window(accumulate, num_shares, self._set_sync, on_drop=self._clear_gradients, options=window)
         self.gates: dict[int, OptimizerGate] = {}
         # A loss that is a sum over samples is to count as on one device, not as the mean over workers.
         self.keeps_sums = False
         self.namespace: Mapping[str, Any] = {}
         self.was_skipped = False
+        # Ranks draw random numbers of their own.
+        self.has_diverged = False
         self.is_inside_backward = False
         self._clip = clip
         # Nothing stands between the gate and the optimizer's own step: three calls less.
@@ -58,18 +73,32 @@ class Stepper:
         self._known: set[int] = set()
         # What each model had to train when it was prepared: only of that are gradients averaged.
         self._trainable: dict[int, set[int]] = {}
+        self._has_sentinels = has_sentinels
+        self._weights = WindowWeights(world, comm)
         self._last_share: Share | None = None
         self._last_gate: OptimizerGate | None = None
-        self._sum_kinds: dict[type, int] = {}
+        self._reader = LossReader()
+        self._exchanged: dict[str, bool] = {}
 
     def include(self, bundle: Bundle) -> None:
         """Add prepared objects; those that are known already are left out by the caller."""
         self.bundle = self.bundle + bundle
         for model in bundle.models:
-            self._trainable[id(model)] = {id(value) for value in model.parameters() if value.requires_grad}
+            self._trainable[id(model)] = _trainable_in(model)
         self._learn_parameters()
         for model in bundle.models:
-            self.strategy.grad_sync(model, self.window.closes)
+            self.strategy.grad_sync(model, self.window.averages)
+
+    def changed_models(self) -> list[nn.Module]:
+        """Return the models that train other parameters than when they were prepared."""
+        return [model for model in self.bundle.models if self._trainable[id(model)] != _trainable_in(model)]
+
+    def learn_anew(self, models: Iterable[nn.Module]) -> None:
+        """Take what the models train now for what is averaged."""
+        for model in models:
+            self._trainable[id(model)] = _trainable_in(model)
+            self.strategy.grad_sync(model, self.window.averages)
+        self._learn_parameters()
 
     def exclude(self, objects: Iterable[Any]) -> None:
         """Forget objects."""
@@ -87,8 +116,8 @@ class Stepper:
         for gate in self.gates.values():
             gate.hold_zero_grad(size > 1)
 
-    def backward(self, loss: Tensor, **options: bool) -> None:
-        """Compute the gradients of one micro-batch, or of a part of it."""
+    def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
+        """Compute the gradients of one micro-batch, or of a part of it; with ``weight`` the loss is a sum."""
         window = self.window
         try:
             if not loss.requires_grad:
@@ -99,15 +128,27 @@ class Stepper:
             raise MisuseError(
                 f"backward takes the loss as a tensor, and got a {type(loss).__name__}; do not call .item() on it"
             ) from None
-        share = window.share
+        share, factor, shown = window.share, window.mean_factor, loss
+        if self._weights.is_on and weight is None:
+            self._weights.switch(False, is_new=not window.is_dirty)
+        if weight is not None:
+            if self.is_joined:
+                raise MisuseError(_NO_WEIGHTS_IN_JOIN)
+            shown = loss.detach() / weight
+            loss, factor = self._weights.add(loss, weight, share, is_new=not window.is_dirty), 1.0
+        elif self.keeps_sums and share is not None and not self.is_joined:
+            reading = self._reader.read(loss, share.num_samples)
+            if reading == "sum":
+                factor = window.sum_factor
+            elif reading != "mean" and self._exchanges(reading):
+                portion = self._portion(reading.total, share).to(loss.dtype)
+                # A share of nothing but ignored targets has a loss of 0 / 0.
+                loss, shown, factor = loss * portion, shown.detach().where(portion != 0, 0.0), 1.0
         if share is None:
-            self._meter.add_loss(loss, 1, 0, is_first=not window.has_backward)
+            self._meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
         else:
             samples = share.num_samples
-            self._meter.add_loss(loss, samples, samples, is_first=not window.has_backward)
-        factor = window.mean_factor
-        if self.keeps_sums and share is not None and self._is_sum(loss, share.num_samples):
-            factor = window.sum_factor
+            self._meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
         if factor != 1.0:
             loss = loss * factor
         window.note_backward()
@@ -132,8 +173,12 @@ class Stepper:
             self._finish(gate, number, factor)
         if self._clip is not None:
             self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
+        sentinel = self._sentinel(gate) if gate.is_unproven else None
         ran = gate.step_plainly() if self._steps_plainly else gate.run(self.strategy.step) == "ran"
         self._end_step(gate, number, ran)
+        if sentinel is not None and ran:
+            gate.is_unproven = False
+            sentinel.after()
         return None
 
     def may_zero(self, gate: OptimizerGate) -> bool:
@@ -178,9 +223,19 @@ class Stepper:
             torch.nn.utils.clip_grad.clip_grad_value_(clipped, clip_value)
 
     @property
+    def known_parameters(self) -> Set[int]:
+        """The ids of the parameters whose gradients are averaged."""
+        return self._known
+
+    @property
     def num_steps(self) -> int:
         """How many optimizer steps were reported."""
         return self._meter.step
+
+    def resume_at(self, step: int, num_held: int) -> None:
+        """Count optimizer steps from ``step`` on, inside of a window with ``num_held`` micro-batches done."""
+        self._meter.step = step
+        self.window.resume(num_held)
 
     def stepped_models(self) -> list[nn.Module]:
         """Return the models that some optimizer steps: not loss modules, teachers or averaged copies."""
@@ -201,11 +256,22 @@ class Stepper:
             yield
         finally:
             for model in chosen:
-                self.strategy.grad_sync(model, self.window.closes)
+                self.strategy.grad_sync(model, self.window.averages)
 
-    def _set_sync(self, closes: bool) -> None:
+    def keep_local(self, models: Iterable[nn.Module], is_on: bool) -> None:
+        """Keep the gradients of models on this rank until told otherwise; every rank must call."""
+        self._is_apart = is_on
+        for model in models:
+            self.strategy.keep_local(model, is_on)
+
+    def _set_sync(self, is_on: bool) -> None:
         for model in self.bundle.models:
-            self.strategy.grad_sync(model, closes)
+            self.strategy.grad_sync(model, is_on)
+
+    def _clear_gradients(self) -> None:
+        for optimizer in self.bundle.optimizers:
+            for parameter in _parameters(optimizer):
+                parameter.grad = None
 
     def _step_with_closure(self, gate: OptimizerGate, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:
@@ -230,6 +296,23 @@ class Stepper:
         self._end_step(gate, number, True)
         return result
 
+    def _sentinel(self, gate: OptimizerGate) -> FirstStep | None:
+        """Return what looks at a first step, once it has seen what is about to be stepped."""
+        if not self._has_sentinels or self._is_apart:
+            gate.is_unproven = False
+            return None
+        if has_gradient(gate.optimizer):
+            self.strategy.unscale(gate.optimizer)
+        sentinel = FirstStep(
+            gate.optimizer,
+            self.bundle,
+            self._comm,
+            has_replicas=not self.strategy.capabilities.shards_params,
+            name=lambda parameter: _find_name(parameter, self.namespace) or _name_in(self.bundle.models, parameter),
+        )
+        sentinel.before()
+        return sentinel
+
     def _finish(self, gate: OptimizerGate, number: int, factor: float) -> None:
         """Make the gradients of an optimizer what one process would have, once for each window."""
         gate.finished_in = number
@@ -237,7 +320,7 @@ class Stepper:
             self._check_groups(gate)
         if gate.strays:
             self._refuse_strays(gate)
-        self.strategy.finish_gradients(gate.bundle, factor)
+        self.finish_gradients(gate.bundle, self._weights.factor(number, factor))
 
     def _end_step(self, gate: OptimizerGate, number: int, ran: bool) -> None:
         if ran:
@@ -261,20 +344,18 @@ class Stepper:
             if any(id(parameter) in wanted for parameter in _parameters(gate.optimizer))
         ]
 
-    def _is_sum(self, loss: Tensor, num_samples: int) -> bool:
-        """Whether the loss is a plain sum over samples, by what autograd knows of its last operation."""
-        node: Any = loss.grad_fn
-        kind = self._sum_kinds.get(type(node))
-        if kind is None:
-            kind = 1 if type(node).__name__ == "SumBackward0" else 2 if hasattr(node, "_saved_reduction") else 0
-            self._sum_kinds[type(node)] = kind
-        if kind == 0:
-            return False
-        if kind == 2:
-            return node._saved_reduction == _SUM
-        # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample.
-        num_terms = math.prod(node._saved_self_sym_sizes)
-        return num_samples > 0 and num_terms % num_samples == 0
+    def _exchanges(self, reading: Weighed) -> bool:
+        """Whether ranks exchange the weights of such losses: asked once for each kind, answered alike on every rank."""
+        known = self._exchanged.get(reading.key)
+        if known is None:
+            needed = torch.tensor([reading.is_needed], dtype=torch.int32, device=reading.total.device)
+            known = self._exchanged[reading.key] = bool(self._comm.all_reduce(needed, "max"))
+        return known
+
+    def _portion(self, weight: Tensor, share: Share) -> Tensor:
+        """Return what a loss of this total weight is multiplied by, for the ranks' mean to be that of all weights."""
+        own = weight.detach().to(torch.float64).reshape(1) * bool(share.num_samples)
+        return (own / self._comm.all_reduce(own.clone()) * (self.world.size / self.window.size)).reshape(())
 
     def _learn_parameters(self) -> None:
         self._known = {key for model in self.bundle.models for key in self._trainable[id(model)]}
@@ -316,7 +397,7 @@ class Stepper:
             + f", of shape {tuple(parameter.shape)}, belongs to no prepared model, or was frozen when its model was "
             f"prepared, so its gradient is not averaged over the {self.world.size} workers and they would drift apart. "
             "Put it into a module that is prepared (assign it to an attribute of one before preparing), prepare the "
-            "model anew after unfreezing (unwrap_model(model) first), or set requires_grad=False on it"
+            "model anew after unfreezing (free_memory(model) first), or set requires_grad=False on it"
         )
 
 
@@ -326,14 +407,33 @@ _NO_GRADIENT = (
 )
 
 
+_NO_WEIGHTS_IN_JOIN = (
+    "backward was given a weight inside of join_uneven_inputs, where ranks that have ended cannot add theirs: leave "
+    "the weight out, or divide the data evenly instead of joining"
+)
+
+
 _NO_MODEL = (
     "backward was called on an accelerator that holds no model, so each worker would train alone. Call "
     "prepare(model, optimizer, loader) first; after an interrupt run the cell again that builds the Accelerator"
 )
 
 
+def _trainable_in(model: nn.Module) -> set[int]:
+    return {id(value) for value in model.parameters() if value.requires_grad}
+
+
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _name_in(models: Iterable[nn.Module], parameter: Tensor) -> str | None:
+    listed = list(models)
+    for model in listed:
+        for name, candidate in model.named_parameters():
+            if candidate is parameter:
+                return f"{type(model).__name__}.{name}" if len(listed) > 1 else name
+    return None
 
 
 def _find_name(parameter: Tensor, namespace: Mapping[str, Any]) -> str | None:

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import restore, specialise
@@ -21,6 +21,8 @@ from accel_nb.strategies.inplace import restore, specialise
 
 class Stepping(Protocol):
     """What an optimizer's gate asks whether and how to step."""
+
+    is_replaying: bool
 
     def step(self, gate: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
         """Step the gate's optimizer, or do not."""
@@ -46,6 +48,8 @@ class OptimizerGate:
         # Parameters that belong to no prepared module; the number of groups they were found among.
         self.strays: Sequence[tuple[int, int, Tensor]] = ()
         self.num_checked = -1
+        # No step of it has been looked at yet.
+        self.is_unproven = True
         self._stepping = stepping
         self._is_inside = False
         self._closure: Callable[[], Any] | None = None
@@ -54,6 +58,11 @@ class OptimizerGate:
         self._step = optimizer.step
         self._zero_grad = optimizer.zero_grad
         self._install_step()
+
+    @property
+    def is_replaying(self) -> bool:
+        """Whether loops over epochs that a checkpoint holds as finished are passing by."""
+        return self._stepping.is_replaying
 
     @property
     def learning_rate(self) -> float:
@@ -116,11 +125,12 @@ class OptimizerGate:
             setattr(self.optimizer, name, self._saved[name])
 
 
-def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate) -> LRScheduler:
+def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate, stride: int = 1) -> LRScheduler:
     """Let ``scheduler.step`` do nothing where its optimizer was asked to step since the last call and did not.
 
     So a scheduler that is stepped for each batch counts optimizer steps, and one that is stepped for each epoch
-    counts epochs.
+    counts epochs; those that pass by empty after a resume are counted already. Each call advances the schedule by
+    ``stride``, at most to the end of one that has an end.
     """
     own_step = type(scheduler).step
     seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
@@ -129,9 +139,25 @@ def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate) -> LRScheduler:
         nonlocal seen_attempts, seen_ran
         is_held = gate.num_attempts > seen_attempts and gate.num_ran == seen_ran
         seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
-        return None if is_held else own_step(self, *args, **kwargs)
+        if is_held or gate.is_replaying:
+            return None
+        if stride > 1:
+            _advance(self, own_step, stride - 1)
+        return own_step(self, *args, **kwargs)
 
     return specialise(scheduler, {"step": step})
+
+
+def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -> None:
+    """Advance a schedule without its optimizer; at once where the rate is a function of the position alone."""
+    total = getattr(scheduler, "total_steps", None)
+    if total is not None:
+        count = max(0, min(count, total - 2 - scheduler.last_epoch))
+    if isinstance(scheduler, LambdaLR):
+        scheduler.last_epoch += count
+        return
+    for _ in range(count):
+        own_step(scheduler)
 
 
 def release_scheduler(scheduler: LRScheduler) -> LRScheduler:

@@ -123,12 +123,15 @@ def _parser() -> _Parser:
         cli_shortcuts={
             option.name.replace("_", "-"): option.flag
             for option in OPTIONS.values()
-            if option.flag != option.name.replace("_", "-")
+            if option.flag != option.name.replace("_", "-") and option.flag not in SECTIONS
         },
     )
 
     class Parser:
         def read(self, group: list[str], option: Option) -> Any:
+            if option.flag in SECTIONS:  # the library takes such a flag for the whole group
+                _, equals, rest = group[0].partition("=")
+                group = [f"--{option.name.replace('_', '-')}{equals}{rest}", *group[1:]]
             value: Any = source(args=group)()
             for part in option.name.split("."):
                 value = value[part]

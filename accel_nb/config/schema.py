@@ -21,14 +21,23 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("tpus", "zero_stage", "checkpoint", "every", "resume", "max_restarts", "background")
+PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts", "background")
 """Options of the design that this version refuses by name."""
 
-PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType({"precision": ("fp8",)})
+PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "precision": ("fp8",),
+        "ddp.comm_hook": (
+            "batched_power_sgd",
+        ),  # PyTorch's own fails in its first compressed step, up to 2.13 at least
+    }
+)
 """Values of served options that this version refuses by name."""
 
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(s|min|h|d)")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
 
@@ -85,6 +94,20 @@ def _run_name(value: str | None) -> str | None:
     return value
 
 
+def _duration(value: int | str | None) -> int | str | None:
+    if isinstance(value, str) and not 0 < seconds_of(value) <= MONTH_S:
+        raise ValueError("not a duration")
+    return value
+
+
+def seconds_of(duration: str) -> float:
+    """Return how long a duration such as ``30s``, ``10min``, ``1.5h`` or ``2d`` is; raises ValueError for no such."""
+    found = _DURATION.fullmatch(duration.strip())
+    if found is None:
+        raise ValueError("not a duration")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
 def _plain_path(value: str | None) -> str | None:
     if value is not None and not value.isprintable():
         raise ValueError("not a path")
@@ -107,7 +130,10 @@ Name = Annotated[str, AfterValidator(_identifier), Field(strict=True, max_length
 
 
 def _option(default: Any, description: str, *, unit: str | None = None, **extra: Any) -> Any:
-    """Declare an option; ``extra`` may hold ``flag``, ``metavar``, ``allowed`` and JSON Schema keywords."""
+    """Declare an option; ``extra`` may hold ``flag``, ``metavar``, ``allowed``, ``scope`` and JSON Schema keywords.
+
+    The scope ``cell`` is that of options which change nothing about the training.
+    """
     return Field(default, description=description, json_schema_extra={"unit": unit, **extra})
 
 
@@ -136,6 +162,135 @@ class DdpOptions(Section):
     broadcast_buffers: Switch = _option(
         True, "Copy rank 0's buffers (such as batch-norm statistics) to every rank before each forward pass."
     )
+    comm_hook: Literal["no", "fp16", "bf16", "power_sgd"] = _option(
+        "no", "Compress gradients on their way between workers: to 16 bits, or to a product of low rank."
+    )
+    comm_wrapper: Literal["no", "fp16", "bf16"] = _option(
+        "no", "Number format around the comm hook: what it sends is cast to it as well."
+    )
+    power_sgd_rank: Annotated[Annotated[Whole, Field(ge=1, le=65536)], BeforeValidator(_read_whole)] = _option(
+        1, "Rank of the matrices that PowerSGD sends: larger is more exact and more to send."
+    )
+    power_sgd_start: Annotated[Annotated[Whole, Field(ge=2, le=MAX_SEED)], BeforeValidator(_read_whole)] = _option(
+        1000, "First step in which PowerSGD compresses; until then gradients are averaged as they are.", unit="steps"
+    )
+    power_sgd_min_compression: Annotated[Annotated[Real, Field(gt=0)], BeforeValidator(_read_real)] = _option(
+        2.0, "Compress only tensors that PowerSGD makes smaller by at least this factor.", unit="times"
+    )
+    power_sgd_error_feedback: Switch = _option(
+        True, "Add to each step's gradients what PowerSGD lost in the step before; takes a gradient's worth of memory."
+    )
+    power_sgd_warm_start: Switch = _option(True, "Start PowerSGD's search from the matrices of the step before.")
+    power_sgd_seed: Annotated[Annotated[Whole, Field(ge=0, le=2**32 - 1)], BeforeValidator(_read_whole)] = _option(
+        0, "Seed of the matrices that PowerSGD starts from."
+    )
+
+
+class AccumulationOptions(Section):
+    """What becomes of accumulation windows; how many batches one has is the option ``accumulate``."""
+
+    tail: Literal["step", "carry", "drop"] = _option(
+        "step",
+        "What a window becomes that the end of the loader cuts short: step takes an optimizer step of it, carry goes "
+        "on with it in the next epoch, drop throws its gradients away.",
+    )
+    sync_each_batch: Switch = _option(
+        False,
+        "Average gradients over ranks after every batch instead of once a window: more traffic, less memory where "
+        "gradients are sharded.",
+    )
+
+
+class AutocastOptions(Section):
+    """Options of torch.autocast."""
+
+    enabled: Switch = _option(True, "Compute in the run's precision; off leaves autocast to the cell.")
+    cache_enabled: Switch = _option(True, "Keep the low precision copies of weights within one autocast region.")
+
+
+class ScalerOptions(Section):
+    """Options of the loss scaling of fp16, with PyTorch's own names and defaults."""
+
+    init_scale: Annotated[Annotated[Real, Field(gt=0)], BeforeValidator(_read_real)] = _option(
+        65536.0, "What losses are multiplied by at first."
+    )
+    growth_factor: Annotated[Annotated[Real, Field(gt=1)], BeforeValidator(_read_real)] = _option(
+        2.0, "What the scale is multiplied by after a while without overflow."
+    )
+    backoff_factor: Annotated[Annotated[Real, Field(gt=0, lt=1)], BeforeValidator(_read_real)] = _option(
+        0.5, "What the scale is multiplied by when gradients overflow."
+    )
+    growth_interval: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000_000)], BeforeValidator(_read_whole)] = _option(
+        2000, "How long a while is.", unit="steps"
+    )
+    enabled: Switch = _option(True, "Scale losses in fp16; off lets small gradients vanish.")
+
+
+class GroupOptions(Section):
+    """Options of the process group, where this process opens it itself (under torchrun)."""
+
+    backend: Annotated[Literal["auto", "gloo", "nccl"], BeforeValidator(_read_text)] = _option(
+        "auto", "What carries messages between ranks; auto is nccl for CUDA devices and gloo for the rest."
+    )
+    timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)], BeforeValidator(_read_real)] = _option(
+        1800.0, "How long a rank waits for the others before it gives up.", unit="seconds", metavar="SECONDS"
+    )
+
+
+class CompileOptions(Section):
+    """Options of torch.compile for prepared models."""
+
+    backend: Annotated[Annotated[str, Field(strict=True, min_length=1, max_length=64)], BeforeValidator(_read_text)] = (
+        _option(
+            "no",
+            "Compile models with this backend, such as inductor; no compiles nothing.",
+            metavar="BACKEND",
+            allowed="no, inductor, or another backend that torch.compile knows",
+        )
+    )
+    mode: Annotated[
+        Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"], BeforeValidator(_read_text)
+    ] = _option("default", "How much time compiling may take for faster code.")
+    fullgraph: Switch = _option(False, "Refuse models that cannot be compiled as one graph.")
+    dynamic: Annotated[Literal["auto", "yes", "no"], BeforeValidator(_read_text)] = _option(
+        "auto", "Compile for shapes that vary; auto does so when it meets the second shape."
+    )
+    regional: Switch = _option(
+        True, "Compile repeated blocks of a model, each kind once, instead of the whole: starts many times faster."
+    )
+
+
+class DataOptions(Section):
+    """Options of how loaders are read."""
+
+    dispatch_batches: Annotated[Switch | None, BeforeValidator(_read_text)] = _option(
+        None,
+        "Let rank 0 alone read, and send each rank its share; none given: for streams (iterable datasets that cannot "
+        "divide themselves) whose batches are each worker's. Otherwise each rank reads for itself.",
+        metavar="true|false",
+    )
+    even_batches: Switch = _option(
+        False,
+        "Let every rank take equally many samples, and repeat some from the start of the epoch where they run short; "
+        "else shares may differ by one sample, are weighted, and no sample is repeated.",
+    )
+    use_seedable_sampler: Switch = _option(
+        False, "Shuffle in an order that depends on data_seed and the epoch only, not on the state of a generator."
+    )
+    data_seed: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)] | None, BeforeValidator(_read_whole)] = _option(
+        None, "Seed of use_seedable_sampler; none given: seed, else that of rank 0's generator.", metavar="S"
+    )
+    resume_stream: Annotated[Literal["refuse", "replay"], BeforeValidator(_read_text)] = _option(
+        "refuse",
+        "What going on in the middle of an epoch does with a stream that has no state_dict to say where it was: refuse "
+        "to load, or read what was trained on again and drop it.",
+    )
+    non_blocking: Annotated[Switch | None, BeforeValidator(_read_text)] = _option(
+        None,
+        "Copy the next batch to a GPU while the present one is trained on; none given: where the loader pins memory "
+        "and reads in processes of its own, since else the next batch is read ahead of its time in this process.",
+        metavar="true|false",
+    )
 
 
 class StrategySections(Section):
@@ -144,6 +299,51 @@ class StrategySections(Section):
     single: SingleOptions = Field(default_factory=SingleOptions, description="One process, one device; no options.")
     ddp: DdpOptions = Field(
         default_factory=DdpOptions, description="PyTorch DistributedDataParallel: one model replica per rank."
+    )
+
+
+class CheckpointOptions(Section):
+    """Where checkpoints go and how many stay."""
+
+    dir: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Folder or URL of the checkpoints; those that are saved without a name of their own are called step_N.",
+        metavar="DIR",
+        allowed="the path of a folder, a URL such as s3://bucket/run, or none",
+        flag="checkpoint",
+    )
+    every: Annotated[
+        Annotated[Whole, Field(ge=1, le=1_000_000_000)] | Annotated[str, Field(strict=True, max_length=32)] | None,
+        BeforeValidator(_read_whole),
+        AfterValidator(_duration),
+    ] = _option(
+        None,
+        "Save a checkpoint each time so many optimizer steps, or so much time, has passed, in the background between "
+        "two steps.",
+        flag="every",
+        metavar="N|10min",
+        allowed="a whole number of steps, a duration such as 30s, 10min, 1.5h or 1d (up to 30d), or none",
+    )
+    resume: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Go on from a checkpoint: auto takes the newest complete one of checkpoint.dir if there is one, a path that "
+        "one. Loops over epochs that are finished pass empty.",
+        flag="resume",
+        metavar="auto|PATH",
+        allowed="auto, the path or URL of a checkpoint or of a folder of checkpoints, or none",
+    )
+    total_limit: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)] | None, BeforeValidator(_read_whole)] = _option(
+        None,
+        "Keep at most this many of a run's step_N; older ones are removed once a new one is complete. None given: all.",
+        unit="checkpoints",
     )
 
 
@@ -164,6 +364,9 @@ class Config(StrategySections):
     checked field by field only.
     """
 
+    checkpoint: CheckpointOptions = Field(
+        default_factory=CheckpointOptions, description="Where checkpoints go and how many stay."
+    )
     gpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(_read_whole)] = _option(
         None, "Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker.", unit="GPUs"
     )
@@ -178,6 +381,23 @@ class Config(StrategySections):
     )
     accumulate: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)], BeforeValidator(_read_whole)] = _option(
         1, "Batches whose gradients are summed up before one optimizer step.", unit="batches"
+    )
+    accumulation: AccumulationOptions = Field(
+        default_factory=AccumulationOptions, description="What becomes of accumulation windows."
+    )
+    schedule: Annotated[Literal["steps", "samples", "calls"], BeforeValidator(_read_text)] = _option(
+        "steps",
+        "What a call of scheduler.step() advances: one optimizer step, as many as there are ranks (for schedules that "
+        "were computed for one process), or one call whatever the optimizer does.",
+    )
+    autocast: AutocastOptions = Field(default_factory=AutocastOptions, description="Options of torch.autocast.")
+    scaler: ScalerOptions = Field(default_factory=ScalerOptions, description="Loss scaling of fp16.")
+    compile: CompileOptions = Field(default_factory=CompileOptions, description="torch.compile for prepared models.")
+    group: GroupOptions = Field(default_factory=GroupOptions, description="The process group under torchrun.")
+    sentinels: Switch = _option(
+        True,
+        "Check the first optimizer step: that parameters moved, that ranks agree, that the learning rate is the "
+        "planned one, and stop at a loss that is NaN.",
     )
     clip: Annotated[Annotated[Real, Field(gt=0)] | None, BeforeValidator(_read_real)] = _option(
         None, "Clip the gradients to this total norm before each optimizer step.", unit="norm", metavar="NORM"
@@ -199,28 +419,45 @@ class Config(StrategySections):
         "Name of the run, as trackers and the sidebar show it.",
         metavar="RUN",
         allowed="1 to 64 printable characters without / and \\, or none",
+        scope="cell",
     )
-    prepare: Switch = _option(True, "Prepare the models, optimizers and loaders of a plain cell automatically.")
+    prepare: Switch = _option(
+        True, "Prepare the models, optimizers and loaders of a plain cell automatically.", scope="cell"
+    )
     pull: Annotated[tuple[Name, ...], BeforeValidator(_read_names), AfterValidator(_unique)] = _option(
         (),
         "Names to bring back to the notebook although they are large.",
         metavar="NAMES",
         allowed="Python names, separated by commas",
+        scope="cell",
     )
     bring_back: Switch = _option(
-        True, "Bring the names that the cell binds and the weights that it trains back to the notebook.", flag="return"
+        True,
+        "Bring the names that the cell binds and the weights that it trains back to the notebook.",
+        flag="return",
+        scope="cell",
     )
     show_ranks: Annotated[Literal["all"] | tuple[Rank, ...], BeforeValidator(_read_ranks), AfterValidator(_unique)] = (
-        _option((), "Ranks whose output is shown unfolded besides rank 0's; none given: rank 0 only.", unit="ranks")
+        _option(
+            (),
+            "Ranks whose output is shown unfolded besides rank 0's; none given: rank 0 only.",
+            unit="ranks",
+            scope="cell",
+        )
     )
     ranks: Annotated[Ranks | None, BeforeValidator(_read_ranks), AfterValidator(_unique)] = _option(
-        None, "Run the cell on these ranks only; none given: on all.", unit="ranks"
+        None, "Run the cell on these ranks only; none given: on all.", unit="ranks", scope="cell"
     )
-    static: Switch = _option(False, "Draw the panel as a picture instead of a live widget.")
-    panel: Switch = _option(True, "Show the panel with loss and memory below the cell.")
-    dry_run: Switch = _option(False, "Print the plan and start nothing.")
+    static: Switch = _option(False, "Draw the panel as a picture instead of a live widget.", scope="cell")
+    panel: Switch = _option(True, "Show the panel with loss and memory below the cell.", scope="cell")
+    dry_run: Switch = _option(False, "Print the plan and start nothing.", scope="cell")
     timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(_read_real)] = _option(
-        None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS"
+        None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS", scope="cell"
+    )
+    debug: Switch = _option(
+        False,
+        "Before each exchange between workers make sure that all of them make the same one, with tensors that fit, and "
+        "name the worker that differs; slower.",
     )
     config: Annotated[
         Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
@@ -231,7 +468,9 @@ class Config(StrategySections):
         "YAML file with options; everything else overrides it.",
         metavar="FILE",
         allowed="the path of a YAML file, or none",
+        scope="cell",
     )
+    data: DataOptions = Field(default_factory=DataOptions, description="How loaders are read.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +500,11 @@ class Option:
     def variable(self) -> str:
         """The environment variable that sets the option."""
         return "ACCEL_NB_" + self.name.upper().replace(".", "__")
+
+    @property
+    def is_of_training(self) -> bool:
+        """Whether the option changes how a cell trains, and not just how it is run and shown."""
+        return self.extra.get("scope") != "cell"
 
     @property
     def default(self) -> Any:
@@ -388,6 +632,17 @@ def clashes(config: Config) -> list[Clash]:
     ]
     if not config.bring_back and config.pull:
         found.append(Clash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+    if config.checkpoint.dir is None and config.checkpoint.every is not None:
+        found.append(
+            Clash(("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)")
+        )
+    if config.checkpoint.dir is None and config.checkpoint.resume == "auto":
+        found.append(
+            Clash(
+                ("checkpoint.resume",),
+                "auto looks in checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
+            )
+        )
     size_from = "cpus" if config.gpus is None else "gpus"
     size = getattr(config, size_from)
     if isinstance(size, int) and (config.gpus is None or config.cpus is None):
@@ -415,6 +670,16 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
         if (option := OPTIONS[name]).section in StrategySections.model_fields
         and config.strategy not in ("auto", option.section)
     }
+    hook = config.ddp.comm_hook
+    for name in given:
+        if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
+            idle.setdefault(name, "it goes around ddp.comm_hook, which is no")
+        if name.startswith("ddp.power_sgd_") and hook != "power_sgd":
+            idle.setdefault(name, f"ddp.comm_hook is {hook}")
     if config.static and not config.panel and "static" in given:
         idle["static"] = "the panel is off"
+    if "data.data_seed" in given and not config.data.use_seedable_sampler:
+        idle["data.data_seed"] = "data.use_seedable_sampler is off"
+    if config.checkpoint.dir is None and "checkpoint.total_limit" in given:
+        idle["checkpoint.total_limit"] = "checkpoint.dir is not set, so nothing is named step_N"
     return idle

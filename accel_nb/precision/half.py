@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 from torch import Tensor
@@ -16,10 +17,58 @@ from accel_nb.runtime.device import choose_precision
 from accel_nb.runtime.nested import map_tensors
 
 
+class AutocastOptions(Protocol):
+    """The section of the configuration about autocast; PyTorch's own names."""
+
+    @property
+    def enabled(self) -> bool:
+        """Compute in the run's precision."""
+        ...
+
+    @property
+    def cache_enabled(self) -> bool:
+        """Keep low precision copies of weights."""
+        ...
+
+
+class ScalerOptions(Protocol):
+    """The section of the configuration about loss scaling; PyTorch's own names."""
+
+    @property
+    def init_scale(self) -> float:
+        """The first scale."""
+        ...
+
+    @property
+    def growth_factor(self) -> float:
+        """The factor of growth."""
+        ...
+
+    @property
+    def backoff_factor(self) -> float:
+        """The factor after an overflow."""
+        ...
+
+    @property
+    def growth_interval(self) -> int:
+        """Steps without overflow before the scale grows."""
+        ...
+
+    @property
+    def enabled(self) -> bool:
+        """Scale at all."""
+        ...
+
+
 class Full:
     """Leaves every dtype as it is."""
 
     policy = PrecisionPolicy("no")
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """None: losses are not scaled."""
+        return None
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a context that changes nothing."""
@@ -50,12 +99,12 @@ class BFloat16(Full):
 
     policy = PrecisionPolicy("bf16", compute=torch.bfloat16, output=torch.float32)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device_type = device.type
+    def __init__(self, device: torch.device, autocast: AutocastOptions | None = None) -> None:
+        self._autocast = _autocast(device, torch.bfloat16, autocast)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return torch's autocast for bfloat16."""
-        return torch.autocast(self._device_type, dtype=torch.bfloat16)
+        return self._autocast()
 
 
 class Float16:
@@ -63,16 +112,23 @@ class Float16:
 
     policy = PrecisionPolicy("fp16", compute=torch.float16, output=torch.float32, loss_scaling=True)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device_type = device.type
-        self._scaler = GradScaler(device.type)
+    def __init__(
+        self, device: torch.device, autocast: AutocastOptions | None = None, scaler: ScalerOptions | None = None
+    ) -> None:
+        self._autocast = _autocast(device, torch.float16, autocast)
+        self._scaler = GradScaler(device.type) if scaler is None else _scaler(device, scaler)
         self._unscaled: set[int] = set()
         self._steppables: dict[int, _Steppable] = {}
         self._must_update = False
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return torch's autocast for float16."""
-        return torch.autocast(self._device_type, dtype=torch.float16)
+        return self._autocast()
+
+    @property
+    def scaler(self) -> GradScaler:
+        """PyTorch's scaler of this run's losses."""
+        return self._scaler
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""
@@ -156,7 +212,30 @@ def has_gradient(optimizer: Optimizer) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def build_precision(name: str, device: torch.device | str) -> Precision:
+def _autocast(device: torch.device, dtype: torch.dtype, options: AutocastOptions | None) -> Callable[[], Any]:
+    """Return a function that makes torch's autocast contexts."""
+    is_enabled, has_cache = (True, None) if options is None else (options.enabled, options.cache_enabled)
+    return lambda: torch.autocast(device.type, dtype=dtype, enabled=is_enabled, cache_enabled=has_cache)
+
+
+def _scaler(device: torch.device, options: ScalerOptions) -> GradScaler:
+    return GradScaler(
+        device.type,
+        init_scale=options.init_scale,
+        growth_factor=options.growth_factor,
+        backoff_factor=options.backoff_factor,
+        growth_interval=options.growth_interval,
+        enabled=options.enabled,
+    )
+
+
+def build_precision(
+    name: str,
+    device: torch.device | str,
+    *,
+    autocast: AutocastOptions | None = None,
+    scaler: ScalerOptions | None = None,
+) -> Precision:
     """Return the precision called ``name`` (``no``, ``bf16``, ``fp16`` or ``auto``) on a device.
 
     Raises `ConfigError` for an unknown name.
@@ -166,9 +245,9 @@ def build_precision(name: str, device: torch.device | str) -> Precision:
     if chosen == "no":
         return Full()
     if chosen == "bf16":
-        return BFloat16(device)
+        return BFloat16(device, autocast)
     if chosen == "fp16":
-        return cast(Precision, Float16(device))
+        return cast(Precision, Float16(device, autocast, scaler))
     raise ConfigError(f"precision {name!r} is unknown; there are no, fp16, bf16 and auto")
 
 

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
 
@@ -31,6 +32,11 @@ class Precision(Protocol):
     """How a strategy without native precision applies a policy."""
 
     policy: PrecisionPolicy
+
+    @property
+    def scaler(self) -> GradScaler | None:
+        """PyTorch's scaler of losses; None where they are not scaled."""
+        ...
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return a new context in which a forward pass computes in ``policy.compute``."""

@@ -114,13 +114,17 @@ class Strategy(Protocol):
         """Say whether gradients of the next forward and backward passes are to be averaged over ranks."""
         ...
 
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Leave the model's gradients on each rank, in backward passes and before steps, until told otherwise."""
+        ...
+
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
         """Compute gradients of ``loss``, averaged over ranks unless `grad_sync` said otherwise."""
         ...
 
-    def finish_gradients(self, bundle: Bundle, factor: float) -> None:
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Before clipping and stepping: average what is not averaged yet, and multiply by ``factor``."""
         ...
 
@@ -138,8 +142,8 @@ class Strategy(Protocol):
         """Step the optimizer, or skip the step because gradients overflowed."""
         ...
 
-    def read_state(self, bundle: Bundle) -> dict[str, Any]:
-        """Return a copy of all training state; every rank calls."""
+    def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
+        """Return all training state, as a copy or as it is in memory; every rank calls."""
         ...
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
@@ -179,12 +183,13 @@ class ReplicaStrategy:
         """Step the optimizer unless its gradients overflowed."""
         return "ran" if self.precision.step(optimizer) else "skipped"
 
-    def read_state(self, bundle: Bundle) -> dict[str, Any]:
-        """Return copies of every state dict."""
+    def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
+        """Return every state dict, as a copy or as it is in memory."""
+        take = _copied if copied else _as_it_is
         return {
-            "models": [_copied(model.state_dict()) for model in bundle.models],
-            "optimizers": [_copied(optimizer.state_dict()) for optimizer in bundle.optimizers],
-            "schedulers": [_copied(scheduler.state_dict()) for scheduler in bundle.schedulers],
+            "models": [take(model.state_dict()) for model in bundle.models],
+            "optimizers": [take(optimizer.state_dict()) for optimizer in bundle.optimizers],
+            "schedulers": [take(scheduler.state_dict()) for scheduler in bundle.schedulers],
             "precision": self.precision.state_dict(),
         }
 
@@ -199,9 +204,9 @@ class ReplicaStrategy:
         self.precision.load_state_dict(state["precision"])
 
 
-def multiply_gradients(bundle: Bundle, factor: float) -> None:
-    """Multiply every gradient of the bundle's optimizers by ``factor``, in place."""
-    if factor == 1.0:
+def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
+    """Multiply every gradient of the bundle's optimizers by ``factor``, in place; reads no number from a device."""
+    if not isinstance(factor, Tensor) and factor == 1.0:
         return
     gradients = {
         id(parameter): parameter.grad
@@ -211,7 +216,16 @@ def multiply_gradients(bundle: Bundle, factor: float) -> None:
         if parameter.grad is not None
     }
     if gradients:
-        torch._foreach_mul_(list(gradients.values()), factor)  # pyright: ignore[reportPrivateImportUsage]
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for gradient in gradients.values():
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
+        for dtype, alike in by_dtype.items():
+            own = factor.to(dtype) if isinstance(factor, Tensor) else factor
+            torch._foreach_mul_(alike, own)  # pyright: ignore[reportPrivateImportUsage]
+
+
+def _as_it_is(state: Any) -> Any:
+    return state
 
 
 def _copied(state: Any) -> Any:

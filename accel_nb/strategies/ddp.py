@@ -23,6 +23,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
+from accel_nb.strategies.comm_hooks import HookOptions, register_hook
 from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
 
 
@@ -49,6 +50,11 @@ class DdpOptions(Protocol):
         """Copy rank 0's buffers to every rank before each forward pass."""
         ...
 
+    @property
+    def comm_hook(self) -> str:
+        """What compresses gradients on their way between ranks."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class DefaultDdpOptions:
@@ -58,6 +64,7 @@ class DefaultDdpOptions:
     bucket_cap_mb: int = 25
     static_graph: bool = False
     broadcast_buffers: bool = True
+    comm_hook: str = "no"
 
 
 class Ddp(ReplicaStrategy):
@@ -117,6 +124,12 @@ class Ddp(ReplicaStrategy):
         if replica is not None and replica.ddp is not None:
             replica.ddp.require_backward_grad_sync = enabled
 
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Take the model past DDP, so that nothing is averaged, or through it again."""
+        replica = self._replicas.get(id(model))
+        if replica is not None:
+            replica.is_local = enabled
+
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
@@ -130,28 +143,29 @@ class Ddp(ReplicaStrategy):
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
         if not was_seen:
             for replica in self._replicas.values():
-                if replica.ddp is not None and replica.ddp.require_backward_grad_sync:
+                if replica.ddp is not None and replica.ddp.require_backward_grad_sync and not replica.is_local:
                     replica.has_local_gradients = True
 
-    def finish_gradients(self, bundle: Bundle, factor: float) -> None:
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average the gradients that DDP did not see, and multiply all by ``factor``."""
         if self._has_new_gradients:  # optimizers that step after the same backward pass close the same window
             self._has_new_gradients = False
             self._closing = self._window.number
             self._window.number += 1
         for replica in self._replicas_of(bundle):
+            if replica.is_local:
+                continue
             if replica.synchronised_in != self._closing or replica.has_local_gradients:
                 owned = _parameters_of(bundle)
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
                 self._look_for_unused(replica)
-        if factor != 1.0:
-            multiply_gradients(bundle, factor)
+        multiply_gradients(bundle, factor)
 
     def describe(self) -> dict[str, Any]:
         """Return the options that differ from PyTorch's defaults."""
         defaults = DefaultDdpOptions()
-        names = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers")
+        names = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers", "comm_hook")
         return {
             name: getattr(self.options, name)
             for name in names
@@ -239,6 +253,8 @@ class _Replica:
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         # A forward pass has made DDP wait for the gradients of a backward pass.
         self.is_armed = False
+        # Gradients stay on this rank: the caller has a way of its own to keep the replicas equal.
+        self.is_local = False
         # The last window with such a forward pass.
         self.synchronised_in = -1
         self._window = window
@@ -253,7 +269,7 @@ class _Replica:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: through DDP while training, directly otherwise, so that one rank may evaluate alone."""
-        if not (self.model.training and torch.is_grad_enabled()):
+        if self.is_local or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
         if cast(DistributedDataParallel, self.ddp).require_backward_grad_sync:
             self.is_armed = True
@@ -286,7 +302,9 @@ class _Replica:
             gradient_as_bucket_view=True,
             **_buffer_option(options.broadcast_buffers),
         )
-        if not find_unused and not options.static_graph:
+        if options.comm_hook != "no":
+            register_hook(self.ddp, cast(HookOptions, options))  # divides as the builtin one below does
+        elif not find_unused and not options.static_graph:
             # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
             # second way leaves those of a bucket that is never full as they are: `_look_for_unused` averages them.
             self.ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)

@@ -64,6 +64,27 @@ def plain_class(instance: T) -> type[T]:
     return vars(type(instance)).get(_PLAIN, type(instance))
 
 
+def plain_view(model: nn.Module, precision: Precision | None, *, keeps_inner: bool = False) -> nn.Module:
+    """Return another object of the plain class that shares all state with ``model``, which is left as it is.
+
+    With a ``precision`` its forward computes in it. ``keeps_inner`` keeps the innermost change, which is compiled code.
+    """
+    classes = [type(model)]
+    while _PLAIN in vars(classes[-1]):
+        classes.append(vars(classes[-1])[_PLAIN])
+    own = [found[_OWN_FORWARD] for found in map(vars, classes) if _OWN_FORWARD in found]
+    view = object.__new__(classes[-2] if keeps_inner and len(classes) > 1 else classes[-1])
+    if own and not keeps_inner:
+        view.__dict__ = {**vars(model), "forward": own[-1]}
+    else:
+        view.__dict__ = vars(model)
+    if precision is None or precision.policy.compute is None:
+        return view
+    forward = plain_forward(view, precision)
+    vars(view).pop("forward", None)
+    return specialise(view, {"forward": lambda self, *args, **kwargs: forward(*args, **kwargs)})
+
+
 def _without_class_check(reduced: Any) -> Any:
     """Return a reduction that pickle takes although its class is not the object's: the plain one.
 

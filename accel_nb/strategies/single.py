@@ -49,13 +49,16 @@ class Single(ReplicaStrategy):
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
         """Do nothing: there is nobody to average with."""
 
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Do nothing: gradients are nowhere else."""
+
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
         """Compute gradients of the scaled loss."""
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
 
-    def finish_gradients(self, bundle: Bundle, factor: float) -> None:
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Multiply the gradients by ``factor``."""
         multiply_gradients(bundle, factor)
 

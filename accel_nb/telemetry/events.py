@@ -89,10 +89,22 @@ class Interrupted:
     time: float
 
 
-Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted
+@dataclass(frozen=True, slots=True)
+class CheckpointSaved:
+    """A checkpoint is complete; ``time`` is when the run learned of it."""
+
+    kind: ClassVar[str] = "checkpoint"
+    rank: int
+    step: int
+    time: float
+    url: str
+
+
+Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted | CheckpointSaved
 
 _KINDS: dict[str, type[Event]] = {
-    event.kind: event for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted)
+    event.kind: event
+    for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted, CheckpointSaved)
 }
 
 

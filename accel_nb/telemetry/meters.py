@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_nb.errors import NanLossError
 from accel_nb.telemetry.events import Sink, StepDone
 
 _NUM_SLOTS = 4096
@@ -22,8 +23,9 @@ _NUM_SLOTS = 4096
 class StepMeter:
     """Collects the losses of a step's micro-batches and reports each optimizer step."""
 
-    def __init__(self, rank: int, device: torch.device | str, sink: Sink) -> None:
+    def __init__(self, rank: int, device: torch.device | str, sink: Sink, *, refuses_nan: bool = False) -> None:
         self.step = 0
+        self._refuses_nan = refuses_nan
         self._rank = rank
         self._sink = sink
         self._sum = 0.0
@@ -36,7 +38,7 @@ class StepMeter:
         self._copies = _Copies() if torch.device(device).type == "cuda" else None
 
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
-        """Count a loss that weighs ``weight`` in the step's mean.
+        """Count a loss that weighs ``weight`` in the step's mean; raises `NanLossError` where that is wanted.
 
         Several losses of one micro-batch are reported as their sum: only the first of them adds its weight.
         """
@@ -45,7 +47,10 @@ class StepMeter:
             self._num_samples += num_samples
             self._has_loss = True
         if self._copies is None:
-            self._sum += loss.item() * weight
+            value = loss.item()
+            if value != value and self._refuses_nan:
+                raise NanLossError(self._rank, self.step + 1)
+            self._sum += value * weight
         else:
             self._copies.add(loss.detach(), weight)
 
@@ -82,6 +87,8 @@ class StepMeter:
     def _report_ready(self, *, wait: bool) -> None:
         assert self._copies is not None
         for pending, loss in self._copies.take_ready(wait=wait):
+            if loss != loss and self._refuses_nan:
+                raise NanLossError(self._rank, pending.step)
             self._sink.emit(
                 StepDone(
                     self._rank, pending.step, pending.time, loss / pending.weight if pending.weight else loss,

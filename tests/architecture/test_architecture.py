@@ -21,6 +21,8 @@ KERNEL_SIDE = [
     "accel_nb.runtime.hardware",
     "accel_nb.pool.local",
     "accel_nb.pool.pool",
+    "accel_nb.pool.contents",
+    "accel_nb.pool.parts",
     "accel_nb.pool.shipping",
     "accel_nb.pool.returning",
     "accel_nb.notebook.magics",

@@ -10,8 +10,11 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
+from accel_nb.accelerator.autoprepare import PlainCells
 from accel_nb.runtime.world import World
+
+SCALE = 2.0**10
+"""Of losses in fp16: small enough that no step is skipped."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +29,17 @@ class Recipe:
     reduction: str = "mean"
     optimizer: str = "sgd"
     scheduler: bool = False
+    precision: str = "no"
+
+    @property
+    def compute(self) -> torch.dtype | None:
+        """The dtype of autocast, if there is one."""
+        return {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}[self.precision]
 
 
-def parts(recipe: Recipe, *, dtype: torch.dtype = torch.float64) -> tuple[Any, ...]:
-    """Return model, optimizer, scheduler and loader, the same in every process."""
+def parts(recipe: Recipe, *, dtype: torch.dtype | None = None) -> tuple[Any, ...]:
+    """Return model, optimizer, scheduler and loader, the same in every process; in float64 where nothing is rounded."""
+    dtype = dtype or (torch.float64 if recipe.compute is None else torch.float32)
     torch.manual_seed(11)
     model = nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 3)).to(dtype)
     if recipe.optimizer == "sgd":
@@ -50,16 +60,19 @@ def loss_of(recipe: Recipe, output: torch.Tensor, target: torch.Tensor) -> torch
 def by_hand(recipe: Recipe) -> dict[str, torch.Tensor]:
     """Train in one plain process, as a careful person would write it, and return the weights."""
     model, optimizer, scheduler, loader = parts(recipe)
+    scale = SCALE if recipe.precision == "fp16" else 1.0
     for _ in range(recipe.epochs):
         window = 0
         for number, (x, y) in enumerate(loader, 1):
-            loss_of(recipe, model(x), y).backward()
+            with torch.autocast("cpu", dtype=recipe.compute, enabled=recipe.compute is not None):
+                output = model(x)
+            (loss_of(recipe, output.to(x.dtype), y) * scale).backward()
             window += 1
             if window < recipe.accumulate and number < len(loader):
                 continue
             for parameter in model.parameters():
                 assert parameter.grad is not None
-                parameter.grad /= window
+                parameter.grad /= window * scale
             if recipe.clip is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
             optimizer.step()
@@ -74,8 +87,9 @@ def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Te
     """Train the recipe with the explicit API, the loader's batch being everybody's."""
     model, optimizer, scheduler, loader = parts(recipe)
     accelerator = Accelerator(
-        world=world, gradient_accumulation_steps=recipe.accumulate, batch="global", cpu=True, **options
-    )
+        world=world, gradient_accumulation_steps=recipe.accumulate, batch="global", cpu=True,
+        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, **options,
+    )  # type: ignore[arg-type]  # fmt: skip
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     for _ in range(recipe.epochs):
         for x, y in loader:
@@ -94,9 +108,13 @@ def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Te
 def plain(world: World, recipe: Recipe, *, zero_first: bool = False) -> dict[str, torch.Tensor]:
     """Train the recipe as a plain cell; accumulation and clipping come from the options."""
     model, optimizer, scheduler, loader = parts(recipe)
-    accelerator = Accelerator(world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True)
-    prepare_namespace(accelerator, locals(), ["model", "optimizer", "scheduler", "loader"])
-    with plain_torch(accelerator):
+    accelerator = Accelerator(
+        world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True,
+        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}},
+    )  # type: ignore[arg-type]  # fmt: skip
+    cells = PlainCells(accelerator)
+    cells.prepare(locals(), ["model", "optimizer", "scheduler", "loader"])
+    with cells.running():
         for _ in range(recipe.epochs):
             for x, y in loader:
                 if zero_first:
@@ -116,8 +134,10 @@ def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def assert_equal_weights(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    """Fail unless the weights agree to 1e-6."""
+def assert_equal_weights(
+    found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor], *, atol: float = 1e-6
+) -> None:
+    """Fail unless the weights agree to ``atol``."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")

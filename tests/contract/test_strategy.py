@@ -242,6 +242,32 @@ def test_clipping_sees_true_gradients(strategy: str, precision: str) -> None:
         assert largest == pytest.approx(0.001, rel=1e-3)
 
 
+def keeps_local(world: World, strategy: str) -> list[list[float]]:
+    """Return the gradients of a rank on its own, then those that all have."""
+    accelerator, model, optimizer, _ = build(world, strategy, "no", Recipe())
+    found = []
+    for is_local in (True, False):
+        accelerator._strategy.keep_local(model, is_local)
+        accelerator.backward(model(torch.full((2, 5), 1.0 + world.rank)).square().mean())
+        accelerator._stepper.finish(list(model.parameters()))
+        found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist())
+        accelerator._stepper.window.attempt()
+        optimizer.zero_grad()
+    accelerator.close()
+    return found
+
+
+def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) -> None:
+    per_rank = on_smallest_world(strategy, keeps_local)
+    for rank, (own, shared) in enumerate(per_rank):
+        model, *_ = parts(Recipe(), dtype=torch.float32)
+        model(torch.full((2, 5), 1.0 + rank)).square().mean().backward()
+        plain = torch.cat([parameter.grad.flatten() for parameter in model.parameters()])
+        torch.testing.assert_close(torch.tensor(own), plain)
+        mean = torch.tensor([each[0] for each in per_rank]).mean(0)
+        torch.testing.assert_close(torch.tensor(shared), mean)
+
+
 def test_capabilities_are_honest_about_the_world(strategy: str) -> None:
     cls = Registry().get(strategy)
     inner = cls(None, build_precision("no", "cpu"))

@@ -149,3 +149,14 @@ def test_unload_ends_the_workers_and_load_brings_them_back(kernel):
     assert kernel.value("__import__('psutil').Process().children()") == []
     assert kernel.run("%load_ext accel_nb").error is None
     assert done(kernel, "print('here')").stdout == "here\n"
+
+
+def test_code_for_the_well_known_package_runs_in_a_cell(kernel):
+    output = done(
+        kernel,
+        "import accel_nb.compat\naccel_nb.compat.install()\nfrom accelerate import Accelerator\n"
+        "from accelerate.utils import gather_object\nown = Accelerator()\n"
+        "print(gather_object([own.process_index]), own.distributed_type)",
+    )
+    assert output.stdout == "[0, 1] MULTI_CPU\n"
+    assert kernel.value("'accelerate' in __import__('sys').modules") is False

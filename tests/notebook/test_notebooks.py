@@ -89,6 +89,16 @@ def language_model() -> Executed:
     )
 
 
+@pytest.fixture(scope="module")
+def resume() -> Executed:
+    return execute(
+        "03_resume.ipynb",
+        '{"lost": lost, "repeated": repeated, "first": first, "last": max(step for _, step, _ in kept), '
+        '"epochs": sorted({epoch for epoch, _, _ in kept}), "accuracy": accuracy, "schedule": scheduler.last_epoch, '
+        '"left": [name for name in ("runs", "seen") if Path(name).exists()]}',
+    )
+
+
 def mean(values: list[float]) -> float:
     return sum(values) / len(values)
 
@@ -142,6 +152,30 @@ def test_language_model_writes_text(language_model: Executed) -> None:
     written = language_model.text("sample")
     assert written.startswith("def ")
     assert len(written.split()) > 20
+
+
+def test_resume_loses_and_repeats_nothing(resume: Executed) -> None:
+    facts = resume.facts()
+    assert resume.errors() == {"two_workers": ["WorkerDied"], "one_worker": ["WorkerDied"]}
+    assert (facts["lost"], facts["repeated"]) == (0, 0)
+    assert "lost: 0, repeated: 0" in resume.text("counted")
+    assert 1 < facts["first"]["2"] <= 41
+    assert facts["first"]["2"] < facts["first"]["3"] <= 76
+    assert (facts["last"], facts["epochs"]) == (5 * 23, [0, 1, 2, 3, 4])
+    assert facts["schedule"] == 5  # epochs that passed by empty did not count twice
+    assert facts["accuracy"] > 0.8
+    assert facts["left"] == []
+
+
+def test_resume_says_what_it_resumed(resume: Executed) -> None:
+    lines = [data["text/plain"] for data in resume.displays("three_workers")]
+    step = resume.facts()["first"]["3"] - 1
+    (line,) = [line for line in lines if line.startswith("resumed")]
+    assert f"resumed step {step} from" in line
+    assert f"step_{step}" in line
+    assert "samples left" in line
+    assert "1 -> 3 workers" in line
+    assert any(line.startswith("saved step") for line in lines)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "language_model"])

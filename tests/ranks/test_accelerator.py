@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autoprepare import plain_torch, prepare_namespace
+from accel_nb.accelerator.autoprepare import PlainCells
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, StepDone
@@ -34,7 +34,8 @@ def stray(world: World) -> list[str]:
     model, scale = nn.Linear(2, 1), nn.Parameter(torch.ones(()))
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [scale]}], lr=0.1)
     accelerator = Accelerator(world=world)
-    prepare_namespace(accelerator, {"model": model, "optimizer": optimizer, "scale": scale}, ["model", "optimizer"])
+    names = {"model": model, "optimizer": optimizer, "scale": scale}
+    PlainCells(accelerator).prepare(names, ["model", "optimizer"])
     accelerator.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()  # the stray parameter has no gradient yet
     accelerator.backward((model(torch.ones(1, 2)) * scale).sum())
@@ -205,8 +206,9 @@ def adversaries(world: World) -> list[float]:
     critic_step = torch.optim.SGD(critic.parameters(), lr=0.1)
     names = {"maker": maker, "critic": critic, "make_step": make_step, "critic_step": critic_step}
     accelerator = Accelerator(world=world)
-    prepare_namespace(accelerator, names, names)
-    with plain_torch(accelerator):
+    cells = PlainCells(accelerator)
+    cells.prepare(names, names)
+    with cells.running():
         for number in range(3):
             x = torch.randn(4, 2, generator=torch.Generator().manual_seed(number * 10 + world.rank))
             made = maker(x)

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.errors import ConfigError, MisuseError, NanLossError
 from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, Prepared, StepDone
 
 
@@ -168,10 +168,20 @@ def test_events_of_a_run() -> None:
     assert (metric.name, metric.value, metric.step) == ("accuracy", 0.5, 7)
 
 
-def test_nan_is_not_an_error() -> None:
+def test_a_loss_that_is_nan_is_named_and_leaves_the_model_alone() -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True)
+    accelerator.prepare(model, optimizer)
+    before = [value.detach().clone() for value in model.parameters()]
+    with pytest.raises(NanLossError, match="step 1 is NaN on rank 0"):
+        accelerator.backward(model(torch.full((1, 2), torch.nan)).sum())
+    assert all(torch.equal(old, new) for old, new in zip(before, model.parameters(), strict=True))
+
+
+def test_without_sentinels_nan_is_no_error() -> None:
     recorder = Recorder()
     model, optimizer = _parts()
-    accelerator = Accelerator(cpu=True, sink=recorder)
+    accelerator = Accelerator(cpu=True, sink=recorder, config={"sentinels": False})
     accelerator.prepare(model, optimizer)
     accelerator.backward(model(torch.full((1, 2), torch.nan)).sum())
     optimizer.step()

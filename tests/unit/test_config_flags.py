@@ -187,3 +187,21 @@ def test_command_line_exits_with_2_when_misused(words: list[str], message: str, 
     captured = capsys.readouterr()
     assert captured.out == ""
     assert message in captured.err
+
+
+@pytest.mark.parametrize(("text", "value"), [("500", 500), ("10min", "10min"), ("1.5h", "1.5h"), ("30d", "30d")])
+def test_checkpoint_flags(text: str, value: object):
+    config = resolve([parse_flags(f"--checkpoint runs --every {text} --resume auto")]).config
+    assert (config.checkpoint.dir, config.checkpoint.every, config.checkpoint.resume) == ("runs", value, "auto")
+
+
+@pytest.mark.parametrize("text", ["0", "-1", "5x", "0s", "31d", "min", "1.5"])
+def test_wrong_intervals_say_what_is_allowed(text: str):
+    with pytest.raises(ConfigError, match="a whole number of steps, a duration such as 30s, 10min"):
+        resolve([parse_flags(f"--checkpoint runs --every={text}")])
+
+
+@pytest.mark.parametrize("line", ["--every 5", "--resume auto"])
+def test_what_needs_a_folder_of_checkpoints_says_so(line: str):
+    with pytest.raises(ConfigError, match=r"checkpoint\.dir"):
+        resolve([parse_flags(line)])

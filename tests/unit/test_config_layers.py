@@ -228,11 +228,11 @@ def test_all_problems_at_once():
     problems = problems_of(
         Layer("file", {"acumulate": 2, "clip": -1}, "f.yaml"),
         environment_layer({"ACCEL_NB_SEED": "x"}),
-        parse_flags("--gpus 0 --precison bf16 --checkpoint d --cpus 2 --ranks 5 --panel=no"),
+        parse_flags("--gpus 0 --precison bf16 --every 5 --cpus 2 --ranks 5 --panel=no"),
         code(strategy="zero", cpus=3),
     )
     assert len(problems) == 10
-    for part in ("acumulate", "clip", "seed", "--precison", "--checkpoint", "--panel", "gpus", "zero", "disagree", "5"):
+    for part in ("acumulate", "clip", "seed", "--precison", "--every", "--panel", "gpus", "zero", "disagree", "5"):
         assert any(part in problem for problem in problems), part
 
 

@@ -1,0 +1,111 @@
+"""What lies within reach of some values: in containers, closures and the attributes of objects written by the user."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
+
+_MAX_DEPTH = 3
+_MAX_CONTAINER = 64
+_OWN = "accel_nb"
+
+
+def trained_objects(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield the models, optimizers, schedulers and loaders that ``values`` are or lead to, each once."""
+    seen: set[int] = set()
+    waiting = [(value, 0) for value in values]
+    for value, depth in waiting:
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        is_found = isinstance(value, nn.Module | Optimizer | LRScheduler | DataLoader)
+        if is_found:
+            yield value
+        if (not is_found or isinstance(value, nn.Module)) and depth < _MAX_DEPTH:
+            waiting += [(part, depth + 1) for part in _parts(value)]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if isinstance(value, list | tuple | set | dict):
+        inside = value.values() if isinstance(value, dict) else value
+        return inside if len(inside) <= _MAX_CONTAINER else ()
+    if isinstance(value, types.FunctionType):
+        if not is_written_here(value.__module__):
+            return ()
+        return [cell.cell_contents for cell in value.__closure__ or () if _is_filled(cell)] + [
+            *(value.__defaults__ or ()),
+            *(value.__kwdefaults__ or {}).values(),
+        ]
+    if isinstance(value, types.MethodType):
+        return (value.__self__,)
+    if isinstance(value, functools.partial):
+        return (value.func, *value.args, *value.keywords.values())
+    if not isinstance(value, type) and is_written_here(type(value).__module__):
+        # Of a module, what is no part of it: torch keeps those behind names that begin with an underscore.
+        is_module = isinstance(value, nn.Module)
+        attributes = [
+            part for name, part in getattr(value, "__dict__", {}).items() if not (is_module and name.startswith("_"))
+        ]
+        return attributes if len(attributes) <= _MAX_CONTAINER else ()
+    return ()
+
+
+def _is_filled(cell: types.CellType) -> bool:
+    try:
+        cell.cell_contents  # noqa: B018
+    except ValueError:
+        return False
+    return True
+
+
+def is_written_here(module: str | None) -> bool:
+    """Whether a module is the user's: the notebook, or a file that no package manager has put there."""
+    if module == "__main__":
+        return True
+    if module is None or module.partition(".")[0] == _OWN:
+        return False
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not _is_library(file)
+
+
+@functools.cache
+def _is_library(file: str) -> bool:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    parts = os.path.realpath(file)
+    return (
+        "site-packages" in parts
+        or "dist-packages" in parts
+        or any(parts.startswith(os.path.realpath(folder) + os.sep) for folder in folders)
+    )
+
+
+def is_called_by_user() -> bool:
+    """Whether the nearest code up the stack that is neither torch's nor ours is the user's, and not a library's."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        module = frame.f_globals.get("__name__", "")
+        if module.partition(".")[0] not in (_OWN, "torch"):
+            return is_written_here(module)
+        frame = frame.f_back
+    return False
+
+
+def frames_of_cell(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
+    """Yield the frames from the caller's up to that of the cell's own code, without ours."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:
+            yield frame
+        if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
+            return
+        frame = frame.f_back

@@ -1,0 +1,41 @@
+"""Giving memory back."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+_OUT_OF_MEMORY = (
+    "out of memory",  # CUDA, HIP, XPU and MPS
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_HOST_ALLOCATION_FAILED",
+    "DefaultCPUAllocator: can't allocate memory",
+)
+
+
+def release_memory(*objects: Any) -> list[None]:
+    """Collect garbage and free the device's cached memory; return a None for each object.
+
+    Write ``model, optimizer = release_memory(model, optimizer)``: what a name still refers to cannot be freed.
+    """
+    num_objects = len(objects)
+    del objects
+    free_cached_memory()
+    return [None] * num_objects
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that the device or the machine has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
+
+
+def free_cached_memory() -> None:
+    """Collect garbage, and give what the allocator of the device keeps back to the device."""
+    gc.collect()
+    if torch.accelerator.is_available() and torch.accelerator.current_accelerator() != torch.device("cpu"):
+        torch.get_device_module().empty_cache()

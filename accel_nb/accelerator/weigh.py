@@ -1,0 +1,165 @@
+"""What a loss is a mean or a sum of, by what autograd knows of its last operations.
+
+A batch is divided over ranks, and every rank computes the loss of its share. For the ranks' gradients to add up to
+those of the whole batch, a mean over samples counts by the number of samples, a sum over samples as it is, and a mean
+over something else (tokens that are not ignored, class weights, a mask) by the weight of that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accel_nb.data.loader import Share
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.world import World
+
+
+class Weighed(NamedTuple):
+    """A loss that was divided by a total weight: a tensor of one number.
+
+    Whether ranks must exchange it depends on what each of them sees (``is_needed``); losses with the same ``key`` are
+    treated alike on all ranks and for good.
+    """
+
+    total: Tensor
+    key: str
+    is_needed: bool
+
+
+Reading = Literal["mean", "sum"] | Weighed
+"""A mean or sum over samples, or a loss with a weight."""
+
+_MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
+_NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
+_MAX_SCALES = 4
+_TINY = 1e-12
+
+
+class LossReader:
+    """Reads losses; what it learns of autograd's node types is kept, since it is asked in every backward pass."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[type, str] = {}
+
+    def read(self, loss: Tensor, num_samples: int) -> Reading:
+        """Say what a rank's ``loss`` over ``num_samples`` samples is; what cannot be told counts as a mean."""
+        node: Any = loss.grad_fn
+        kind = self._kind(node)
+        if kind == "other":
+            return "mean"
+        constant, divisor, is_scaled = 1.0, None, False
+        for _ in range(_MAX_SCALES):
+            if kind not in ("mul", "div"):
+                break
+            inner = [child for child, _ in node.next_functions if child is not None]
+            factor = node._saved_other
+            if len(inner) != 1 or factor is None or factor.numel() != 1:
+                return "mean"
+            if _is_number(factor):
+                is_scaled = True
+                constant *= factor.item() if kind == "div" else 1 / (factor.item() or math.inf)
+            elif kind == "div":
+                divisor = factor
+            node = inner[0]
+            kind = self._kind(node)
+        if kind == "nll" and node._saved_reduction == _MEAN:
+            return _total_weight(node, num_samples)
+        if kind == "sum":
+            # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample.
+            num_terms = math.prod(node._saved_self_sym_sizes)
+            is_sum = num_terms % max(num_samples, 1) == 0
+        else:
+            is_sum = kind in ("nll", "reduced") and node._saved_reduction == _SUM
+            num_terms = node._saved_target.numel() if is_sum and is_scaled else num_samples
+        if divisor is not None:
+            return Weighed(divisor.detach(), f"{kind} over a tensor", is_sum)
+        if not is_sum:
+            return "mean"
+        # Divided by what this rank has, and not by a constant of the whole batch, a sum is a mean.
+        is_own_count = is_scaled and any(math.isclose(constant, own) for own in (num_samples, num_terms))
+        return "mean" if is_own_count else "sum"
+
+    def _kind(self, node: Any) -> str:
+        kind = self._kinds.get(type(node))
+        if kind is None:
+            kind = self._kinds[type(node)] = _kind_of(node)
+        return kind
+
+
+def _kind_of(node: Any) -> str:
+    name = type(node).__name__
+    if name in ("MulBackward0", "DivBackward0"):
+        return name[:3].lower()
+    if name == "SumBackward0":
+        return "sum"
+    if name in ("NllLossBackward0", "NllLoss2DBackward0"):
+        return "nll"
+    return "reduced" if hasattr(node, "_saved_reduction") and hasattr(node, "_saved_target") else "other"
+
+
+def _total_weight(node: Any, num_samples: int) -> Weighed:
+    """Return the weight of a mean cross entropy; it is not needed where each sample has one target, all alike."""
+    is_plain = (
+        node._saved_weight is None
+        and node._saved_ignore_index == _NO_INDEX
+        and node._saved_target.numel() == max(num_samples, 1)  # a share of nothing has one sample that fills in
+    )
+    return Weighed(node._saved_total_weight, type(node).__name__, not is_plain)
+
+
+def _is_number(factor: Tensor) -> bool:
+    """Whether a saved operand was a plain Python number: it does not take part in type promotion."""
+    probe = torch.ones((), dtype=torch.float16 if factor.is_floating_point() else torch.int8)
+    return torch.result_type(factor, probe) != factor.dtype
+
+
+class WindowWeights:
+    """The weights of losses that are sums, such as token counts: their gradients are divided by the window's total.
+
+    While the window lasts, losses are divided by what the window before weighed, so that their gradients stay within
+    the range of half precision; the difference is made up at its end, with one number from each rank.
+    """
+
+    def __init__(self, world: World, comm: Communicator) -> None:
+        self._world = world
+        self._comm = comm
+        # Whether the present window's losses have weights.
+        self.is_on = False
+        self._sum: Tensor | None = None
+        self._scale: Tensor | None = None
+        self._finished: tuple[int, Tensor] | None = None
+
+    def switch(self, is_on: bool, *, is_new: bool) -> None:
+        """Hear that a loss has a weight, or none; raises `MisuseError` if others of its window differ."""
+        if not is_new and self.is_on != is_on:
+            raise MisuseError(
+                "backward was called with and without weight in one accumulation window; give every loss of a window "
+                "its weight, or none"
+            )
+        self.is_on = is_on
+
+    def add(self, loss: Tensor, weight: float | Tensor, share: Share | None, *, is_new: bool) -> Tensor:
+        """Return the loss to call backward on; the first loss ever waits for every rank's weight."""
+        self.switch(True, is_new=is_new)
+        own = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(1)
+        if share is not None and not share.num_samples:  # a sample that only fills in, where there were too few
+            own, loss = own * 0, loss * 0
+        self._sum = own.clone() if is_new or self._sum is None else self._sum + own
+        if self._scale is None:
+            self._scale = self._comm.all_reduce(own.clone()).clamp(min=_TINY)
+        return loss * (self._world.size / self._scale).to(loss.dtype).reshape(())
+
+    def factor(self, number: int, otherwise: float) -> float | Tensor:
+        """Return what the gradients of window ``number`` are multiplied by; every rank must call for each window."""
+        if not self.is_on or self._sum is None or self._scale is None:
+            return otherwise
+        if self._finished is None or self._finished[0] != number:
+            total = self._comm.all_reduce(self._sum.clone()).clamp(min=_TINY)
+            self._finished = number, (self._scale / total).reshape(())
+            self._scale = total
+        return self._finished[1]

@@ -1,0 +1,175 @@
+"""Windows, weights and schedules on N workers against one careful process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+TOKENS, CLASSES = 5, 3
+
+
+def parts(num_samples: int = 13) -> tuple[nn.Module, torch.optim.Optimizer, TensorDataset]:
+    torch.manual_seed(7)
+    model = nn.Linear(2, CLASSES, dtype=torch.float64)
+    x = torch.randn(num_samples, TOKENS, 2, dtype=torch.float64)
+    y = torch.randint(CLASSES, (num_samples, TOKENS))
+    y[torch.rand(num_samples, TOKENS) < 0.5] = -100
+    return model, torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9), TensorDataset(x, y)
+
+
+def flat(model: nn.Module) -> list[float]:
+    return torch.cat([value.detach().flatten() for value in model.parameters()]).tolist()
+
+
+def sum_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten(), reduction="sum")
+
+
+def weighted(
+    world: World,
+    accumulate: int,
+    batch: int,
+    tail: str = "step",
+    meaning: Any = "per-worker",
+    clip: float | None = None,
+) -> list[float]:
+    """Train with token weights; micro-batches of ``batch`` samples for each worker."""
+    model, optimizer, data = parts()
+    accelerator = Accelerator(
+        world=world, cpu=True, gradient_accumulation_steps=accumulate, batch=meaning,
+        config={"accumulation": {"tail": tail}},
+    )  # fmt: skip
+    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=batch))
+    for _ in range(2):
+        for x, y in loader:
+            with accelerator.accumulate():
+                accelerator.backward(sum_of(model, x, y), weight=(y >= 0).sum())
+                if clip is not None:
+                    accelerator.clip_grad_norm_(model.parameters(), clip)
+                optimizer.step()
+                optimizer.zero_grad()
+    weights = flat(model)
+    accelerator.close()
+    return weights
+
+
+def big_batches(sizes: list[list[int]], clip: float | None = None) -> list[float]:
+    """Train one plain process on windows of samples, each as one batch; ``sizes`` are the windows of each epoch."""
+    model, optimizer, data = parts()
+    for windows in sizes:
+        start = 0
+        for size in windows:
+            x, y = (torch.cat([part, part])[start : start + size] for part in data.tensors)
+            optimizer.zero_grad()
+            (sum_of(model, x, y) / (y >= 0).sum()).backward()
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            optimizer.step()
+            start += size
+    return flat(model)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("accumulate", [1, 2, 3])
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_token_weights_give_the_gradient_of_one_big_batch(size: int, accumulate: int, clip: float | None) -> None:
+    window = 2 * size * accumulate
+    epoch = [min(window, 13 - start) for start in range(0, 13, window)]
+    expected = big_batches([epoch, epoch], clip)
+    args = (accumulate, 2, "step", "per-worker", clip)
+    found = run_ranks(weighted, size, *args) if size > 1 else [weighted(World(), *args)]
+    for weights in found:
+        assert weights == pytest.approx(expected, abs=1e-10)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_window_cut_short_is_carried_or_dropped_as_asked(size: int) -> None:
+    def train(tail: str) -> list[list[float]]:
+        # Seven batches of the whole world in an epoch make two windows of four: one whole, one cut short.
+        args = (4, 2 // size, tail)
+        return run_ranks(weighted, size, *args) if size > 1 else [weighted(World(), *args)]
+
+    for weights in train("drop"):
+        assert weights == pytest.approx(big_batches([[8], [8]]), abs=1e-10)
+    expected = carried()
+    for weights in train("carry"):
+        assert weights == pytest.approx(expected, abs=1e-10)
+
+
+def carried() -> list[float]:
+    """Seven micro-batches in each of two epochs (six of two samples, one of one), stepped after every four."""
+    model, optimizer, data = parts()
+    x, y = (torch.cat([part, part]) for part in data.tensors)
+    edges = [0, 2, 4, 6, 8, 10, 12, 13, 15, 17, 19, 21, 23, 25, 26]
+    for number in range(3):
+        start, stop = edges[number * 4], edges[number * 4 + 4]
+        optimizer.zero_grad()
+        (sum_of(model, x[start:stop], y[start:stop]) / (y[start:stop] >= 0).sum()).backward()
+        optimizer.step()
+    return flat(model)
+
+
+def some_with_and_some_without(world: World) -> str:
+    model, optimizer, data = parts()
+    accelerator = Accelerator(world=world, cpu=True, gradient_accumulation_steps=2)
+    model, optimizer = accelerator.prepare(model, optimizer)
+    x, y = data[:4]
+    try:
+        for weight in (3, None):
+            with accelerator.accumulate():
+                accelerator.backward(sum_of(model, x, y), weight=weight)
+                optimizer.step()
+    except MisuseError as error:
+        return str(error)
+    finally:
+        accelerator.close()
+    return ""
+
+
+def test_a_window_has_weights_or_none() -> None:
+    assert "with and without weight" in some_with_and_some_without(World())
+
+
+def rates(world: World, schedule: str, kind: str, accumulate: int) -> list[float]:
+    model, optimizer, data = parts(16)
+    scheduler: Any
+    if kind == "lambda":
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 / (1 + step))
+    elif kind == "cosine":
+        scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=8)
+    else:
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.2, total_steps=8)
+    accelerator = Accelerator(
+        world=world, cpu=True, gradient_accumulation_steps=accumulate, config={"schedule": schedule}
+    )
+    accelerator.prepare(model, optimizer, scheduler, loader := DataLoader(data, batch_size=2))
+    seen = []
+    for x, y in loader:
+        with accelerator.accumulate():
+            accelerator.backward(sum_of(model, x, y) / len(x))
+            optimizer.step()
+            scheduler.step()
+        seen.append(optimizer.param_groups[0]["lr"])
+    accelerator.close()
+    return seen
+
+
+@pytest.mark.parametrize("kind", ["lambda", "cosine", "cycle"])
+def test_a_schedule_counts_steps_samples_or_calls(kind: str) -> None:
+    alone = rates(World(), "calls", kind, 1)  # one rate after each of the eight steps of one process
+    assert run_ranks(rates, 2, "steps", kind, 1)[0] == pytest.approx(alone[:4])
+    halfway = run_ranks(rates, 2, "samples", kind, 1)[1]
+    assert halfway == pytest.approx([alone[1], alone[3], alone[5], alone[7 if kind != "cycle" else 6]])
+    held = run_ranks(rates, 2, "steps", kind, 2)[0]
+    assert held[1::2] == pytest.approx(alone[:2])
+    assert run_ranks(rates, 2, "calls", kind, 2)[0] == pytest.approx(alone[:4])

@@ -1,0 +1,270 @@
+"""Loaders under options on real ranks: training equals one process, and metrics hold each sample once."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.autoprepare import PlainCells
+from accel_nb.accelerator.plugins import DataLoaderConfiguration
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.comm import LocalComm, TorchComm
+from accel_nb.runtime.group import Group
+from accel_nb.runtime.world import World
+from accel_nb.strategies import Registry
+from accel_nb.strategies.base import Capabilities
+from accel_nb.strategies.ddp import Ddp
+from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit
+from tests.ranks.launch import run_ranks
+
+
+class Paired(Ddp):
+    """Two neighbours share one model, so to speak: they must read the same data."""
+
+    name: ClassVar[str] = "paired"
+    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2)
+
+    def data_coords(self) -> tuple[int, int]:
+        return self._world.rank // 2, self._world.size // 2
+
+
+PAIRED = Registry([EntryPoint("paired", f"{__name__}:Paired", "accel_nb.strategies")])
+
+
+class Numbers(Dataset[Any]):
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> Any:
+        return {"x": torch.tensor(float(index)), "name": f"n{index}"}
+
+
+class Flow(IterableDataset[Any]):
+    """A stream that can be divided by files of five samples if ``divides``."""
+
+    def __init__(self, numbers: list[int], divides: bool = False) -> None:
+        self.numbers = numbers
+        self.divides = divides
+
+    @property
+    def n_shards(self) -> int:
+        return -(-len(self.numbers) // 5) if self.divides else 1
+
+    def shard(self, num_shards: int, index: int) -> Flow:
+        files = [self.numbers[at : at + 5] for at in range(0, len(self.numbers), 5)]
+        return Flow([number for file in files[index::num_shards] for number in file])
+
+    def __iter__(self) -> Any:
+        return iter({"x": torch.tensor(float(number)), "name": f"n{number}"} for number in self.numbers)
+
+
+# --- training ---
+
+
+def trained(world: World, config: dict[str, Any], paired: bool) -> list[dict[str, torch.Tensor]]:
+    options: dict[str, Any] = {"dataloader_config": DataLoaderConfiguration(split_batches=True, **config)}
+    if paired:
+        options["registry"] = PAIRED
+    return [explicit(world, recipe, **options) for recipe in RECIPES]
+
+
+RECIPES = [Recipe(), Recipe(num_samples=13, accumulate=2), Recipe(num_samples=24, accumulate=2, clip=0.3)]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_dispatched_loader_trains_as_one_process_does(size: int) -> None:
+    for found in run_ranks(trained, size, {"dispatch_batches": True}, False):
+        for weights, recipe in zip(found, RECIPES, strict=True):
+            assert_equal_weights(weights, by_hand(recipe))
+
+
+@pytest.mark.parametrize("dispatch", [None, True])
+@pytest.mark.parametrize("size", [2, 4])
+def test_ranks_that_share_a_model_train_as_one_process_does(size: int, dispatch: bool | None) -> None:
+    for found in run_ranks(trained, size, {"dispatch_batches": dispatch}, True):
+        for weights, recipe in zip(found, RECIPES, strict=True):
+            assert_equal_weights(weights, by_hand(recipe))
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_the_seeded_order_is_the_same_on_any_number_of_ranks(size: int) -> None:
+    config = {"use_seedable_sampler": True, "data_seed": 4}
+    alone = trained(World(), config, False)
+
+    for found in run_ranks(trained, size, config, False):
+        for weights, expected, recipe in zip(found, alone, RECIPES, strict=True):
+            assert_equal_weights(weights, expected)
+            with pytest.raises(AssertionError):  # another order than that of the global generator
+                assert_equal_weights(weights, by_hand(recipe))
+
+
+def test_even_shares_weigh_equally_where_nothing_is_repeated() -> None:
+    (recipe,) = [Recipe(num_samples=24)]
+    for found in run_ranks(trained_evenly, 2, recipe):
+        assert_equal_weights(found, by_hand(recipe))
+
+
+def trained_evenly(world: World, recipe: Recipe) -> dict[str, torch.Tensor]:
+    return explicit(world, recipe, dataloader_config=DataLoaderConfiguration(even_batches=True))
+
+
+# --- metrics ---
+
+CASES = {
+    "global": ("map", "global", {}),
+    "per worker": ("map", "per-worker", {}),
+    "global, even": ("map", "global", {"even_batches": True}),
+    "per worker, even": ("map", "per-worker", {"even_batches": True}),
+    "dispatched": ("map", "per-worker", {"dispatch_batches": True}),
+    "dispatched, even": ("map", "global", {"dispatch_batches": True, "even_batches": True}),
+    "stream": ("stream", "global", {}),
+    "stream read whole": ("stream", "per-worker", {"dispatch_batches": False}),
+    "stream dispatched": ("stream", "per-worker", {}),
+    "stream, even": ("stream", "per-worker", {"even_batches": True}),
+    "own files": ("files", "per-worker", {}),
+    "own files, even": ("files", "per-worker", {"even_batches": True}),
+}
+
+
+def gathered(world: World, kind: str, batch: Any, config: dict[str, Any], count: int, paired: bool) -> dict[str, Any]:
+    accelerator = Accelerator(
+        world=world, cpu=True, batch=batch, dataloader_config=DataLoaderConfiguration(**config),
+        registry=PAIRED if paired else None,
+    )  # fmt: skip
+    dataset: Any = Numbers(count) if kind == "map" else Flow(list(range(count)), kind == "files")
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=4))
+    found: dict[str, Any] = {"x": [], "name": [], "object": [], "pairs": [], "scalars": 0}
+    for item in loader:
+        nested = {"rows": (item["x"] * 2, [item["name"]]), "note": "own", "s": item["x"].sum()}
+        result = accelerator.gather_for_metrics(nested)
+        found["x"] += (result["rows"][0] / 2).tolist()
+        found["name"] += result["rows"][1][0]
+        assert result["note"] == "own"
+        found["scalars"] += len(result["s"])
+        found["object"] += accelerator.gather_for_metrics(item["name"])
+        rows = [[name, {"of": value}] for name, value in zip(item["name"], item["x"].tolist(), strict=True)]
+        found["pairs"] += accelerator.gather_for_metrics(rows, use_gather_object=True)
+    accelerator.close()
+    return found
+
+
+def gathered_all(world: World, paired: bool) -> dict[str, Any]:
+    return {
+        f"{name}, {count}": gathered(world, *case, count, paired)
+        for name, case in CASES.items()
+        for count in (24, 23, 17, 9, 2, 1)
+        if case[0] != "files" or count > 10
+    }
+
+
+@pytest.mark.parametrize(("size", "paired"), [(1, False), (2, False), (3, False), (2, True), (4, True)])
+def test_metrics_hold_each_sample_once_and_in_order(size: int, paired: bool) -> None:
+    per_rank = run_ranks(gathered_all, size, paired) if size > 1 else [gathered_all(World(), paired)]
+    for found in per_rank:
+        for case, values in found.items():
+            expected = list(range(int(case.rpartition(" ")[2])))
+            order = sorted if "files" in case else list
+            assert order(int(value) for value in values["x"]) == expected, case
+            assert order(int(name[1:]) for name in values["name"]) == expected, case
+            assert values["object"] == values["name"], case
+            assert [pair[0] for pair in values["pairs"]] == values["name"], case
+            assert [pair[1]["of"] for pair in values["pairs"]] == values["x"], case
+    assert len({str(sorted(found["global, 24"].items())) for found in per_rank}) == 1
+
+
+def rows_of_no_sample(world: World, as_objects: bool) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True, dataloader_config=DataLoaderConfiguration(even_batches=True))
+    loader = accelerator.prepare(DataLoader(Numbers(9), batch_size=4))
+    messages = []
+    for item in loader:
+        rows = item["x"].repeat(2)
+        try:
+            accelerator.gather_for_metrics(rows.tolist() if as_objects else rows)
+        except MisuseError as error:
+            messages.append(str(error))
+    return messages
+
+
+@pytest.mark.parametrize("as_objects", [False, True])
+def test_rows_of_no_sample_are_an_error_on_every_rank_where_samples_were_repeated(as_objects: bool) -> None:
+    (first,), (second,) = run_ranks(rows_of_no_sample, 2, as_objects)
+
+    assert "8 rows from a batch of 4 samples, the last 3 of which even_batches has repeated" in first
+    assert "8 rows from a batch of 4 samples, the last 4" in second
+
+
+def evaluated(world: World) -> dict[str, Any]:
+    """A plain cell that evaluates: after training, inside of it, and after a loop that was left."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    train, test = DataLoader(Numbers(8), batch_size=4), DataLoader(Numbers(5), batch_size=2)
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    cells.prepare(locals(), ["model", "optimizer", "train", "test"])
+    facts: dict[str, Any] = {"inside": [], "trained": [], "left": [], "after": []}
+
+    def evaluate(into: list[float], stop: int | None = None) -> None:
+        model.eval()
+        with torch.no_grad():
+            for number, item in enumerate(test):
+                into += accelerator.gather_for_metrics(item["x"]).tolist()
+                if number == stop:
+                    break
+        model.train()
+
+    with cells.running():
+        for item in train:
+            evaluate(facts["inside"])
+            model(item["x"].float().reshape(-1, 1)).mean().backward()
+            facts["trained"] += accelerator.gather_for_metrics(item["x"]).tolist()
+            evaluate(facts["left"], stop=0)
+            facts["trained"] += accelerator.gather_for_metrics(item["x"]).tolist()
+        for _ in train:
+            break
+        evaluate(facts["after"])
+    accelerator.close()
+    return facts
+
+
+def test_what_every_rank_reads_whole_is_not_gathered_twice() -> None:
+    for facts in run_ranks(evaluated, 2):
+        assert facts["inside"] == [0, 1, 2, 3, 4] * 2
+        assert facts["left"] == [0, 1] * 2
+        assert facts["trained"] == [0, 1, 2, 3] * 2 + [4, 5, 6, 7] * 2
+        assert facts["after"] == [0, 1, 2, 3, 4]
+
+
+# --- the collective ---
+
+
+def scattered(world: World) -> list[Any]:
+    comm = TorchComm(world, Group.adopt(world))
+    parts = [torch.full((3,), 10 * rank) for rank in range(world.size)]
+    found = []
+    for source in range(world.size):
+        out = comm.scatter(torch.zeros(3, dtype=torch.int64), parts if world.rank == source else None, source)
+        found.append(out.tolist())
+    return found
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_scatter_gives_each_rank_its_part(size: int) -> None:
+    assert run_ranks(scattered, size) == [[[10 * rank] * 3] * size for rank in range(size)]
+
+
+def test_scatter_in_a_world_of_one_and_with_wrong_parts() -> None:
+    comm = LocalComm()
+
+    assert comm.scatter(torch.zeros(2), [torch.ones(2)]).tolist() == [1, 1]
+    for parts in (None, [], [torch.ones(2)] * 2):
+        with pytest.raises(MisuseError, match="one part for each of the 1 ranks"):
+            comm.scatter(torch.zeros(2), parts)

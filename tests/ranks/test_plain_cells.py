@@ -1,0 +1,333 @@
+"""Plain code on several ranks: what is made inside of functions, loops that only count, models that change."""
+
+from __future__ import annotations
+
+import sys
+import sysconfig
+import types
+from collections.abc import Callable
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.autoprepare import PlainCells
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+Weights = list[float]
+
+
+class Net(nn.Module):
+    """A body and a head."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(3, 4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(torch.tanh(self.body(x)))
+
+
+def data(num_samples: int = 14) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(num_samples, 3, generator=generator, dtype=torch.float64)
+    return TensorDataset(x, torch.randn(num_samples, 2, generator=generator, dtype=torch.float64))
+
+
+def flat(model: nn.Module) -> Weights:
+    return torch.cat([value.detach().flatten() for value in model.parameters()]).tolist()
+
+
+def everything_in_a_function(batch: int, lr: float) -> Weights:
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=lr, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+    for _ in range(2):
+        for x, y in DataLoader(data(), batch_size=batch, shuffle=True):
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            scheduler.step()
+    return flat(model)
+
+
+def function_cell() -> list[Weights]:
+    torch.manual_seed(5)
+    return [everything_in_a_function(4, lr) for lr in (0.1, 0.2, 0.3)]
+
+
+class Trainer:
+    """Holds all that it trains, as people write it."""
+
+    def __init__(self) -> None:
+        self.model = Net().double()
+        self.optimizer = self.make_optimizer(self.model.parameters())
+        self.loader = DataLoader(data(), batch_size=4)
+
+    def make_optimizer(self, parameters: Any) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(parameters, lr=0.05)
+
+    def batches(self) -> Any:
+        yield from self.loader
+
+    def step(self, x: Tensor, y: Tensor) -> None:
+        loss = nn.functional.mse_loss(self.model(x), y)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+
+    def fit(self) -> Weights:
+        for x, y in self.batches():
+            self.step(x, y)
+        return flat(self.model)
+
+
+def trainer_cell() -> list[Weights]:
+    torch.manual_seed(5)
+    return [Trainer().fit()]
+
+
+def two_closures_cell() -> list[Weights]:
+    """Two models that only closures lead to, trained in turns."""
+    torch.manual_seed(5)
+    loader = DataLoader(data(), batch_size=4)
+
+    def make(lr: float) -> tuple[Callable[[Tensor, Tensor], None], Callable[[], Weights]]:
+        model = Net().double()
+        optimizer = torch.optim.SGD(model.parameters(), lr=lr)
+
+        def step(x: Tensor, y: Tensor) -> None:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+
+        return step, lambda: flat(model)
+
+    made = [make(lr) for lr in (0.1, 0.2)]
+    for x, y in loader:
+        for step, _ in made:
+            step(x, y)
+    return [weights() for _, weights in made]
+
+
+def frozen_after_the_optimizer_cell() -> list[Weights]:
+    """A layer is frozen after the optimizer was made, unfrozen for the second epoch, and one replaced for the third."""
+    torch.manual_seed(5)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for value in model.body.parameters():
+        value.requires_grad = False
+    loader = DataLoader(data(), batch_size=4)
+    for epoch in range(3):
+        if epoch == 1:
+            for value in model.body.parameters():
+                value.requires_grad = True
+        if epoch == 2:
+            model.head = nn.Linear(4, 2, dtype=torch.float64)
+            optimizer.add_param_group({"params": model.head.parameters()})
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    return [flat(model)]
+
+
+class Fitting(Net):
+    """A model that trains itself, and holds its optimizer."""
+
+    def fit(self, loader: Any) -> None:
+        self.optimizer = torch.optim.Adam(self.parameters(), lr=0.05)
+        for _ in range(3):
+            for x, y in loader:
+                self.optimizer.zero_grad()
+                nn.functional.mse_loss(self(x), y).backward()
+                self.optimizer.step()
+
+
+def fitting_cell() -> list[Weights]:
+    torch.manual_seed(5)
+    model, loader = Fitting().double(), DataLoader(data(), batch_size=4, shuffle=True)
+    model.fit(loader)
+    model.fit(loader)
+    return [flat(model)]
+
+
+class Engine:
+    """Holds a trainer, and loops for it."""
+
+    def __init__(self) -> None:
+        self.trainer = Trainer()
+
+    def run(self) -> Weights:
+        for x, y in self.trainer.loader:
+            self.trainer.step(x, y)
+        return flat(self.trainer.model)
+
+
+def engine_cell() -> list[Weights]:
+    torch.manual_seed(5)
+    return [Engine().run()]
+
+
+CELLS = [engine_cell, fitting_cell, function_cell, trainer_cell, two_closures_cell, frozen_after_the_optimizer_cell]
+
+
+@contextmanager
+def plain_cells(world: World) -> Any:
+    torch.manual_seed(100 + world.rank)
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    with cells.running():
+        yield cells
+    accelerator.close()
+
+
+def save_and_load(world: World, folder: str) -> list[bool]:
+    model = nn.Linear(300, 300)
+    found = []
+    with plain_cells(world) as cells:
+        cells.prepare(
+            {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, ["model", "optimizer"]
+        )
+        for _ in range(20):
+            torch.save(model.state_dict(), f"{folder}/best.pt")
+            found.append(torch.equal(torch.load(f"{folder}/best.pt")["weight"], model.weight))
+    return found
+
+
+def test_every_rank_saves_to_one_path_and_finds_a_whole_file(tmp_path: Path) -> None:
+    assert run_ranks(save_and_load, 3, str(tmp_path)) == [[True] * 20] * 3
+    assert [path.name for path in tmp_path.iterdir()] == ["best.pt"]
+
+
+def run_cell(world: World, number: int) -> tuple[list[Weights], list[str]]:
+    with plain_cells(world) as cells:
+        return CELLS[number](), cells._accelerator.describe()["objects"]
+
+
+@pytest.mark.parametrize("size", [2, 3])
+@pytest.mark.parametrize("number", range(len(CELLS)), ids=lambda number: CELLS[number].__name__)
+def test_what_is_made_inside_of_functions_trains_as_on_one_device(number: int, size: int) -> None:
+    expected = CELLS[number]()
+    for weights, _ in run_ranks(run_cell, size, number):
+        assert len(weights) == len(expected)
+        for ours, plain in zip(weights, expected, strict=True):
+            assert ours == pytest.approx(plain, abs=1e-10)
+
+
+def test_models_of_earlier_calls_are_given_back() -> None:
+    _, objects = run_ranks(run_cell, 2, CELLS.index(function_cell))[0]
+    assert sum("Net" in item for item in objects) == 1
+
+
+def test_an_engine_around_a_trainer_divides_its_loader() -> None:
+    _, objects = run_ranks(run_cell, 2, CELLS.index(engine_cell))[0]
+    assert any("batch 4 = 2 x 2" in item for item in objects)
+
+
+LIBRARY = """
+import torch
+
+def fit(model, make_loader):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in make_loader():
+        optimizer.zero_grad()
+        _loss(model, x, y).backward()
+        optimizer.step()
+
+def _loss(model, x, y):
+    return torch.nn.functional.mse_loss(model(x), y)
+"""
+
+
+def trained_by_a_library(world: World) -> tuple[Weights, int]:
+    library = types.ModuleType("some_library")
+    library.__file__ = f"{sysconfig.get_path('purelib')}/some_library.py"
+    sys.modules["some_library"] = library
+    exec(LIBRARY, vars(library))
+    torch.manual_seed(5)
+    model = Net().double()
+    with plain_cells(world) as cells:
+        library.fit(model, lambda: iter(list(DataLoader(data(), batch_size=4))))
+        return flat(model), len(cells._accelerator.prepared_objects)
+
+
+def test_a_librarys_trainer_is_left_to_itself() -> None:
+    alone = trained_by_a_library(World())[0]
+    for weights, num_prepared in run_ranks(trained_by_a_library, 2):
+        assert weights == pytest.approx(alone, abs=1e-12)
+        assert num_prepared == 0
+
+
+def count_around_training(world: World) -> tuple[int, list[int], int]:
+    loader = DataLoader(data(), batch_size=4)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    trained = []
+    with plain_cells(world) as cells:
+        before = count(loader)
+        cells.prepare({"loader": loader, "model": model, "optimizer": optimizer}, ["loader", "model", "optimizer"])
+        train_and_note(loader, model, optimizer, trained)
+        after = count(loader)
+    return before, trained, after
+
+
+def count(loader: Any) -> int:
+    return sum(len(x) for x, _ in loader)
+
+
+def train_and_note(loader: Any, model: nn.Module, optimizer: torch.optim.Optimizer, trained: list[int]) -> None:
+    for x, y in loader:
+        trained.append(len(x))
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def test_a_loop_that_only_counts_sees_every_sample() -> None:
+    for before, trained, after in run_ranks(count_around_training, 2):
+        assert (before, sum(trained), after) == (14, 7, 14)
+
+
+def gradients_of(model: nn.Module, x: Tensor, y: Tensor) -> None:
+    nn.functional.mse_loss(model(x), y).backward()
+
+
+HOW = {"gradients": gradients_of}
+
+
+def step_function_that_cannot_be_seen(world: World) -> tuple[Weights, list[str]]:
+    import warnings
+
+    torch.manual_seed(5)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with plain_cells(world) as cells, warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        cells.prepare({"model": model, "optimizer": optimizer}, ["model", "optimizer"])
+        for x, y in DataLoader(data(), batch_size=4):
+            HOW["gradients"](model, x, y)
+            optimizer.step()
+            optimizer.zero_grad()
+    return flat(model), [str(item.message) for item in caught]
+
+
+def test_a_loader_whose_loop_cannot_be_read_is_read_whole_and_said() -> None:
+    torch.manual_seed(5)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in DataLoader(data(), batch_size=4):
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    first, second = run_ranks(step_function_that_cannot_be_seen, 2)
+    assert first[0] == pytest.approx(flat(model), abs=1e-10)
+    assert second[0] == pytest.approx(flat(model), abs=1e-10)
+    assert any("read the loader whole" in message for message in first[1])

@@ -1,0 +1,269 @@
+"""Ranks whose data ends at different times, and ranks that step by themselves: equal to what one process computes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from accel_nb import LocalSGD
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.05),
+}
+
+
+def parts(optimizer: str = "sgd") -> tuple[Any, Any, Any]:
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    made = OPTIMIZERS[optimizer](model.parameters())
+    return model, made, torch.optim.lr_scheduler.MultiStepLR(made, [2, 4], 0.5)
+
+
+def batch(rank: int, number: int, samples: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(100 * rank + number)
+    return (
+        torch.randn(samples, 4, generator=generator, dtype=torch.float64),
+        torch.randn(samples, 2, generator=generator, dtype=torch.float64),
+    )
+
+
+def loss_of(model: nn.Module, rank: int, number: int) -> torch.Tensor:
+    x, y = batch(rank, number)
+    return nn.functional.mse_loss(model(x), y)
+
+
+def weights_of(model: nn.Module) -> list[float]:
+    return torch.cat([value.detach().flatten() for value in model.state_dict().values()]).tolist()
+
+
+def state_of(optimizer: torch.optim.Optimizer) -> list[float]:
+    return [
+        number
+        for state in optimizer.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+        for number in value.flatten().tolist()
+    ]
+
+
+def steps_of(counts: list[int], accumulate: int) -> list[list[tuple[int, int]]]:
+    """Return the (rank, number) of the batches of each step: whole windows, and what ranks that ended left over."""
+    return [
+        [
+            (rank, number)
+            for rank, count in enumerate(counts)
+            for number in range(step * accumulate, min((step + 1) * accumulate, count))
+        ]
+        for step in range(max(counts) // accumulate)
+    ]
+
+
+def by_hand(counts: list[int], optimizer: str, accumulate: int, clip: float | None, epochs: int) -> list[float]:
+    model, made, scheduler = parts(optimizer)
+    for _ in range(epochs):
+        for members in steps_of(counts, accumulate):
+            made.zero_grad()
+            (sum(loss_of(model, rank, number) for rank, number in members) / len(members)).backward()  # type: ignore[union-attr]
+            if clip is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), clip)
+            made.step()
+            scheduler.step()
+    return weights_of(model)
+
+
+def joins(
+    world: World, counts: list[int], optimizer: str, accumulate: int, clip: float | None, epochs: int
+) -> tuple[list[float], list[float], list[float]]:
+    model, made, scheduler = parts(optimizer)
+    accelerator = Accelerator(world=world, gradient_accumulation_steps=accumulate, cpu=True)
+    accelerator.prepare(model, made, scheduler)
+    for _ in range(epochs):
+        with accelerator.join_uneven_inputs([model]):
+            for number in range(counts[world.rank]):
+                with accelerator.accumulate(model):
+                    accelerator.backward(loss_of(model, world.rank, number))
+                    if clip is not None:
+                        accelerator.clip_grad_norm_(model.parameters(), clip)
+                    made.step()
+                    scheduler.step()
+                    made.zero_grad()
+    accelerator.wait_for_everyone()
+    return weights_of(model), state_of(made), scheduler.get_last_lr()
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("counts", [[5, 3], [0, 4], [2, 2], [1, 5, 3]])
+def test_uneven_ranks_train_as_one_process_with_the_batches_of_each_step(
+    counts: list[int], optimizer: str, accumulate: int, clip: float | None
+) -> None:
+    results = run_ranks(joins, len(counts), counts, optimizer, accumulate, clip, 2)
+    expected = torch.tensor(by_hand(counts, optimizer, accumulate, clip, 2))
+    for weights, state, rate in results:
+        torch.testing.assert_close(torch.tensor(weights), expected, rtol=0, atol=1e-6)
+        assert (weights, state, rate) == results[0]
+
+
+def two_optimizers(world: World) -> list[float]:
+    torch.manual_seed(0)
+    first, second = nn.Linear(2, 2).double(), nn.Linear(2, 1).double()
+    steppers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (first, second)]
+    accelerator = Accelerator(world=world, cpu=True)
+    accelerator.prepare(first, second, *steppers)
+    with accelerator.join_uneven_inputs():
+        for number in range(1 + 2 * world.rank):
+            x = torch.full((1, 2), 1.0 + number + world.rank, dtype=torch.float64)
+            accelerator.backward(second(first(x)).square().sum())
+            for optimizer in steppers:
+                optimizer.step()
+                optimizer.zero_grad()
+    accelerator.close()
+    return weights_of(first) + weights_of(second)
+
+
+def test_two_optimizers_are_both_joined() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(2, 2).double(), nn.Linear(2, 1).double()
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], lr=0.1)
+    for number in range(3):
+        ranks = (0, 1) if number < 1 else (1,)
+        xs = [torch.full((1, 2), 1.0 + number + rank, dtype=torch.float64) for rank in ranks]
+        optimizer.zero_grad()
+        (sum(second(first(x)).square().sum() for x in xs) / len(xs)).backward()  # type: ignore[union-attr]
+        optimizer.step()
+    found = run_ranks(two_optimizers, 2)
+    assert found[0] == found[1]
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(weights_of(first) + weights_of(second)))
+
+
+def misuses_join(world: World) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True)
+    said = []
+    model, optimizer, _ = parts()
+    with pytest.raises(MisuseError, match="prepare the model"), accelerator.join_uneven_inputs():
+        pass
+    accelerator.prepare(model, optimizer)
+    with pytest.raises(MisuseError, match="never do"):
+        accelerator.join_uneven_inputs([model], even_batches=True)
+    for call in (
+        lambda: accelerator.gather(torch.ones(1)),
+        accelerator.wait_for_everyone,
+        lambda: accelerator.gather_object(1),
+    ):
+        with pytest.raises(MisuseError, match="after the block"), accelerator.join_uneven_inputs([model]):
+            call()
+    with pytest.raises(ZeroDivisionError), accelerator.join_uneven_inputs():
+        _ = 1 / 0
+    said.append(str(accelerator.gather(torch.tensor(world.rank)).tolist()))
+    return said
+
+
+def test_collectives_of_the_user_are_refused_inside_of_the_block() -> None:
+    assert run_ranks(misuses_join, 2) == [["[0, 1]"]] * 2
+
+
+def local_steps(world: World, period: int, optimizer: str, steps: int, more: int) -> tuple[list[float], list[float]]:
+    model, made, _ = parts(optimizer)
+    accelerator = Accelerator(world=world, cpu=True)
+    accelerator.prepare(model, made)
+
+    def train(number: int) -> None:
+        accelerator.backward(loss_of(model, world.rank, number))
+        made.step()
+        made.zero_grad()
+
+    with LocalSGD(accelerator, model, period) as local:
+        for number in range(steps):
+            train(number)
+            local.step()
+    for number in range(steps, steps + more):
+        train(number)
+    accelerator.close()
+    return weights_of(model), state_of(made)
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_averaging_after_each_step_is_averaging_gradients(size: int) -> None:
+    expected = torch.tensor(by_hand_local(size, 1, "sgd", 4))
+    first, *others = run_ranks(local_steps, size, 1, "sgd", 4, 2)
+    assert all(other == first for other in others)
+    for weights, _ in run_ranks(local_steps, size, 1, "sgd", 4, 0):
+        torch.testing.assert_close(torch.tensor(weights), expected)
+    plain = by_hand_mean(size, "sgd", 4)
+    torch.testing.assert_close(expected, torch.tensor(plain))
+
+
+def by_hand_mean(size: int, optimizer: str, steps: int) -> list[float]:
+    model, made, _ = parts(optimizer)
+    for number in range(steps):
+        made.zero_grad()
+        (sum(loss_of(model, rank, number) for rank in range(size)) / size).backward()  # type: ignore[union-attr]
+        made.step()
+    return weights_of(model)
+
+
+def by_hand_local(size: int, period: int, optimizer: str, steps: int) -> list[float]:
+    """Train ``size`` models apart and average their weights every ``period`` steps and at the end."""
+    ranks = [parts(optimizer)[:2] for _ in range(size)]
+    for number in range(steps):
+        for rank, (model, made) in enumerate(ranks):
+            made.zero_grad()
+            loss_of(model, rank, number).backward()
+            made.step()
+        if (number + 1) % period == 0 or number + 1 == steps:
+            with torch.no_grad():
+                for values in zip(*(model.parameters() for model, _ in ranks), strict=True):
+                    mean = torch.stack(list(values)).mean(0)
+                    for value in values:
+                        value.copy_(mean)
+    return weights_of(ranks[0][0])
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_local_steps_are_averaged_every_few_and_at_the_end(optimizer: str) -> None:
+    expected = torch.tensor(by_hand_local(2, 3, optimizer, 5))
+    for weights, state in (results := run_ranks(local_steps, 2, 3, optimizer, 5, 0)):
+        torch.testing.assert_close(torch.tensor(weights), expected)
+        assert state == results[0][1]
+    # and ranks stay equal when gradients are averaged again
+    first, second = run_ranks(local_steps, 2, 3, optimizer, 5, 2)
+    assert first == second
+
+
+def misuses_local_sgd(world: World) -> bool:
+    model, optimizer, _ = parts()
+    accelerator = Accelerator(world=world, cpu=True)
+    with pytest.raises(MisuseError, match="not prepared"):
+        LocalSGD(accelerator, model, 2)
+    accelerator.prepare(model, optimizer)
+    for wrong in (0, 1.5, True):
+        with pytest.raises(MisuseError, match="at least 1"):
+            LocalSGD(accelerator, model, wrong)  # type: ignore[arg-type]
+    half = Accelerator(world=world, cpu=True, mixed_precision="fp16")
+    half.prepare(model, optimizer)
+    with pytest.raises(MisuseError, match="bf16"):
+        LocalSGD(half, model, 2)
+    with LocalSGD(half, model, 2, enabled=False) as local:
+        local.step()
+    return True
+
+
+def test_local_sgd_is_refused_where_it_cannot_work() -> None:
+    assert run_ranks(misuses_local_sgd, 2) == [True, True]
+
+
+def test_one_process_needs_neither() -> None:
+    found = joins(World(), [3], "sgd", 1, None, 1)
+    torch.testing.assert_close(torch.tensor(found[0]), torch.tensor(by_hand([3], "sgd", 1, None, 1)))
+    alone = local_steps(World(), 2, "sgd", 4, 0)
+    torch.testing.assert_close(torch.tensor(alone[0]), torch.tensor(by_hand_mean(1, "sgd", 4)))
