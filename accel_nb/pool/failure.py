@@ -1,8 +1,13 @@
 """What stops a request early, and how far a pool goes to stop it: ask, cut, kill.
 
-The ladder has two rungs. First every rank that still runs gets a KeyboardInterrupt, and the connections of its
-process group are cut so that a collective cannot hold it; Python state survives. A rank that has not answered after
-the grace time, or when the user interrupts again, is killed and replaced; its state is lost.
+The ladder has three rungs. First every rank that still runs gets a KeyboardInterrupt. A rank that goes on because it
+waits in a collective, which no signal ends, has the connections of its process group cut. Python state survives
+both. A rank that has not answered after the grace time, or when the user interrupts again, is killed and replaced;
+its state is lost.
+
+Connections are cut when the ranks stand still, not at once: gloo forgets a send that meets a closed connection, and
+whoever waits for it waits on. Once one rank has stopped, the others come to the first collective without it and
+wait there with nothing left to send.
 """
 
 from __future__ import annotations
@@ -14,9 +19,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import Interrupt
+from accel_nb.pool.messages import Cut, Interrupt
 
 GRACE_S = 2.0
+QUIET_S = 0.05
+"""How long after one rank has stopped the others may still finish what they were sending."""
+CUT_PATIENCE_S = 0.5
+"""How long no rank at all may stop before the connections are cut all the same."""
 PEER_PATIENCE_S = 0.2
 """How long the other ranks may take to fail by themselves after one rank raised: often all raise the same."""
 
@@ -36,19 +45,26 @@ class Answer:
 
 @dataclass(slots=True)
 class Ladder:
-    """Decides, at each turn of the waiting loop, whether to ask or to kill the ranks that still run."""
+    """Decides, at each turn of the waiting loop, whether to ask, cut or kill the ranks that still run."""
 
     engine: Engine
     number: int
-    can_cut: bool
+    size: int
     clock: Callable[[], float] = time.monotonic
     reason: Reason | None = None
-    has_cut: bool = False
     killed: set[int] = field(default_factory=set)
     _stopped: set[int] = field(default_factory=set)
+    _running: set[int] = field(default_factory=set)
+    _quiet_since: float = 0.0
+    _has_cut: bool = False
     _asked_at: float | None = None
     _failed_at: float | None = None
     _presses_seen: int = 0
+
+    @property
+    def left_the_group(self) -> bool:
+        """Whether ranks were stopped anywhere in their collectives, so that the process group is of no more use."""
+        return self._asked_at is not None and self.size > 1
 
     def failed(self) -> None:
         """Note that a rank raised: the others get a moment, then are asked to stop."""
@@ -69,21 +85,30 @@ class Ladder:
         new_press = presses > self._presses_seen
         self._presses_seen = presses
         now = self.clock()
+        running = waiting - self._stopped
+        if running != self._running:
+            self._running, self._quiet_since = running, now
         if self._asked_at is None:
             peers_late = self._failed_at is not None and now - self._failed_at >= PEER_PATIENCE_S
             if new_press or timed_out or peers_late:
                 self.reason = self.reason or ("interrupt" if new_press else "timeout" if timed_out else "failure")
-                self._ask(waiting)
+                self._asked_at = now
+                self._tell(waiting, Interrupt(self.number))
         elif new_press or now - self._asked_at > GRACE_S:
             for rank in waiting - self.killed - (set() if new_press else self._stopped):
                 self.engine.kill(rank)
                 self.killed.add(rank)
+        elif not self._has_cut and self._stand_still(now - self._asked_at, now - self._quiet_since):
+            self._has_cut = True
+            self._tell(running, Cut(self.number))
 
-    def _ask(self, waiting: set[int]) -> None:
-        self._asked_at = self.clock()
-        for rank in waiting:
-            self.engine.send(rank, Interrupt(self.number, cut=self.can_cut), urgent=True)
-        self.has_cut = self.can_cut
+    def _stand_still(self, asked_s: float, quiet_s: float) -> bool:
+        some_stopped = 0 < len(self._running) < self.size
+        return (some_stopped and min(asked_s, quiet_s) > QUIET_S) or (self.size > 1 and asked_s > CUT_PATIENCE_S)
+
+    def _tell(self, ranks: set[int], record: Cut | Interrupt) -> None:
+        for rank in ranks:
+            self.engine.send(rank, record, urgent=True)
 
 
 def describe_exit(code: int) -> str:

@@ -2,7 +2,7 @@
 
 kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
-kernel -> worker's monitor thread: `Interrupt` (it reads a channel of its own, also while the worker is busy).
+kernel -> worker's monitor thread: `Interrupt`, `Cut` (it reads a channel of its own, also while the worker is busy).
 """
 
 from __future__ import annotations
@@ -108,11 +108,18 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Interrupt:
-    """If request ``number`` is still running: raise KeyboardInterrupt in it and cut its collectives."""
+    """If request ``number`` is still running: raise KeyboardInterrupt in it."""
 
     kind: ClassVar[str] = "interrupt"
     number: int
-    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """If request ``number`` is still running: end the collective that it waits in."""
+
+    kind: ClassVar[str] = "cut"
+    number: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +144,20 @@ class Reply:
 
 _RECORDS: dict[str, type] = {
     record.kind: record
-    for record in (Fork, Kill, ZygoteReady, Forked, ForkFailed, Exited, WorkerReady, Request, Interrupt, Note, Reply)
+    for record in (
+        Fork,
+        Kill,
+        ZygoteReady,
+        Forked,
+        ForkFailed,
+        Exited,
+        WorkerReady,
+        Request,
+        Interrupt,
+        Cut,
+        Note,
+        Reply,
+    )
 }
 
 

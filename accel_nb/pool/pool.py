@@ -121,7 +121,7 @@ class Pool:
         self.wait_ready(presses)
         self._state = move(self._state, "busy")
         self._number += 1
-        ladder = Ladder(self._engine, self._number, can_cut=self.size > 1)
+        ladder = Ladder(self._engine, self._number, self.size)
         answers: list[Answer] = []
         waiting = set(bodies)
         unsent = {
@@ -152,7 +152,9 @@ class Pool:
             if waiting:
                 listener.tick()
                 ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
-        self._mend({answer.rank for answer in answers if answer.outcome == "died"}, has_cut=ladder.has_cut)
+        self._mend(
+            {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group
+        )
         return answers, ladder.reason
 
     def look_around(self) -> set[int]:
@@ -162,7 +164,7 @@ class Pool:
             return everyone
         dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, Ended)}
         if dead:
-            self._mend(dead, has_cut=False)
+            self._mend(dead, left_the_group=False)
         return everyone if self._state == "failed" or not self._is_back() else dead
 
     def _is_back(self) -> bool:
@@ -197,9 +199,9 @@ class Pool:
             return Answer(arrival.rank, arrival.record.outcome, arrival.record.body, arrival.descriptors)
         return None
 
-    def _mend(self, dead: Collection[int], *, has_cut: bool) -> None:
+    def _mend(self, dead: Collection[int], *, left_the_group: bool) -> None:
         """Start what is missing and have every rank open a new process group; the next request waits for it."""
-        if not dead and not has_cut:
+        if not dead and not left_the_group:
             self._state = move(self._state, "ready")
             return
         self._state = move(self._state, "starting")

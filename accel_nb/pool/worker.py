@@ -7,8 +7,10 @@ thread, which can interrupt the main thread and cut the process group's connecti
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import importlib
 import os
+import resource
 import signal
 import sys
 import threading
@@ -18,13 +20,27 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.messages import STOPPED, Interrupt, Note, Outcome, Reply, Request, Start, WorkerReady, decode, encode
+from accel_nb.pool.messages import (
+    STOPPED,
+    Cut,
+    Interrupt,
+    Note,
+    Outcome,
+    Reply,
+    Request,
+    Start,
+    WorkerReady,
+    decode,
+    encode,
+)
 from accel_nb.runtime.environment import become_rank, restore_threads
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, to_message
 from accel_nb.telemetry.ring import RingWriter
 
 _PR_SET_PDEATHSIG = 1
+_STORE_NUMBERS = 128
+_END_OF_STORE_NUMBERS = 4096  # the system keeps a table up to the highest number in use
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,8 +89,10 @@ class Worker:
         self._running: int | None = None
         self._interrupted: int | None = None
         self._number = 0
-        self._store = store
-        self.group = Group.open(self.world, _path(store), timeout_s=start.timeout_s)
+        self._num_stores = 0
+        self._store = self._keep(store)
+        os.close(store)
+        self.group = Group.open(self.world, _path(self._store), timeout_s=start.timeout_s)
         module, _, attribute = start.program.partition(":")
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 
@@ -145,11 +163,21 @@ class Worker:
             os.close(descriptor)
 
     def _reopen(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        store, self._store = self._store, os.dup(descriptors[0])
+        store, self._store = self._store, self._keep(descriptors[0])
         self.group.reopen(_path(self._store))
         os.close(store)
         self._program.reopened()
         return Handled("done", {})
+
+    def _keep(self, store: int) -> int:
+        """Copy a store's descriptor to a number that no earlier store had, and that no other file is given.
+
+        A process group lives as long as anything refers to it, and its store opens the path once more as it goes.
+        """
+        end = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _END_OF_STORE_NUMBERS)
+        place = end - _STORE_NUMBERS + self._num_stores % _STORE_NUMBERS
+        self._num_stores += 1
+        return fcntl.fcntl(store, fcntl.F_DUPFD_CLOEXEC, place)
 
     def _on_interrupt(self, signum: int, frame: object) -> None:
         if self._running is not None and self._running == self._interrupted:
@@ -165,16 +193,14 @@ class Worker:
                 os.killpg(0, signal.SIGKILL)
                 raise
             record = decode(message)
-            if not isinstance(record, Interrupt):
-                continue
             with self._cutting:
-                if self._running == record.number:
+                if self._running != record.number:
+                    self._tell_stopped(record.number)
+                elif isinstance(record, Interrupt):
                     self._interrupted = record.number
                     signal.pthread_kill(main, signal.SIGINT)
-                    if record.cut:
-                        self.group.cut()
-                else:
-                    self._tell_stopped(record.number)
+                elif isinstance(record, Cut):
+                    self.group.cut()
 
     def _tell_stopped(self, number: int) -> None:
         """Say that user code has ended and only the packing of results goes on: no reason to kill this rank."""

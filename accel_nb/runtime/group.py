@@ -95,7 +95,8 @@ class Group:
     def cut(self) -> int:
         """End this rank's connections, so that whatever waits in a collective raises; returns how many there were.
 
-        The group is of no use afterwards: `reopen` or `close` it.
+        The group is of no use afterwards: `reopen` or `close` it. The ranks should stand still: gloo drops a send whose
+        write meets a closed connection, and what waits for that send waits until the group's time is up.
         """
         cut = _shut_down(self._sockets)
         if self._owned and self.backend == "nccl":
@@ -106,7 +107,11 @@ class Group:
         return cut
 
     def reopen(self, store_path: str | os.PathLike[str]) -> None:
-        """Throw the group away, whatever its state, and open a new one over a new file."""
+        """Throw the group away, whatever its state, and open a new one over a new file.
+
+        Every rank must call; none may be in a collective any more, and those that run on behind it are cut.
+        """
+        self.cut()
         self.close()
         self._open(os.fspath(store_path))
 

@@ -185,6 +185,24 @@ def test_an_interrupted_training_keeps_what_it_learned(kernel):
     assert kernel.value("step > 20") is True
 
 
+def test_interrupts_amid_large_reductions_never_lose_a_rank(kernel):
+    kernel.run(
+        "import torch\nmodel = torch.nn.Sequential(*[torch.nn.Linear(1024, 1024) for _ in range(4)])\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)\ndata = torch.ones(2, 1024)\ntrained = 0"
+    )
+    body = (
+        "for step in range(10**9):\n    model(data).pow(2).mean().backward()\n"
+        "    optimizer.step(); optimizer.zero_grad(); trained += 1\n    if step == 5: print('go', flush=True)"
+    )
+    for _ in range(8):
+        before = kernel.value("trained")
+        output = run(kernel, body, interrupt_on="go")
+        assert output.error is not None
+        assert output.error[0] == "KeyboardInterrupt"
+        assert "did not stop" not in output.traceback
+        assert kernel.value("trained") > before
+
+
 def test_endless_python_loop_is_interrupted(kernel):
     output = run(kernel, "print('go', flush=True)\nwhile True: pass", interrupt_on="go")
     assert output.error is not None
