@@ -88,10 +88,16 @@ def _joined(
     owners: Sequence[int],
 ) -> list[Tensor]:
     """Join tensors over ranks; every rank raises where one has rows that belong to no sample."""
+    if share is None or not (share.is_filler or share.num_repeated):  # in almost every step
+        return _columns(collectives.gather_each(tensors), owners)
     problem = _problem([len(part) for part in (*tensors, *lists) if not isinstance(part, Tensor) or part.dim()], share)
     own = tensors if problem else [_rows(part, share) for part in tensors]
     parts = collectives.gather_each(own, None if problem is None else MisuseError(problem))
-    return [torch.cat([parts[rank][at] for rank in owners]) for at in range(len(tensors))]
+    return _columns(parts, owners)
+
+
+def _columns(parts: list[list[Tensor]], owners: Sequence[int]) -> list[Tensor]:
+    return [torch.cat(column) for column in zip(*[parts[rank] for rank in owners], strict=True)]
 
 
 def _objects(value: Any, comm: Communicator, share: Share | None, owners: Sequence[int]) -> Any:

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import math
+import struct
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -28,6 +31,12 @@ _CAPACITY = 64  # numbers in a header; a structure with more tensors costs one m
 _MESSAGE_BYTES = 4096  # a header and what goes along with it
 _INLINE_BYTES = _MESSAGE_BYTES - 8 * _CAPACITY
 _BUCKET_BYTES = 25 * 2**20
+_DIGEST_AND_LENGTH = struct.Struct("=qq")
+_ROW_HEADER = _DIGEST_AND_LENGTH.size
+_NUMPY_DTYPES = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+    | {torch.bool}
+)
 _PROBLEM = -1  # the digest of a rank that cannot go on
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -60,10 +69,15 @@ class Collectives:
         return _rebuilt(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
 
     def gather_each(self, tensors: list[Tensor], problem: MisuseError | None = None) -> list[list[Tensor]]:
-        """Return every rank's tensors, by rank; a ``problem`` on one rank is raised on all. First dims may differ."""
+        """Return every rank's tensors, by rank; a ``problem`` on one rank is raised on all. First dims may differ.
+
+        A scalar counts as one value.
+        """
         if self._world.size == 1:
             _raise(problem)
-            return [tensors]
+            return [[leaf if leaf.dim() else leaf.reshape(1) for leaf in tensors]]
+        if len(tensors) == 1 and problem is None and self.refusal is None and _is_small(tensors[0]):
+            return [[part] for part in self._gather_one(tensors[0])]
         return self._gather_each("gather", tensors, tensors, problem)
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
@@ -73,7 +87,7 @@ class Collectives:
         if self._world.size == 1:
             _raise(problem)
             return nested
-        like = map_tensors(lambda leaf: torch.empty([0] * leaf.dim(), dtype=leaf.dtype), nested)
+        like = describe(map_tensors(lambda leaf: torch.empty([0] * leaf.dim(), dtype=leaf.dtype), nested))
         rows, _ = self._exchange(f"pad_across_processes(dim={dim})", like, lengths, nested, problem)
         longest = [max(row[index] for row in rows) for index in range(len(leaves))]
         padded = [_padded(leaf, dim, size, value, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
@@ -172,44 +186,49 @@ class Collectives:
         if self.refusal is not None:
             raise MisuseError(f"{op}: {self.refusal}")
         if self._verifies and self._world.size > 1:
-            self._exchange(op, like, [], nested, problem)
+            self._exchange(op, describe(like), [], nested, problem)
 
     def _exchange(
         self,
         op: str,
-        like: Any,
+        like: str,
         lengths: Sequence[int],
         nested: Any,
         problem: MisuseError | None,
-        content: Tensor | None = None,
-    ) -> tuple[list[list[int]], list[Tensor]]:
+        content: bytes | None = None,
+    ) -> tuple[list[list[int]], list[memoryview]]:
         """Return every rank's lengths, and the ``content`` of each that goes along with its header.
 
-        Raises on every rank if ``op`` or the description of ``like`` differ.
+        Raises on every rank if ``op`` or ``like``, the description of what must be equal, differ.
         """
         if self.refusal is not None:
             raise MisuseError(f"{op}: {self.refusal}")
-        digest = _PROBLEM if problem is not None else _digest(op, describe(like), str(len(lengths)))
+        digest = _PROBLEM if problem is not None else _digest(op, like, str(len(lengths)))
         first = [digest, *lengths[: _CAPACITY - 1]]
         rows, contents = self._gather_header(first, content)
         if any(row[0] != digest for row in rows) or problem is not None:
-            what = f"{op} of {describe(nested)}" if problem is None else str(problem)
-            where = f" at {_call_site()}" if self._verifies else ""
-            self._raise_difference(op, [str(text) for text in self._say(what + where)], _HINT)
+            self._refuse(op, nested, problem)
         rows = [row[1 : 1 + len(lengths)] for row in rows]
         if len(lengths) >= _CAPACITY:
             more = self._gather_numbers(list(lengths[_CAPACITY - 1 :]))
             rows = [[*row, *rest] for row, rest in zip(rows, more, strict=True)]
         return rows, contents
 
-    def _gather_header(self, numbers: list[int], content: Tensor | None) -> tuple[list[list[int]], list[Tensor]]:
+    def _refuse(self, op: str, nested: Any, problem: MisuseError | None) -> None:
+        what = f"{op} of {describe(nested)}" if problem is None else str(problem)
+        where = f" at {_call_site()}" if self._verifies else ""
+        self._raise_difference(op, [str(text) for text in self._say(what + where)], _HINT)
+
+    def _gather_header(self, numbers: list[int], content: bytes | None) -> tuple[list[list[int]], list[memoryview]]:
         # As long whatever goes along: ranks in different calls must be able to tell each other.
-        header = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
-        parts = [header] if content is None or len(content) > _INLINE_BYTES else [header, content]
-        room = _MESSAGE_BYTES - sum(map(len, parts))
-        received = self._comm.all_gather(torch.cat([*parts, torch.empty(room, dtype=torch.uint8)]))
-        numbers_of = [row[: len(header)].view(torch.int64).tolist() for row in received]
-        return numbers_of, [row[len(header) :] for row in received]
+        message = bytearray(_MESSAGE_BYTES)
+        end = 8 * len(numbers)
+        message[:end] = array("q", numbers).tobytes()
+        if content is not None and len(content) <= _INLINE_BYTES:
+            message[end : end + len(content)] = content
+        gathered = self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))
+        received = [memoryview(row.numpy()) for row in gathered]
+        return [row[:end].cast("q").tolist() for row in received], [row[end:] for row in received]
 
     def _gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         return torch.stack(self._comm.all_gather(torch.tensor(numbers, dtype=torch.int64))).tolist()
@@ -225,19 +244,48 @@ class Collectives:
 
     # --- content ---
 
+    def _gather_one(self, leaf: Tensor) -> list[Tensor]:
+        """Return every rank's tensor as `_gather_each` would, which understands the message, in a third of the time.
+
+        For one small tensor on the CPU: the metric that is gathered in every step.
+        """
+        shape = leaf.shape
+        digest, row_bytes = _row_facts(leaf.dtype, shape)
+        content = leaf.detach().numpy().tobytes()
+        message = bytearray(_MESSAGE_BYTES)
+        message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0] if shape else 1)
+        message[_ROW_HEADER : _ROW_HEADER + len(content)] = content
+        received = [
+            memoryview(part.numpy()) for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))
+        ]
+        heads = [_DIGEST_AND_LENGTH.unpack_from(memory) for memory in received]
+        if any(head[0] != digest for head in heads):
+            self._refuse("gather", [leaf], None)
+        beyond = shape[1:]
+        if max([head[1] for head in heads]) * row_bytes > _INLINE_BYTES:
+            return [part for [part] in self._gather_content([leaf], [[(head[1], *beyond) for head in heads]], None)]
+        row_size = row_bytes // leaf.itemsize
+        return [
+            torch.frombuffer(memory, dtype=leaf.dtype, count=head[1] * row_size, offset=_ROW_HEADER).view(
+                head[1], *beyond
+            )
+            if head[1] * row_size
+            else leaf.detach().new_empty(head[1], *beyond)
+            for head, memory in zip(heads, received, strict=True)
+        ]
+
     def _gather_each(
         self, op: str, leaves: list[Tensor], nested: Any, problem: MisuseError | None
     ) -> list[list[Tensor]]:
         lengths = [leaf.shape[0] if leaf.dim() else 1 for leaf in leaves]
-        like = map_tensors(lambda leaf: leaf[:0] if leaf.dim() and leaf.layout is torch.strided else leaf, nested)
         is_on_host = all(leaf.device.type == "cpu" for leaf in leaves)
-        content = _as_bytes(leaves) if is_on_host and leaves and problem is None else None
-        rows, contents = self._exchange(op, like, lengths, nested, problem, content)
+        content = _host_bytes(leaves) if is_on_host and problem is None else None
+        rows, contents = self._exchange(op, describe(nested, any_rows=True), lengths, nested, problem, content)
         shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves)]
         return self._gather_content(leaves, shapes, contents if is_on_host else None)
 
     def _gather_content(
-        self, leaves: list[Tensor], shapes: list[list[tuple[int, ...]]], contents: list[Tensor] | None
+        self, leaves: list[Tensor], shapes: list[list[tuple[int, ...]]], contents: list[memoryview] | None
     ) -> list[list[Tensor]]:
         """Return each rank's leaves; ``shapes[leaf][rank]``. ``contents`` is what came along with the header."""
         sizes = [
@@ -246,12 +294,13 @@ class Collectives:
         ]
         if not any(sizes):
             return [[leaf.detach().new_empty(0, *leaf.shape[1:]) for leaf in leaves] for _ in sizes]
-        if contents is None or max(sizes) > _INLINE_BYTES:
-            content = _as_bytes(leaves)
-            if len(content) < max(sizes):
-                content = torch.cat([content, content.new_zeros(max(sizes) - len(content))])
-            contents = self._comm.all_gather(content)
-        return [_from_bytes(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(contents)]
+        if contents is not None and max(sizes) <= _INLINE_BYTES:
+            return [_from_memory(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(contents)]
+        content = _as_bytes(leaves)
+        if len(content) < max(sizes):
+            content = torch.cat([content, content.new_zeros(max(sizes) - len(content))])
+        rows = self._comm.all_gather(content)
+        return [_from_bytes(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(rows)]
 
     def _scatter_content(
         self,
@@ -428,6 +477,24 @@ def _digest(*texts: str) -> int:
     return int.from_bytes(hashlib.blake2b("\x1f".join(texts).encode(), digest_size=7).digest(), "big")
 
 
+@functools.lru_cache(256)
+def _row_facts(dtype: torch.dtype, shape: torch.Size) -> tuple[int, int]:
+    """Return the digest that `_exchange` makes of a list of one such tensor, and the bytes of one row."""
+    like = describe([torch.empty(shape, dtype=dtype, device="meta")], any_rows=True)
+    return _digest("gather", like, "1"), dtype.itemsize * math.prod(shape[1:])
+
+
+def _is_small(leaf: Tensor) -> bool:
+    return (
+        type(leaf) is Tensor
+        and leaf.dtype in _NUMPY_DTYPES
+        and leaf.device.type == "cpu"
+        and leaf.layout is torch.strided
+        and leaf.nbytes <= _INLINE_BYTES
+        and not leaf.is_neg()
+    )
+
+
 def _call_site() -> str:
     """Return the line outside of this package that the call came from."""
     frame: Any = sys._getframe(1)
@@ -463,11 +530,13 @@ def _by_dtype(leaves: list[Tensor]) -> list[list[int]]:
 
 def _order(leaves: Sequence[Tensor]) -> list[int]:
     """Return the order of leaves in a message: large items first, so that each starts at a multiple of its size."""
+    if len(leaves) == 1:
+        return [0]
     return sorted(range(len(leaves)), key=lambda index: -leaves[index].element_size())
 
 
 def _num_bytes(leaf: Tensor, shape: Sequence[int]) -> int:
-    return leaf.element_size() * torch.Size(shape).numel()
+    return leaf.element_size() * math.prod(shape)
 
 
 def _as_bytes(leaves: Sequence[Tensor]) -> Tensor:
@@ -475,8 +544,35 @@ def _as_bytes(leaves: Sequence[Tensor]) -> Tensor:
     if not leaves:
         return torch.empty(0, dtype=torch.uint8)
     device = next((leaf.device for leaf in leaves if leaf.device.type != "cpu"), leaves[0].device)
-    flat = [leaves[index].detach().to(device).contiguous().reshape(-1) for index in _order(leaves)]
-    return torch.cat([part.resolve_conj().resolve_neg().view(torch.uint8) for part in flat])
+    if len(leaves) == 1:
+        return _flat_bytes(leaves[0])
+    return torch.cat([_flat_bytes(leaves[index].to(device)) for index in _order(leaves)])
+
+
+def _host_bytes(leaves: Sequence[Tensor]) -> bytes | None:
+    """Return the content of leaves on the CPU if it goes along with a header; None if it is too long."""
+    if sum([leaf.nbytes for leaf in leaves]) > _INLINE_BYTES:
+        return None
+    return b"".join([_flat_bytes(leaves[index]).numpy().tobytes() for index in _order(leaves)])
+
+
+def _from_memory(content: memoryview, leaves: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Undo `_host_bytes` for tensors of other shapes, without a copy."""
+    made = list(leaves)
+    start = 0
+    for index in _order(leaves):
+        dtype, shape = leaves[index].dtype, shapes[index]
+        count = math.prod(shape)
+        found = (
+            torch.frombuffer(content, dtype=dtype, count=count, offset=start) if count else torch.empty(0, dtype=dtype)
+        )
+        made[index] = found.view(shape)
+        start += count * dtype.itemsize
+    return made
+
+
+def _flat_bytes(leaf: Tensor) -> Tensor:
+    return leaf.detach().contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
 
 
 def _from_bytes(content: Tensor, leaves: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
@@ -487,7 +583,7 @@ def _from_bytes(content: Tensor, leaves: Sequence[Tensor], shapes: Sequence[tupl
         leaf, shape = leaves[index], shapes[index]
         stop = start + _num_bytes(leaf, shape)
         part = content[start:stop].view(leaf.dtype) if stop > start else content.new_empty(0, dtype=leaf.dtype)
-        made[index] = part.reshape(shape).to(leaf.device)
+        made[index] = part.view(shape).to(leaf.device)
         start = stop
     return made
 

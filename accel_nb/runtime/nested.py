@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any, TypeGuard, cast
 
@@ -81,19 +82,33 @@ def find_leaves(nested: Any) -> Iterator[Any]:
             yield from find_leaves(child)
 
 
-def describe(nested: Any) -> str:
-    """Return structure, dtypes and shapes as text: ``{'x': float32[3, 2], 'y': (int64[3], None)}``."""
+def describe(nested: Any, *, any_rows: bool = False) -> str:
+    """Return structure, dtypes and shapes as text: ``{'x': float32[3, 2], 'y': (int64[3], None)}``.
+
+    With ``any_rows`` first dims are left open: ``float32[*, 2]``.
+    """
     if isinstance(nested, Tensor):
-        return f"{str(nested.dtype).removeprefix('torch.')}{list(nested.shape)}"
+        shape = ", ".join(map(str, nested.shape)) if not any_rows else _beyond_rows(tuple(nested.shape))
+        return f"{_name(nested.dtype)}[{shape}]"
     if isinstance(nested, Mapping):
-        body = "{" + ", ".join(f"{key!r}: {describe(value)}" for key, value in nested.items()) + "}"
+        body = "{" + ", ".join(f"{key!r}: {describe(value, any_rows=any_rows)}" for key, value in nested.items()) + "}"
         return body if type(nested) is dict else f"{type(nested).__name__}({body})"
     if not _is_container(nested):
         return repr(nested) if nested is None else type(nested).__name__
-    body = ", ".join(describe(child) for child in _children(nested))
+    body = ", ".join([describe(child, any_rows=any_rows) for child in _children(nested)])
     if type(nested) is list:
         return f"[{body}]"
     return f"({body})" if type(nested) is tuple else f"{type(nested).__name__}({body})"
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+@functools.lru_cache(256)
+def _beyond_rows(shape: tuple[int, ...]) -> str:
+    return ", ".join(["*", *map(str, shape[1:])]) if shape else ""
 
 
 def first_batch_size(nested: Any) -> int | None:
