@@ -227,7 +227,7 @@ class Collectives:
         if content is not None and len(content) <= _INLINE_BYTES:
             message[end : end + len(content)] = content
         gathered = self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))
-        received = [memoryview(row.numpy()) for row in gathered]
+        received = [row.numpy().data for row in gathered]
         return [row[:end].cast("q").tolist() for row in received], [row[end:] for row in received]
 
     def _gather_numbers(self, numbers: list[int]) -> list[list[int]]:
@@ -255,9 +255,7 @@ class Collectives:
         message = bytearray(_MESSAGE_BYTES)
         message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0] if shape else 1)
         message[_ROW_HEADER : _ROW_HEADER + len(content)] = content
-        received = [
-            memoryview(part.numpy()) for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))
-        ]
+        received = [part.numpy().data for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))]
         heads = [_DIGEST_AND_LENGTH.unpack_from(memory) for memory in received]
         if any(head[0] != digest for head in heads):
             self._refuse("gather", [leaf], None)
