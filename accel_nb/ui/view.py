@@ -21,7 +21,8 @@ Cursor = dict[Key, int]
 MEAN_RANK = -1
 """The rank under which the mean over all ranks is kept."""
 
-STEP_COLUMNS = ("step", "loss", "learning rate", "step time")
+STEP_COLUMNS = ("step", "loss", "learning rate", "step time", "samples", "time")
+"""Samples are those of the rank so far; time is in seconds since the run's first event."""
 METRIC_COLUMNS = ("step", "value")
 MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
 
@@ -316,15 +317,15 @@ class PanelState:
         )  # fmt: skip
         num_samples = int(event.num_samples)
         x = self._place(event.rank, float(event.step), track)
-        row = (x, loss, rate, step_s * 1e3)
+        self._note_time(track, time, step_s)
+        track.num_samples += num_samples
+        row = (x, loss, rate, step_s * 1e3, track.num_samples, time - self._start)
         self._table("step", event.rank, "", len(STEP_COLUMNS)).append(row)
         if self.num_workers > 1:
             self._mean("step", "", len(STEP_COLUMNS)).add(event.rank, x, num_samples, row[1:])
         track.recent.append((time, num_samples, step_s))
-        track.num_samples += num_samples
         track.num_steps += 1
         track.busy_s += step_s
-        self._note_time(track, time, step_s)
         if event.skipped:
             self.num_skipped += event.rank == min(self._tracks)
             self._mark(x, "skipped", event.rank, "")

@@ -20,7 +20,7 @@ export function stepMessage(
   rows: readonly (readonly number[])[],
   extra: Record<string, unknown> = {}
 ): { content: Record<string, unknown>; buffer: DataView } {
-  const columns = [0, 1, 2, 3].flatMap(column => rows.map(row => row[column] ?? 0));
+  const columns = [0, 1, 2, 3, 4, 5].flatMap(column => rows.map(row => row[column] ?? 0));
   return {
     content: {
       kind: 'delta',

@@ -14,7 +14,7 @@ describe('parseMessage', () => {
       [2, NaN, 0.1, 6]
     ]);
     const block = parseMessage(content, [buffer]).blocks[0]!;
-    expect([...block.values]).toEqual([1, 2, 0.5, NaN, 0.1, 0.1, 5, 6]);
+    expect([...block.values]).toEqual([1, 2, 0.5, NaN, 0.1, 0.1, 5, 6, 0, 0, 0, 0]);
   });
 
   it('reads the numbers that JSON cannot hold', () => {

@@ -66,9 +66,51 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     panel.screenshot(path=pictures / "panel-dark.png")
     page.screenshot(path=pictures / "lab-dark.png")
     panel.get_by_role("button", name="log").click()
-    panel.get_by_role("combobox").select_option("learning rate")
+    panel.get_by_role("combobox", name="What to draw").select_option("learning rate")
     expect(panel.locator(".accel-nb-legend-title").first).to_have_text("learning rate")
     assert not [url for url in foreign if url.startswith("http")]
+
+
+@pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
+def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: str, pictures: Path):
+    open_notebook(page, lab, notebook)
+    use_theme(page, "JupyterLab Dark")
+    execute(page, "notebook:run-all-cells")
+    panel = page.locator(".accel-nb-panel")
+    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
+    wait_until_ran(page, 1)
+    ink = "element => getComputedStyle(element).color"
+    swatch = "element => getComputedStyle(element).backgroundColor"
+    assert panel.locator(".accel-nb-swatch").first.evaluate(swatch) == panel.evaluate(ink), "the mean is in the ink"
+    chart = panel.locator(".accel-nb-section").first
+    all_points = int(chart.get_attribute("data-points-drawn") or "")
+
+    panel.get_by_role("combobox", name="Smoothing").select_option("smoother")
+    panel.get_by_role("button", name="focus").click()
+    panel.get_by_role("button", name="rank 1").click()
+    expect(panel.get_by_role("button", name="rank 1")).to_have_attribute("aria-pressed", "false")
+    panel.get_by_role("combobox", name="Horizontal axis").select_option("over samples")
+    chart.locator(".accel-nb-plot").hover()
+    expect(panel.locator(".accel-nb-legend-title").first).to_contain_text("loss at samples")
+    panel.screenshot(path=pictures / "panel-smoothed.png")
+
+    with page.expect_download() as numbers:
+        panel.get_by_role("button", name="CSV").click()
+    lines = Path(numbers.value.path()).read_text().splitlines()
+    assert lines[0] == 'samples,rank 0,rank 1,mean,"mean, smoothed"'
+    assert len(lines) == 1 + NUM_STEPS
+    with page.expect_download() as picture:
+        panel.get_by_role("button", name="PNG").click()
+    assert Path(picture.value.path()).read_bytes().startswith(b"\x89PNG")
+    assert picture.value.suggested_filename == "loss-digits.png"
+
+    panel.get_by_role("combobox", name="Smoothing").select_option("raw")
+    chart.locator(".accel-nb-plot").focus()
+    page.keyboard.press("+")
+    page.keyboard.press("+")
+    expect(chart).not_to_have_attribute("data-points-drawn", str(all_points))
+    page.keyboard.press("0")
+    expect(chart).to_have_attribute("data-points-drawn", str(all_points))
 
 
 @pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])

@@ -190,7 +190,7 @@ def test_snapshot_is_bounded_and_packs_into_one_buffer():
     headers, buffer = packed(blocks)
     assert max(header["rows"] for header in headers) <= 2000
     numbers = np.frombuffer(buffer)
-    num_columns = {"step": 4, "metric": 2, "memory": 8}
+    num_columns = {"step": 6, "metric": 2, "memory": 8}
     assert len(numbers) == sum(header["rows"] * num_columns[header["table"]] for header in headers)
     first = headers[0]
     steps = numbers[: first["rows"]] if first["table"] == "step" else None

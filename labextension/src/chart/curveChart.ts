@@ -1,10 +1,14 @@
-/** One value over steps: a faint line for each rank and a bold one for their mean. */
+/** One value over steps, samples or time: a faint line for each rank and a bold one for their mean. */
 
 import uPlot from 'uplot';
+import type { IAxis } from './axis';
 import type { ColumnTable } from './columns';
 import { RowPicker, lowerBound, pickRows } from './decimate';
 import { formatNumber } from './format';
 import { MARK_COLOURS, rankColour, type MarkKind } from './palette';
+import { usualRange } from './range';
+import type { IColumn } from './save';
+import { SmoothedColumn } from './smooth';
 import type { ITheme } from './theme';
 
 /** Ranks beyond these are in the mean only. */
@@ -15,6 +19,11 @@ export interface ICurveInput {
   readonly tables: ReadonlyMap<number, ColumnTable>;
   readonly column: number;
   readonly meanRank: number;
+  readonly axis: IAxis;
+  /** How much of the past the bold line keeps, from 0, which is not at all, to below 1. */
+  readonly smoothing: number;
+  /** Labels of lines that are not drawn; a change is another set. */
+  readonly hidden: ReadonlySet<string>;
   readonly marks: readonly { readonly x: number; readonly kind: MarkKind }[];
 }
 
@@ -24,6 +33,8 @@ interface ILine {
   readonly isBold: boolean;
   readonly table: ColumnTable;
   readonly picker: RowPicker;
+  /** What is drawn in place of the raw values, which stay behind it as a faint line. */
+  readonly smoothed: SmoothedColumn | null;
 }
 
 /** What the legend shows under the pointer, or at the end of the run when there is none. */
@@ -50,9 +61,45 @@ export class CurveChart {
     }
   }
 
+  setFocus(isFocused: boolean): void {
+    if (isFocused !== this.isFocused) {
+      this.isFocused = isFocused;
+      this.rebuild();
+    }
+  }
+
   setTheme(theme: ITheme): void {
     this.theme = theme;
     this.rebuild();
+  }
+
+  /** The canvas as it is now, if anything is drawn. */
+  get canvas(): HTMLCanvasElement | null {
+    return this.plot?.ctx.canvas ?? null;
+  }
+
+  /** Every number of the lines, however few of them are drawn. */
+  columns(): IColumn[] {
+    return this.lines.map(line => ({
+      label: line.smoothed === null ? line.label : `${line.label}, smoothed`,
+      xs: this.placesOf(line),
+      ys: this.valuesOf(line)
+    }));
+  }
+
+  /** Show a part of the axis: `centre` and `factor` are relative to what is shown, 1 shows as much as now. */
+  zoomBy(factor: number, centre: number): void {
+    const { min, max } = this.plot?.scales.x ?? {};
+    if (typeof min !== 'number' || typeof max !== 'number') {
+      return;
+    }
+    const middle = min + (max - min) * centre;
+    const half = ((max - min) * factor) / 2;
+    const [first, last] = this.extent();
+    const from = Math.max(first, middle - half);
+    const to = Math.min(last, middle + half);
+    this.zoom = from <= first && to >= last ? null : [from, Math.max(to, from + 1e-9)];
+    this.refresh();
   }
 
   resize(width: number, height: number): void {
@@ -68,9 +115,10 @@ export class CurveChart {
   }
 
   draw(input: ICurveInput): void {
+    const hasOtherLines = this.updateLines(input);
+    const hides = this.input?.hidden !== input.hidden;
     this.input = input;
-    const lines = this.updateLines(input);
-    if (this.plot === null || lines) {
+    if (this.plot === null || hasOtherLines || hides) {
       this.rebuild();
     } else {
       this.refresh();
@@ -86,19 +134,38 @@ export class CurveChart {
   private updateLines(input: ICurveInput): boolean {
     const wanted = linesOf(input);
     const isSame =
-      wanted.length === this.lines.length &&
+      wanted.length === this.wanted.length &&
       this.column === input.column &&
+      this.axis === input.axis &&
+      this.smoothing === input.smoothing &&
       wanted.every((line, index) => {
-        const now = this.lines[index];
+        const now = this.wanted[index];
         return now?.table === line.table && now.isBold === line.isBold;
       });
     if (isSame) {
       return false;
     }
+    if (this.column !== input.column || this.axis !== input.axis) {
+      this.zoom = null;
+    }
     this.column = input.column;
-    this.zoom = null;
-    this.lines = wanted.map(line => ({ ...line, picker: new RowPicker(line.table, input.column) }));
+    this.axis = input.axis;
+    this.smoothing = input.smoothing;
+    this.wanted = wanted;
+    this.lines = wanted.flatMap(line => this.linesFor(line, input));
     return true;
+  }
+
+  private linesFor(line: IWanted, { column, smoothing }: ICurveInput): ILine[] {
+    const picker = new RowPicker(line.table, column);
+    if (!line.isBold || smoothing === 0) {
+      return [{ ...line, picker, smoothed: null }];
+    }
+    const smoothed = new SmoothedColumn(line.table, column, smoothing);
+    return [
+      { ...line, isBold: false, picker, smoothed: null },
+      { ...line, picker: new RowPicker(line.table, column), smoothed }
+    ];
   }
 
   private rebuild(): void {
@@ -133,8 +200,8 @@ export class CurveChart {
   }
 
   private pointsOf(line: ILine): [number[], (number | null)[]] {
-    const xs = line.table.column(0);
-    const ys = line.table.column(this.column);
+    const xs = this.placesOf(line);
+    const ys = this.valuesOf(line);
     const maxBlocks = Math.max(64, this.width);
     let rows: number[];
     if (this.zoom === null) {
@@ -145,6 +212,19 @@ export class CurveChart {
       rows = pickRows(ys, from, to, maxBlocks);
     }
     return [rows.map(row => xs[row]!), rows.map(row => this.drawable(ys[row]!))];
+  }
+
+  private placesOf(line: ILine): Float64Array {
+    return this.axis?.places(line.rank, line.table) ?? line.table.column(0);
+  }
+
+  private valuesOf(line: ILine): Float64Array {
+    return line.smoothed?.values() ?? line.table.column(this.column);
+  }
+
+  private extent(): [number, number] {
+    const ends = this.lines.map(line => this.placesOf(line)).filter(xs => xs.length > 0);
+    return [Math.min(...ends.map(xs => xs[0]!)), Math.max(...ends.map(xs => xs[xs.length - 1]!))];
   }
 
   /** NaN and infinities are gaps, and so is what a log scale cannot show. */
@@ -184,12 +264,14 @@ export class CurveChart {
                   ? [0.1, 1]
                   : uPlot.rangeLog(min, max, 10, false)
             }
-          : {}
+          : this.isFocused
+            ? { range: (plot, min, max) => this.focusedRange(plot) ?? [min, max] }
+            : {}
       },
       axes: [
         {
           ...axis,
-          label: 'step',
+          label: this.axis?.label ?? 'step',
           labelSize: 14,
           labelFont: theme.font,
           labelGap: 0,
@@ -209,11 +291,17 @@ export class CurveChart {
     };
   }
 
+  private focusedRange(plot: uPlot): [number, number] | null {
+    const found = usualRange(plot.data.slice(1).flatMap(values => [...values]));
+    return found === null || found[0] === found[1] ? null : found;
+  }
+
   private series(line: ILine, index: number): uPlot.Series {
     const colour = this.colourOf(index);
     return {
       label: line.label,
-      stroke: line.isBold ? colour : withAlpha(colour, '8c'),
+      show: !(this.input?.hidden.has(line.label) ?? false),
+      stroke: line.isBold ? colour : faint(colour),
       width: line.isBold ? 2 : 1,
       points: { show: line.table.length < 3, size: 5 },
       spanGaps: false
@@ -235,7 +323,7 @@ export class CurveChart {
     ctx.lineWidth = ratio;
     ctx.setLineDash([3 * ratio, 3 * ratio]);
     for (const mark of this.input?.marks ?? []) {
-      const left = plot.valToPos(mark.x, 'x', true);
+      const left = plot.valToPos(this.axis?.placeOf(mark.x) ?? mark.x, 'x', true);
       if (!(left >= bbox.left && left <= bbox.left + bbox.width)) {
         continue;
       }
@@ -274,11 +362,11 @@ export class CurveChart {
     const data = this.plot?.data;
     const x = index === undefined || index === null ? null : (data?.[0][index] ?? null);
     const readings = this.lines.map((line, place) => {
-      const ys = line.table.column(this.column);
+      const ys = this.valuesOf(line);
       const row =
         x === null
           ? line.table.length - 1
-          : Math.min(lowerBound(line.table.column(0), x), ys.length - 1);
+          : Math.min(lowerBound(this.placesOf(line), x), ys.length - 1);
       return { label: line.label, colour: this.colourOf(place), value: ys[row] ?? null };
     });
     this.onReadings(x, readings);
@@ -286,16 +374,22 @@ export class CurveChart {
 
   private plot: uPlot | null = null;
   private input: ICurveInput | null = null;
+  private wanted: IWanted[] = [];
   private lines: ILine[] = [];
   private column = 0;
+  private axis: IAxis | null = null;
+  private smoothing = 0;
+  private isFocused = false;
   private width = 0;
   private height = 0;
   private isLog = false;
   private zoom: [number, number] | null = null;
 }
 
+type IWanted = Omit<ILine, 'picker' | 'smoothed'>;
+
 /** Which lines to draw; a single one is bold and no mean is needed. The bold one comes last, on top. */
-function linesOf(input: ICurveInput): Omit<ILine, 'picker'>[] {
+function linesOf(input: ICurveInput): IWanted[] {
   const ranks = [...input.tables.keys()]
     .filter(rank => rank !== input.meanRank)
     .sort((a, b) => a - b);
@@ -317,6 +411,11 @@ function tickText(value: number | null): string {
   return value === null ? '' : formatNumber(value);
 }
 
-function withAlpha(colour: string, alpha: string): string {
-  return colour.startsWith('#') ? `${colour}${alpha}` : colour;
+/** The colour let through; one that is neither hexadecimal nor rgb() stays as it is. */
+function faint(colour: string): string {
+  if (/^#[0-9a-f]{6}$/i.test(colour)) {
+    return `${colour}8c`;
+  }
+  const parts = /^rgba?\(\s*(\d+)[,\s]+(\d+)[,\s]+(\d+)/.exec(colour);
+  return parts === null ? colour : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, 0.45)`;
 }

@@ -1,5 +1,6 @@
 /** Everything one panel knows. It outlives the views: a second view, or one made anew, finds the whole history. */
 
+import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
 import {
   MEAN_RANK,
@@ -23,7 +24,11 @@ export interface ICurve {
   readonly column: number;
 }
 
+export type AxisName = 'step' | 'samples' | 'time';
+
 export class PanelModel {
+  private readonly steps = new Map<number, ColumnTable>();
+
   get facts(): IFacts | null {
     return this.currentFacts;
   }
@@ -69,6 +74,15 @@ export class PanelModel {
     }));
     return this.steps.size > 0 ? [...fromSteps, ...logged] : logged;
   }
+
+  /** What curves can be drawn over. Samples are those of all ranks, as many on each. */
+  readonly axes: Readonly<Record<AxisName, IAxis>> = {
+    step: STEP_AXIS,
+    samples: new ColumnAxis('samples', this.steps, TABLE_COLUMNS.step.indexOf('samples'), () =>
+      Math.max(1, this.currentFacts?.numWorkers ?? 1)
+    ),
+    time: new ColumnAxis('seconds', this.steps, TABLE_COLUMNS.step.indexOf('time'), () => 1)
+  };
 
   /**
    * Take a message. Returns false when it does not follow on what is here (the page was reloaded in the middle of a
@@ -143,7 +157,6 @@ export class PanelModel {
     return sum;
   }
 
-  private readonly steps = new Map<number, ColumnTable>();
   private readonly metrics = new Map<string, Map<number, ColumnTable>>();
   private readonly memoryByRank = new Map<number, ColumnTable>();
   private readonly listeners = new Set<() => void>();

@@ -21,7 +21,7 @@ const MAX_NOTES = 16;
 
 /** The columns of each table; the first is x, `memory` ends with the total. */
 export const TABLE_COLUMNS = {
-  step: ['step', 'loss', 'learning rate', 'step time'],
+  step: ['step', 'loss', 'learning rate', 'step time', 'samples', 'time'],
   metric: ['step', 'value'],
   memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total']
 } as const;

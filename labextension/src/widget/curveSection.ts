@@ -1,5 +1,6 @@
-/** The chart over steps with its legend. */
+/** The chart with its legend: which lines to draw, what they read under the pointer, and the keys that move it. */
 
+import { STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IReading } from '../chart/curveChart';
 import { formatCount, formatMilliseconds, formatNumber } from '../chart/format';
 import type { ITheme } from '../chart/theme';
@@ -7,13 +8,25 @@ import type { ICurve, PanelModel } from '../model/panelModel';
 import { MEAN_RANK } from '../model/protocol';
 import { element, setText } from './dom';
 
+const KEYS_HINT = 'Plus and minus zoom, arrows move, 0 shows all';
+
+const KEYS: Readonly<Record<string, { factor: number; centre: number }>> = {
+  '+': { factor: 0.5, centre: 0.5 },
+  '=': { factor: 0.5, centre: 0.5 },
+  '-': { factor: 2, centre: 0.5 },
+  '0': { factor: 1e9, centre: 0.5 },
+  ArrowLeft: { factor: 1, centre: 0.3 },
+  ArrowRight: { factor: 1, centre: 0.7 }
+};
+
 /** More readings than these do not fit above the chart. */
 const MAX_LEGEND = 9;
 
 export class CurveSection {
   constructor(
     private readonly model: PanelModel,
-    theme: ITheme
+    theme: ITheme,
+    private readonly signal: AbortSignal
   ) {
     this.chart = new CurveChart(this.plot, theme, (x, readings) => this.showReadings(x, readings));
     this.node = element(
@@ -22,10 +35,16 @@ export class CurveSection {
       element('div', 'accel-nb-legend', this.legendTitle, this.legend),
       this.plot
     );
+    this.plot.tabIndex = 0;
+    this.plot.setAttribute('role', 'group');
+    this.plot.title = KEYS_HINT;
+    this.plot.addEventListener('keydown', event => this.onKey(event), { signal });
   }
 
   readonly node: HTMLElement;
   readonly chart: CurveChart;
+  axis: IAxis = STEP_AXIS;
+  smoothing = 0;
 
   draw(curve: ICurve | null, height: number): void {
     if (curve === null) {
@@ -38,35 +57,74 @@ export class CurveSection {
       tables: curve.tables,
       column: curve.column,
       meanRank: MEAN_RANK,
+      axis: this.axis,
+      smoothing: this.smoothing,
+      hidden: this.hidden,
       marks: this.model.marks
     });
     this.node.dataset.pointsDrawn = String(this.chart.numDrawn);
+    this.plot.setAttribute('aria-label', `${curve.label} over ${this.axis.label}. ${KEYS_HINT}`);
+    this.height = height;
   }
 
   private showReadings(x: number | null, readings: IReading[]): void {
     const label = this.curve?.label ?? '';
-    setText(this.legendTitle, x === null ? label : `${label} at step ${formatCount(x)}`);
-    const shown = meanFirst(readings).slice(0, MAX_LEGEND);
+    setText(
+      this.legendTitle,
+      x === null ? label : `${label} at ${this.axis.label} ${formatCount(x)}`
+    );
+    const shown = meanFirst(onePerLabel(readings)).slice(0, MAX_LEGEND);
     while (this.legend.children.length > shown.length) {
       this.legend.lastElementChild?.remove();
     }
     shown.forEach((reading, index) => {
       let item = this.legend.children[index] as HTMLElement | undefined;
       if (item === undefined) {
-        item = element(
-          'span',
-          'accel-nb-legend-item',
-          element('span', 'accel-nb-swatch'),
-          element('span', 'accel-nb-legend-label'),
-          element('span', 'accel-nb-legend-value')
-        );
+        item = this.makeItem();
         this.legend.append(item);
       }
+      item.dataset.label = reading.label;
+      item.setAttribute('aria-pressed', String(!this.hidden.has(reading.label)));
       const [swatch, name, value] = item.children as unknown as HTMLElement[];
       (swatch as HTMLElement).style.background = reading.colour;
-      setText(name as HTMLElement, readings.length > 1 ? reading.label : '');
+      setText(name as HTMLElement, shown.length > 1 ? reading.label : '');
       setText(value as HTMLElement, this.valueText(reading.value));
     });
+  }
+
+  private makeItem(): HTMLElement {
+    const item = element(
+      'button',
+      'accel-nb-legend-item',
+      element('span', 'accel-nb-swatch'),
+      element('span', 'accel-nb-legend-label'),
+      element('span', 'accel-nb-legend-value')
+    );
+    item.type = 'button';
+    item.title = 'Show or hide this line';
+    item.addEventListener('click', () => this.toggle(item.dataset.label ?? ''), {
+      signal: this.signal
+    });
+    return item;
+  }
+
+  private toggle(label: string): void {
+    const hidden = new Set(this.hidden);
+    if (!hidden.delete(label)) {
+      hidden.add(label);
+    }
+    this.hidden = hidden;
+    this.draw(this.curve, this.height);
+  }
+
+  private onKey(event: KeyboardEvent): void {
+    const move = KEYS[event.key];
+    if (move !== undefined && !event.ctrlKey && !event.metaKey && !event.altKey) {
+      this.chart.zoomBy(move.factor, move.centre);
+      this.node.dataset.pointsDrawn = String(this.chart.numDrawn);
+      event.preventDefault();
+      event.stopPropagation();
+    }
   }
 
   private valueText(value: number | null): string {
@@ -74,9 +132,16 @@ export class CurveSection {
   }
 
   private curve: ICurve | null = null;
+  private hidden: ReadonlySet<string> = new Set();
+  private height = 0;
   private readonly plot = element('div', 'accel-nb-plot');
   private readonly legendTitle = element('span', 'accel-nb-legend-title');
   private readonly legend = element('span', 'accel-nb-legend-items');
+}
+
+/** A line that is smoothed comes after its raw values, and is the one to read. */
+function onePerLabel(readings: readonly IReading[]): IReading[] {
+  return [...new Map(readings.map(reading => [reading.label, reading])).values()];
 }
 
 /** The bold line is drawn last and read first. */

@@ -40,3 +40,36 @@ export function toggleButton(
   );
   return button;
 }
+
+/** A button that does one thing. */
+export function actionButton(
+  label: string,
+  hint: string,
+  onClick: () => void,
+  signal: AbortSignal
+): HTMLButtonElement {
+  const button = element('button', 'accel-nb-button', label);
+  button.type = 'button';
+  button.title = hint;
+  button.addEventListener('click', onClick, { signal });
+  return button;
+}
+
+/** A choice of one; the first is chosen. `onChoose` gets the value. */
+export function chooser(
+  name: string,
+  choices: readonly { readonly value: string; readonly label: string }[],
+  onChoose: (value: string) => void,
+  signal: AbortSignal
+): HTMLSelectElement {
+  const select = element('select', 'accel-nb-select');
+  select.title = name;
+  select.setAttribute('aria-label', name);
+  for (const { value, label } of choices) {
+    const option = element('option', '', label);
+    option.value = value;
+    select.append(option);
+  }
+  select.addEventListener('change', () => onChoose(select.value), { signal });
+  return select;
+}

@@ -1,10 +1,11 @@
 /** One view of a panel: header, the chart over steps, the memory maps. */
 
 import { capText } from '../chart/format';
+import { download, fileName, toCsv, toPng } from '../chart/save';
 import { readTheme, watchTheme } from '../chart/theme';
-import type { ICurve, PanelModel } from '../model/panelModel';
+import type { AxisName, ICurve, PanelModel } from '../model/panelModel';
 import { CurveSection } from './curveSection';
-import { element, setText, toggleButton } from './dom';
+import { actionButton, chooser, element, setText, toggleButton } from './dom';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
 
@@ -12,6 +13,19 @@ const CHART_HEIGHT = 270;
 
 /** The memory maps have one line more above them. */
 const MAPS_HEIGHT = CHART_HEIGHT - 20;
+
+const AXES: readonly { value: AxisName; label: string }[] = [
+  { value: 'step', label: 'over steps' },
+  { value: 'samples', label: 'over samples' },
+  { value: 'time', label: 'over time' }
+];
+
+const SMOOTHINGS = [
+  { value: '0', label: 'raw' },
+  { value: '0.8', label: 'smooth' },
+  { value: '0.95', label: 'smoother' },
+  { value: '0.99', label: 'smoothest' }
+];
 
 /** Below this width the memory maps go under the chart. */
 const NARROW = 620;
@@ -31,22 +45,36 @@ class PanelView {
       'div',
       'accel-nb-controls',
       this.chooser,
+      chooser('Horizontal axis', AXES, value => this.setAxis(value as AxisName), signal),
+      chooser('Smoothing', SMOOTHINGS, value => this.setSmoothing(Number(value)), signal),
       toggleButton('log', 'Logarithmic scale', isOn => this.curve.chart.setLogScale(isOn), signal),
-      toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal)
+      toggleButton(
+        'focus',
+        'Leave outliers out of the range',
+        isOn => this.curve.chart.setFocus(isOn),
+        signal
+      ),
+      toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal),
+      actionButton('PNG', 'Save the chart as a picture', () => void this.savePicture(), signal),
+      actionButton('CSV', 'Save the numbers of the chart', () => this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
     this.root.append(this.header.node, this.body, this.notes);
     host.append(this.root);
 
     const theme = readTheme(this.root);
-    this.curve = new CurveSection(model, theme);
+    this.curve = new CurveSection(model, theme, signal);
     this.memory = new MemorySection(model, theme);
     this.body.append(this.curve.node, this.memory.node);
 
     this.chooser.title = 'What to draw';
+    this.chooser.setAttribute('aria-label', 'What to draw');
     this.chooser.addEventListener('change', () => this.schedule(), { signal });
     model.onChange(() => this.onModel(), signal);
-    watchTheme(() => this.onTheme(), signal);
+    watchTheme(() => {
+      this.hasTheme = false;
+      this.schedule();
+    }, signal);
     const resized = new ResizeObserver(() => this.schedule());
     resized.observe(this.root);
     signal.addEventListener('abort', () => {
@@ -64,6 +92,37 @@ class PanelView {
     this.schedule();
   }
 
+  private setAxis(name: AxisName): void {
+    this.curve.axis = this.model.axes[name];
+    this.schedule();
+  }
+
+  private setSmoothing(weight: number): void {
+    this.curve.smoothing = weight;
+    this.schedule();
+  }
+
+  private saveNumbers(): void {
+    const text = toCsv(this.curve.axis.label, this.curve.chart.columns());
+    download(new Blob([text], { type: 'text/csv' }), fileName(this.nameOfChart(), 'csv'));
+  }
+
+  private async savePicture(): Promise<void> {
+    const { canvas } = this.curve.chart;
+    if (canvas !== null) {
+      const background = getComputedStyle(this.root).backgroundColor;
+      const picture = await toPng(canvas, this.nameOfChart(), readTheme(this.root), background);
+      if (picture !== null) {
+        download(picture, fileName(this.nameOfChart(), 'png'));
+      }
+    }
+  }
+
+  private nameOfChart(): string {
+    const curve = this.chosenCurve()?.label ?? 'chart';
+    return `${capText(curve, 40)}, ${this.model.facts?.title ?? ''}`;
+  }
+
   private onModel(): void {
     // Read by tests, and by people who wonder whether every point has arrived.
     this.root.dataset.points = String(this.model.numPoints);
@@ -72,11 +131,10 @@ class PanelView {
     this.schedule();
   }
 
-  private onTheme(): void {
+  private applyTheme(): void {
     const theme = readTheme(this.root);
     this.curve.chart.setTheme(theme);
     this.memory.setTheme(theme);
-    this.schedule();
   }
 
   /** At most one drawing a frame; a hidden page gets no frames and costs nothing. */
@@ -93,6 +151,10 @@ class PanelView {
     const { facts } = this.model;
     if (facts === null || !this.host.isConnected) {
       return;
+    }
+    if (!this.hasTheme) {
+      this.hasTheme = true; // a host that is not in the page yet has no colours to read
+      this.applyTheme();
     }
     this.header.update(facts);
     setText(this.notes, facts.notes.join('  ·  '));
@@ -134,6 +196,7 @@ class PanelView {
   private readonly curve: CurveSection;
   private readonly memory: MemorySection;
   private chooserNames = '';
+  private hasTheme = false;
   private isPaused = false;
   private frame = 0;
 }

@@ -1,0 +1,94 @@
+import { describe, expect, it } from 'vitest';
+import { ColumnAxis, STEP_AXIS } from '../src/chart/axis';
+import { ColumnTable } from '../src/chart/columns';
+import { usualRange } from '../src/chart/range';
+import { fileName, toCsv } from '../src/chart/save';
+import { SmoothedColumn } from '../src/chart/smooth';
+
+function table(numColumns: number, ...rows: number[][]): ColumnTable {
+  const made = new ColumnTable(numColumns, 1);
+  append(made, ...rows);
+  return made;
+}
+
+function append(target: ColumnTable, ...rows: number[][]): void {
+  const columns = Array.from({ length: target.numColumns }, (_, column) =>
+    rows.map(row => row[column]!)
+  );
+  target.append(Float64Array.from(columns.flat()), rows.length);
+}
+
+describe('axes', () => {
+  it('are the steps themselves, or a column of the step table times a factor', () => {
+    const steps = table(3, [1, 0.5, 8], [2, 0.4, 16]);
+    const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 2);
+    expect([...STEP_AXIS.places(0, steps)]).toEqual([1, 2]);
+    expect([...axis.places(0, steps)]).toEqual([16, 32]);
+    append(steps, [3, 0.3, 20]);
+    expect([...axis.places(0, steps)]).toEqual([16, 32, 40]);
+  });
+
+  it('find the place of a metric by its step, and never go back', () => {
+    const steps = table(3, [1, 0, 8], [2, 0, 16], [3, 0, 12]);
+    const metric = table(2, [2, 0.9], [3, 0.95], [9, 0.99]);
+    const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 1);
+    expect([...axis.places(0, metric)]).toEqual([16, 16, 16]);
+    expect(axis.placeOf(1)).toBe(8);
+  });
+});
+
+describe('smoothing', () => {
+  it('is the weighted mean of what came before, without a bias at the start', () => {
+    const raw = table(2, [1, 4], [2, 8]);
+    const smooth = new SmoothedColumn(raw, 1, 0.5);
+    expect([...smooth.values()]).toEqual([4, (0.25 * 4 + 0.5 * 8) / 0.75]);
+  });
+
+  it('goes on where it ended and passes by what is not finite', () => {
+    const rows = [
+      [1, 4],
+      [2, NaN],
+      [3, 8],
+      [4, 1]
+    ];
+    const growing = table(2, rows[0]!);
+    const smooth = new SmoothedColumn(growing, 1, 0.9);
+    smooth.values();
+    append(growing, ...rows.slice(1));
+    expect([...smooth.values()]).toEqual([...new SmoothedColumn(growing, 1, 0.9).values()]);
+    expect(smooth.values()[1]).toBeNaN();
+    expect(smooth.values()[3]).toBeGreaterThan(1);
+  });
+});
+
+describe('the usual range', () => {
+  it('leaves a spike out and keeps a straight line whole', () => {
+    const line = Array.from({ length: 1000 }, (_, index) => index);
+    expect(usualRange(line)).toEqual([0, 999]);
+    const [low, high] = usualRange([...line, 1e9, null, undefined])!;
+    expect(low).toBe(0);
+    expect(high).toBeLessThan(2000);
+    expect(usualRange([null])).toBeNull();
+  });
+});
+
+describe('files', () => {
+  it('join columns by their places and lose no digit', () => {
+    const text = toCsv('step', [
+      { label: 'rank 0', xs: [1, 2], ys: [0.1 + 0.2, NaN] },
+      { label: '=SUM(A1), "x"', xs: [2, 3], ys: [5, 6] }
+    ]);
+    expect(text.split('\n')).toEqual([
+      'step,rank 0,"\'=SUM(A1), ""x"""',
+      '1,0.30000000000000004,',
+      '2,NaN,5',
+      '3,,6',
+      ''
+    ]);
+  });
+
+  it('have names without anything that a file system minds', () => {
+    expect(fileName('loss - ../../<b>run</b>', 'csv')).toBe('loss---b-run-b.csv');
+    expect(fileName('///', 'png')).toBe('chart.png');
+  });
+});
