@@ -3,16 +3,15 @@
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_nb.cli import checkpoint, demo, selftest
-from accel_nb.config import environment_layer, parse_flags, resolve, usage
-from accel_nb.config.export import options_markdown, schema_json
+from accel_nb.cli import checkpoint, configure, demo, selftest
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
-from accel_nb.runtime.environment import option_variables
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
 accel-nb config show [flags]   every option, its value and where it came from
+accel-nb config init           begin a file of options for this machine (--out FILE)
+accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE)
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
@@ -43,40 +42,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequence[str]]:
     """Return what to run and its arguments."""
-    group, action = words[0], " ".join(words[1:2])
-    if group == "demo":
-        return demo.run, words[1:]
-    if group == "checkpoint":
-        return checkpoint.run, words[1:]
-    if group == "test":
-        return selftest.run, words[1:]
-    if group != "config":
-        near = did_you_mean(group, ["checkpoint", "config", "demo", "test"])
+    group = words[0]
+    if group not in _COMMANDS:
+        near = did_you_mean(group, list(_COMMANDS))
         raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
-    if action not in _CONFIG_COMMANDS:
-        choices = ", ".join(_CONFIG_COMMANDS)
-        given = f"{action!a} is no command of config" if action else "config needs a command"
-        raise ConfigError(f"{given}{did_you_mean(action, list(_CONFIG_COMMANDS))}; give one of {choices}")
-    return _CONFIG_COMMANDS[action], words[2:]
+    return _COMMANDS[group], words[1:]
 
 
-def _show(words: Sequence[str]) -> str:
-    resolved = resolve([environment_layer(option_variables()), parse_flags(words, source="command line")])
-    return resolved.table() + "\n"
-
-
-def _alone(text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
-    def run(words: Sequence[str]) -> str:
-        if words:
-            raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
-        return text()
-
-    return run
-
-
-_CONFIG_COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "show": _show,
-    "schema": _alone(schema_json),
-    "docs": _alone(options_markdown),
-    "flags": _alone(lambda: usage("accel-nb config show") + "\n"),
+_COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
+    "checkpoint": checkpoint.run,
+    "config": configure.run,
+    "demo": demo.run,
+    "test": selftest.run,
 }

@@ -55,8 +55,7 @@ def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.Pa
     Raises:
         ConfigError: if an option is wrong or the file cannot be written.
     """
-    document = {"version": SCHEMA_VERSION, **nested(_json_ready(options))}
-    text = "# Options of accel_nb; docs/options.md lists them all.\n" + _dump(document)
+    text = dumps(options)
     target = Path(path).expanduser().resolve()
     if target.exists() and not target.is_file():
         raise ConfigError(f"{_name(path)}: is not a plain file; give the path of a file")
@@ -64,6 +63,25 @@ def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.Pa
         _replace(target, text)
     except OSError as error:
         raise ConfigError(f"{_name(path)}: cannot be written ({error.strerror}); choose another place") from error
+
+
+def dumps(options: Resolved | Config | Mapping[str, Any]) -> str:
+    """Return options as the text that ``write_file`` writes; raises ConfigError if one is wrong."""
+    document = {"version": SCHEMA_VERSION, **nested(_json_ready(options))}
+    return "# Options of accel_nb; docs/options.md lists them all.\n" + _dump(document)
+
+
+def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Return the mapping that another program's YAML file holds, read as carefully as a file of options.
+
+    Raises:
+        ConfigError: if the file cannot be read or is not a mapping.
+    """
+    source = os.fspath(path)
+    try:
+        return _parse(_read_text(source), source)[0]
+    except _Refused as error:
+        raise ConfigError(f"{_name(source)}: {error}") from None
 
 
 def _json_ready(options: Resolved | Config | Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""``accel-nb config``: show the options, begin a file of them, bring one over from accelerate."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from accel_nb.config import environment_layer, parse_flags, resolve, usage
+from accel_nb.config.export import options_markdown, schema_json
+from accel_nb.config.layers import did_you_mean
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.environment import option_variables
+
+
+def run(words: Sequence[str]) -> str:
+    """Run one of the commands and return what it says; raises `ConfigError` for wrong use and wrong files."""
+    action = " ".join(words[:1])
+    if action not in _COMMANDS:
+        choices = ", ".join(_COMMANDS)
+        given = f"{action!a} is no command of config" if action else "config needs a command"
+        raise ConfigError(f"{given}{did_you_mean(action, list(_COMMANDS))}; give one of {choices}")
+    return _COMMANDS[action](words[1:])
+
+
+def _show(words: Sequence[str]) -> str:
+    resolved = resolve([environment_layer(option_variables()), parse_flags(words, source="command line")])
+    return resolved.table() + "\n"
+
+
+def _init(words: Sequence[str]) -> str:
+    from accel_nb.config.starter import starter_file
+    from accel_nb.runtime.hardware import inspect_machine
+
+    parser = _Parser(prog="accel-nb config init", description="Begin a file of options for this machine.")
+    parser.add_argument("--out", metavar="FILE", help="the new file; without it the text is printed")
+    options = parser.parse_args(words)
+    machine = inspect_machine()
+    text = starter_file(len(machine.gpus), machine.num_cores)
+    return text if options.out is None else _written(options.out, text)
+
+
+def _import(words: Sequence[str]) -> str:
+    from accel_nb.config.files import dumps, read_document
+    from accel_nb.config.foreign import import_accelerate
+
+    parser = _Parser(prog="accel-nb config import", description="Read the file that `accelerate config` wrote.")
+    parser.add_argument(
+        "file", metavar="FILE", help="the file, often ~/.cache/huggingface/accelerate/default_config.yaml"
+    )
+    parser.add_argument("--out", metavar="FILE", help="the new file of options; without it the options are printed")
+    options = parser.parse_args(words)
+    found = import_accelerate(read_document(options.file), options.file)
+    text = dumps(found.options)
+    end = f"\n{text}" if options.out is None else _written(options.out, text)
+    return f"{found.table()}\n{end}"
+
+
+def _written(path: str, text: str) -> str:
+    try:
+        with open(Path(path).expanduser(), "x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise ConfigError(f"{path}: is there already, and is kept; give another --out or remove it") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
+    return f"wrote {path}; use it with --config {path}\n"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{self.prog}: {message}")
+
+
+def _alone(text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
+    def tell(words: Sequence[str]) -> str:
+        if words:
+            raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
+        return text()
+
+    return tell
+
+
+_COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
+    "show": _show,
+    "init": _init,
+    "import": _import,
+    "schema": _alone(schema_json),
+    "docs": _alone(options_markdown),
+    "flags": _alone(lambda: usage("accel-nb config show") + "\n"),
+}

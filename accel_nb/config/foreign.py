@@ -1,0 +1,181 @@
+"""The YAML file of `accelerate config`, read into options: what is taken, what is not needed, what is left behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.config.layers import Layer, quoted, resolve
+from accel_nb.errors import ConfigError
+
+_UNSET = (None, "", "no", "NO", "none", "None")
+
+
+@dataclass(slots=True)
+class Imported:
+    """What became of a foreign file: options, and one line for each of its values.
+
+    ``taken`` maps a foreign name to the options it became; ``needless`` and ``left`` map it to the reason.
+    """
+
+    options: dict[str, Any] = field(default_factory=dict)
+    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
+    needless: dict[str, str] = field(default_factory=dict)
+    left: dict[str, str] = field(default_factory=dict)
+
+    def table(self) -> str:
+        """Return a line for each value of the file, those that were left behind last."""
+        rows = [
+            (name, "->", ", ".join(f"{option}: {_text(value)}" for option, value in options.items()))
+            for name, options in self.taken.items()
+        ]
+        rows += [(name, "ok", reason) for name, reason in self.needless.items()]
+        rows += [(name, "LEFT", reason) for name, reason in self.left.items()]
+        width = max((len(name) for name, _, _ in rows), default=0)
+        return "\n".join(f"{name:<{width}}  {sign:<4}  {text}" for name, sign, text in rows)
+
+
+def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
+    """Return the options that an accelerate config's values stand for.
+
+    Each value of the file is accounted for. Raises `ConfigError` if nothing in the document is one of that file's
+    names, so that it is most likely another file.
+    """
+    values = dict(_flat(document))
+    known = [name for name in values if name in _RULES or name.partition(".")[0] in _SECTIONS]
+    if not known:
+        raise ConfigError(f"{source}: holds no value of an accelerate config file; give the file that it wrote")
+    found = Imported()
+    for name, value in values.items():
+        if value in _UNSET and name not in ("mixed_precision", "distributed_type"):
+            found.needless[name] = "not set"
+            continue
+        rule = _RULES.get(name)
+        if rule is None:
+            section = _SECTIONS.get(name.partition(".")[0])
+            found.left[name] = section or "no option of accel_nb stands for it"
+            continue
+        outcome = rule(value, values)
+        if isinstance(outcome, str):
+            found.needless[name] = outcome
+        elif isinstance(outcome, _Left):
+            found.left[name] = outcome.reason
+        else:
+            _take(found, name, outcome, source)
+    return found
+
+
+def _take(found: Imported, name: str, options: dict[str, Any], source: str) -> None:
+    try:
+        resolve([Layer("file", options, f"{name} in {source}")])
+    except ConfigError as error:
+        found.left[name] = error.problems[0]
+        return
+    found.taken[name] = options
+    found.options.update(options)
+
+
+def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    flat: list[tuple[str, Any]] = []
+    for name, value in document.items():
+        if isinstance(value, dict) and value and not prefix:
+            flat += _flat(value, f"{name}.")
+        else:
+            flat.append((f"{prefix}{name}", value if not isinstance(value, dict) else None))
+    return flat
+
+
+def _text(value: Any) -> str:
+    return {True: "true", False: "false"}.get(value, quoted(value)) if isinstance(value, bool) else quoted(value)
+
+
+@dataclass(frozen=True, slots=True)
+class _Left:
+    """Why a value cannot come along."""
+
+    reason: str
+
+
+Outcome = dict[str, Any] | str | _Left
+"""Options, the reason why none are needed, or why there are none."""
+
+Rule = Callable[[Any, Mapping[str, Any]], Outcome]
+
+
+def _machine(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    return "this machine is meant" if value == "LOCAL_MACHINE" else _Left(f"{quoted(value)} is not served")
+
+
+def _distributed(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    if value in ("NO", "no", "MULTI_CPU", "MULTI_GPU", "MULTI_XPU", "MULTI_NPU"):
+        return "strategy auto does so"
+    return {"strategy": str(value).lower()}
+
+
+def _workers(value: Any, values: Mapping[str, Any]) -> Outcome:
+    on_cpu = values.get("use_cpu") is True or values.get("distributed_type") == "MULTI_CPU"
+    return {"cpus" if on_cpu else "gpus": value}
+
+
+def _devices(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    if value == "all":
+        return "every visible GPU may be used"
+    return _Left(f"set CUDA_VISIBLE_DEVICES={value} before the notebook or script starts")
+
+
+def _one(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    return "one machine" if value in (0, 1) else _Left("several machines are started with torchrun")
+
+
+def _switch(value: Any, _values: Mapping[str, Any]) -> Outcome:
+    return _Left("no option of accel_nb stands for it") if value else "off"
+
+
+def _under(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
+    return lambda value, _values: {option: change(value)}
+
+
+def _needless(reason: str) -> Rule:
+    return lambda _value, _values: reason
+
+
+_RULES: Mapping[str, Rule] = {
+    "compute_environment": _machine,
+    "distributed_type": _distributed,
+    "num_processes": _workers,
+    "use_cpu": _needless("see num_processes"),
+    "gpu_ids": _devices,
+    "mixed_precision": _under("precision"),
+    "debug": _under("debug"),
+    "num_machines": _one,
+    "machine_rank": _one,
+    "main_training_function": _needless("a script is run as it is"),
+    "same_network": _needless("nothing depends on it"),
+    "rdzv_backend": _needless("local workers meet in memory of their own"),
+    "enable_cpu_affinity": _switch,
+    "downcast_bf16": _switch,
+    "tpu_use_cluster": _switch,
+    "tpu_use_sudo": _switch,
+    "tpu_env": _switch,
+    "dynamo_config.dynamo_backend": _under("compile.backend", lambda value: str(value).lower()),
+    "dynamo_config.dynamo_mode": _under("compile.mode"),
+    "dynamo_config.dynamo_use_dynamic": _under(
+        "compile.dynamic", lambda value: {True: "yes", False: "no"}.get(value, value)
+    ),
+    "dynamo_config.dynamo_use_fullgraph": _under("compile.fullgraph"),
+    "dynamo_config.dynamo_use_regional_compilation": _under("compile.regional"),
+    "deepspeed_config.gradient_accumulation_steps": _under("accumulate"),
+    "deepspeed_config.gradient_clipping": _under("clip"),
+}
+"""What to do with each value; an option that does not exist makes `resolve` say so, and the value is left behind."""
+
+_SECTIONS: Mapping[str, str] = {
+    "deepspeed_config": "DeepSpeed's options are not imported",
+    "fsdp_config": "FSDP's options are not imported",
+    "fp8_config": "fp8 is not served by this version",
+    "megatron_lm_config": "Megatron-LM is not served",
+    "parallelism_config": "parallelism beyond data is not served by this version",
+    "mpirun_config": "start the workers with mpirun itself",
+    "dynamo_config": "no option of accel_nb stands for it",
+}

@@ -1,0 +1,44 @@
+"""The file of options to begin with: what this machine suggests, and every other option behind a comment sign."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from accel_nb.config.files import dumps
+from accel_nb.config.schema import OPTIONS, SECTIONS, Config, Option
+
+_WIDTH = 100
+
+
+def starter_file(num_gpus: int, num_cores: int) -> str:
+    """Return a file that `read_file` takes, with the workers and the precision that fit such a machine."""
+    suggested = _suggested(num_gpus, num_cores)
+    lines = [*dumps(suggested).splitlines(), "", "# Everything else, with its default. Remove the sign to set it."]
+    lines += _commented((option for option in OPTIONS.values() if option.section is None), suggested)
+    for section in SECTIONS:
+        options = [option for option in OPTIONS.values() if option.section == section]
+        if options:
+            lines += ["", f"# {Config.model_fields[section].description}", f"#{section}:"]
+            lines += _commented(options, suggested)
+    return "\n".join(lines) + "\n"
+
+
+def _suggested(num_gpus: int, num_cores: int) -> dict[str, Any]:
+    if num_gpus:
+        return {"gpus": num_gpus, "precision": "auto"}
+    return {"cpus": max(1, min(2, num_cores))}
+
+
+def _commented(options: Iterable[Option], suggested: dict[str, Any]) -> list[str]:
+    lines: list[str] = []
+    for option in options:
+        if option.name in suggested or option.name == "config":
+            continue
+        help_text = f"{option.field.description} Allowed: {option.allowed}."
+        lines += ["", *textwrap.wrap(help_text, _WIDTH, initial_indent="# ", subsequent_indent="# ")]
+        indent = "  " if option.section else ""
+        lines.append(f"#{indent}{option.name.rpartition('.')[2]}: {json.dumps(option.default)}")
+    return lines
