@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from accel_nb.bigmodel.offload import cpu_offload, disk_offload, dispatch_model
     from accel_nb.bigmodel.ready import load
     from accel_nb.bigmodel.turns import cpu_offload_with_hook
+    from accel_nb.telemetry.trackers import GeneralTracker
 
     __version__: str
 
@@ -48,6 +49,7 @@ __all__ = [
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedType",
+    "GeneralTracker",
     "GradScalerKwargs",
     "GradientAccumulationPlugin",
     "GradientState",
@@ -88,6 +90,7 @@ _HOMES = {
     "DataLoaderConfiguration": "accel_nb.accelerator.plugins",
     "DistributedDataParallelKwargs": "accel_nb.accelerator.plugins",
     "DistributedType": "accel_nb.accelerator.places",
+    "GeneralTracker": "accel_nb.telemetry.trackers",
     "GradScalerKwargs": "accel_nb.accelerator.plugins",
     "GradientAccumulationPlugin": "accel_nb.accelerator.plugins",
     "GradientState": "accel_nb.accelerator.places",

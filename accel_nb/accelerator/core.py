@@ -20,7 +20,7 @@ from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.enter import enter
 from accel_nb.accelerator.join import joined
 from accel_nb.accelerator.metrics import gather_for_metrics
-from accel_nb.accelerator.places import AcceleratorState, GradientState, Placed
+from accel_nb.accelerator.places import AcceleratorState, GradientState
 from accel_nb.accelerator.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -40,6 +40,7 @@ from accel_nb.accelerator.resuming import Resumer
 from accel_nb.accelerator.seeding import checked_types
 from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
 from accel_nb.accelerator.stepper import Stepper
+from accel_nb.accelerator.tracking import Tracked
 from accel_nb.accelerator.trigger import Trigger
 from accel_nb.checkpoint.export import save_plain, save_weights
 from accel_nb.config import Resolved, ambient_layers, environment_layer, resolve
@@ -56,14 +57,15 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import plain_view
-from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, Prepared, Sink, current_sink
+from accel_nb.telemetry.events import CheckpointSaved, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
+from accel_nb.telemetry.trackers.choose import checked_choice
 
 T = TypeVar("T")
 
 
-class Accelerator(Placed):
+class Accelerator(Tracked):
     """Prepares models, optimizers, schedulers and loaders to train on every device of its world.
 
     Every rank builds it and makes the same calls. Nothing is shared between accelerators: several may live side by
@@ -96,7 +98,7 @@ class Accelerator(Placed):
         world: World | None = None,
         sink: Sink | None = None,
         registry: Registry | None = None,
-        log_with: object = None,
+        log_with: Any = None,
         fsdp_plugin: object = None,
         deepspeed_plugin: object = None,
         deepspeed_plugins: object = None,
@@ -132,8 +134,9 @@ class Accelerator(Placed):
             world: This process's place, if neither the environment nor ``comm`` says it.
             sink: Takes the events of training; by default the cell's.
             registry: The strategies to choose from; by default those installed.
-            log_with: Refused, as all that follow: known names that this version does not serve yet.
-            fsdp_plugin: Not served yet.
+            log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
+                ``all`` that are installed, a tracker of your own, or a list of these.
+            fsdp_plugin: Refused, as all that follow: known names that this version does not serve yet.
             deepspeed_plugin: Not served yet.
             deepspeed_plugins: Not served yet.
             megatron_lm_plugin: Not served.
@@ -144,7 +147,6 @@ class Accelerator(Placed):
         """
         refuse_later(
             {
-                "log_with": log_with,
                 "fsdp_plugin": fsdp_plugin,
                 "deepspeed_plugin": deepspeed_plugin,
                 "deepspeed_plugins": deepspeed_plugins,
@@ -153,6 +155,7 @@ class Accelerator(Placed):
                 "parallelism_config": parallelism_config,
             }
         )
+        self._tracker_choice = checked_choice(log_with)
         handlers = checked_handlers(kwargs_handlers)
         arguments = {
             "precision": mixed_precision,
@@ -775,18 +778,6 @@ class Accelerator(Placed):
 
     # --- telling ---
 
-    def log(self, values: Mapping[str, Any], step: int | None = None) -> None:
-        """Report values by name; reading a tensor waits for its device."""
-        at = self._stepper.num_steps if step is None else step
-        for name, value in values.items():
-            try:
-                number = float(value.detach() if isinstance(value, Tensor) else value)
-            except (TypeError, ValueError, RuntimeError):
-                raise MisuseError(
-                    f"log({name!r}) got a {type(value).__name__}; it takes numbers and tensors of one value"
-                ) from None
-            self._sink.emit(MetricLogged(self._world.rank, at, time.time(), str(name), number))
-
     @contextmanager
     def profile(
         self,
@@ -906,6 +897,7 @@ class Accelerator(Placed):
         try:
             self._state.close()
         finally:
+            self.end_training()
             self._stepper.flush()
             self._preparer.release(self._preparer.objects)
             self._strategy.close()

@@ -76,7 +76,10 @@ _TQDM = _in("accel_nb.accelerator.progress", "tqdm")
 # Names of parts that are served as soon as accel_nb has them at its top level.
 _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
 _RESUME = _in("accel_nb", "skip_first_batches")
-_TRACKERS = _in("accel_nb", "GeneralTracker")
+_TRACKERS = {
+    **_in("accel_nb", "GeneralTracker"),
+    "TensorBoardTracker": "accel_nb.telemetry.trackers.tensorboard:TensorBoardTracker",
+}
 _BIG = _in(
     "accel_nb",
     "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model init_empty_weights "
@@ -162,10 +165,9 @@ _PARTS = {
     "fp8 is not served yet": "AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine",
     "quantisation is not served yet": "BnbQuantizationConfig bnb load_and_quantize_model",
     "pipelined inference is not served yet": "inference prepare_pippy",
-    "trackers are not served yet: Accelerator.log shows values in the panel": (
-        "tracking GeneralTracker TensorBoardTracker WandBTracker TrackioTracker CometMLTracker AimTracker "
-        "MLflowTracker ClearMLTracker DVCLiveTracker SwanLabTracker filter_trackers get_available_trackers "
-        "register_tracker_class"
+    "this tracker is not served yet; tensorboard and jsonl are, and a GeneralTracker of your own": (
+        "WandBTracker TrackioTracker CometMLTracker AimTracker MLflowTracker ClearMLTracker DVCLiveTracker "
+        "SwanLabTracker filter_trackers get_available_trackers register_tracker_class"
     ),
     "the notebook launcher is not served yet: a %%accelerate cell, or torchrun, starts workers": (
         "launchers notebook_launcher debug_launcher PrepareForLaunch"

@@ -83,7 +83,7 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
         ("import accelerate.utils.deepspeed", "sharded and engine strategies"),
         ("from accelerate.utils import BnbQuantizationConfig", "quantisation"),
         ("import accelerate.commands.launch", "command line"),
-        ("from accelerate.tracking import WandBTracker", "trackers"),
+        ("from accelerate.tracking import WandBTracker", "tracker"),
         ("from accelerate.hooks import CpuOffload", "big models"),
         ("import accelerate.not_there", "no counterpart"),
     ],

@@ -38,6 +38,7 @@ TRAINING = {
     "local_sgd": 8,
     "adversarial": 16,
     "cross_validation": 32,
+    "tracking": 16,
 }
 
 

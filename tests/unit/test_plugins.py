@@ -155,7 +155,10 @@ def test_every_option_of_power_sgd_has_its_torch_name():
         ),
         ({"dynamo_plugin": TorchDynamoPlugin("eager", options={"a": 1})}, "options from TorchDynamoPlugin"),
         ({"dataloader_config": DataLoaderConfiguration(use_stateful_dataloader=True)}, "use_stateful_dataloader=True"),
-        ({"fsdp_plugin": object(), "log_with": "all"}, "log_with was given .*\n?.*fsdp_plugin was given"),
+        (
+            {"fsdp_plugin": object(), "torch_tp_plugin": object()},
+            "fsdp_plugin was given .*\n?.*torch_tp_plugin was given",
+        ),
     ],
 )
 def test_what_disagrees_or_is_not_served_is_an_error_that_names_it(arguments, words):

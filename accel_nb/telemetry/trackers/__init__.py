@@ -1,0 +1,7 @@
+"""Where logged values go beside the panel: experiment trackers, one run a job, written off the training thread."""
+
+from accel_nb.telemetry.trackers.base import GeneralTracker
+from accel_nb.telemetry.trackers.choose import BUILT_IN, chosen_trackers
+from accel_nb.telemetry.trackers.feed import TrackerFeed
+
+__all__ = ["BUILT_IN", "GeneralTracker", "TrackerFeed", "chosen_trackers"]

@@ -1,0 +1,56 @@
+"""What a tracker is: the well-known interface, so that trackers that were written for it work as they are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+_SECRET = re.compile(r"(?i)(^|[_\W])(api_?key|token|secret|password|passwd|credentials?)($|[_\W])")
+
+
+class GeneralTracker:
+    """A place that values of a run are logged to.
+
+    Subclass it for a tracker of your own: give ``name`` and ``requires_logging_directory``, and override what the
+    backend has. All methods are called in one thread of the main rank, `start` first and `finish` last. What they raise
+    is reported once, and the training goes on without the tracker.
+    """
+
+    name: str = ""
+    requires_logging_directory: bool = False
+    main_process_only: bool = True
+
+    def __init__(self, _blank: bool = False) -> None:
+        """Open nothing yet: that is what `start` is for."""
+
+    @property
+    def tracker(self) -> Any:
+        """The backend's own object, once started."""
+        return None
+
+    def start(self) -> None:
+        """Open the run."""
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Keep the run's configuration; secrets have been taken out."""
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Log values of one step: numbers, texts, and dictionaries of numbers."""
+
+    def flush(self) -> None:
+        """Bring what was logged to where it stays; called when no more values wait."""
+
+    def finish(self) -> None:
+        """Close the run."""
+
+
+def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the configuration with the values of what is named like a secret replaced, at any depth."""
+    kept: dict[str, Any] = {}
+    for name, value in values.items():
+        if _SECRET.search(str(name)):
+            kept[name] = "***"
+        else:
+            kept[name] = without_secrets(value) if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownArgumentType]
+    return kept

@@ -1,0 +1,97 @@
+"""Which trackers ``log_with`` means."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any
+
+from accel_nb.config.layers import did_you_mean
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.telemetry.trackers.base import GeneralTracker
+
+BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "jsonl": ("accel_nb.telemetry.trackers.jsonl:JsonlTracker", "json"),
+        "tensorboard": ("accel_nb.telemetry.trackers.tensorboard:TensorBoardTracker", "tensorboard"),
+    }
+)
+"""Names, where each is, and the package that it needs."""
+
+_LATER = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
+
+
+def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
+    """Return what ``log_with`` asks for: names and trackers; raises `ConfigError` for what there is not.
+
+    ``all`` means what is installed, and needs no folder to be found.
+    """
+    if log_with is None:
+        return ()
+    wanted: list[Any] = list(log_with) if isinstance(log_with, list | tuple) else [log_with]  # pyright: ignore[reportUnknownArgumentType]
+    chosen: list[str | GeneralTracker] = []
+    problems: list[str] = []
+    for item in wanted:
+        if _is_tracker(item):
+            chosen.append(item)
+            continue
+        name = str(item.value if isinstance(item, Enum) else item).lower()
+        if name == "all":
+            chosen += [known for known, (_, package) in BUILT_IN.items() if importlib.util.find_spec(package)]
+        elif name in _LATER:
+            problems.append(f"log_with: {name} is not served by this version; give a GeneralTracker of your own")
+        elif name not in BUILT_IN:
+            problems.append(
+                f"log_with: {name!a} is no tracker{did_you_mean(name, list(BUILT_IN))}; there are {', '.join(BUILT_IN)}"
+            )
+        elif importlib.util.find_spec(BUILT_IN[name][1]) is None:
+            problems.append(f"log_with: {name} needs a package; pip install {BUILT_IN[name][1]}")
+        else:
+            chosen.append(name)
+    if problems:
+        raise ConfigError(problems)
+    return tuple(dict.fromkeys(chosen))
+
+
+def chosen_trackers(
+    choice: tuple[str | GeneralTracker, ...],
+    run: str,
+    folder: str | os.PathLike[str] | None,
+    options: Mapping[str, Mapping[str, Any]],
+) -> list[GeneralTracker]:
+    """Build the trackers of a choice; ``options`` are keyword arguments for each by name. Opens nothing.
+
+    Raises `MisuseError` where a tracker needs a folder and there is none, and for options of a tracker not chosen.
+    """
+    names = [item if isinstance(item, str) else item.name for item in choice]
+    if unknown := [name for name in options if name not in names]:
+        raise MisuseError(f"init_kwargs names {', '.join(unknown)}, and log_with has {', '.join(names) or 'nothing'}")
+    trackers: list[GeneralTracker] = []
+    for item in choice:
+        if not isinstance(item, str):
+            trackers.append(item)
+            continue
+        module, _, attribute = BUILT_IN[item][0].partition(":")
+        kind = getattr(importlib.import_module(module), attribute)
+        arguments: dict[str, Any] = {"run_name": _safe(run)}
+        if kind.requires_logging_directory:
+            if folder is None:
+                raise MisuseError(f"{item} writes files and knows no folder; give Accelerator(project_dir=...)")
+            arguments["logging_dir"] = folder
+        trackers.append(kind(**{**arguments, **options.get(item, {})}))
+    return trackers
+
+
+def _is_tracker(item: Any) -> bool:
+    # By what it has: a class that was written for the other package is as good.
+    return not isinstance(item, str | Enum) and callable(getattr(item, "log", None)) and hasattr(item, "name")
+
+
+def _safe(run: str) -> str:
+    """Return a run's name as the name of a file: a run cannot leave the folder."""
+    name = "".join(letter if letter.isalnum() or letter in "-_. " else "_" for letter in run).strip(". ")
+    return name[:128] or "run"

@@ -1,0 +1,68 @@
+"""A tracker that needs no package: one line of JSON for each call of ``log``."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from pathlib import Path
+from typing import Any, TextIO
+
+from accel_nb.telemetry.trackers.base import GeneralTracker
+
+
+class JsonlTracker(GeneralTracker):
+    """Appends to ``LOGGING_DIR/RUN.jsonl``: first the configuration, then values with step and time."""
+
+    name = "jsonl"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
+        """Name the file; `start` opens it."""
+        super().__init__()
+        self.path = Path(logging_dir) / f"{run_name}.jsonl"
+        self._file: TextIO | None = None
+
+    @property
+    def tracker(self) -> TextIO | None:
+        """The open file."""
+        return self._file
+
+    def start(self) -> None:
+        """Open the file; a run of that name goes on in it."""
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = self.path.open("a", encoding="utf-8")
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Write the configuration."""
+        self._write({"config": values})
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Write one line; what JSON has no number for is written by its name."""
+        self._write({"step": step, "time": time.time(), "values": values})
+
+    def flush(self) -> None:
+        """Hand the lines to the system."""
+        if self._file is not None:
+            self._file.flush()
+
+    def finish(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _write(self, record: dict[str, Any]) -> None:
+        assert self._file is not None, "start comes first"
+        self._file.write(json.dumps(_plain(record), default=str, allow_nan=False) + "\n")
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return repr(value)
+    if isinstance(value, dict):
+        return {str(key): _plain(item) for key, item in value.items()}  # pyright: ignore[reportUnknownArgumentType, reportUnknownVariableType]
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value

@@ -1,0 +1,65 @@
+"""TensorBoard's files, by PyTorch's own writer."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from accel_nb.telemetry.trackers.base import GeneralTracker
+
+
+class TensorBoardTracker(GeneralTracker):
+    """Writes to the folder ``LOGGING_DIR/RUN``; a run of that name goes on there."""
+
+    name = "tensorboard"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Name the folder; ``kwargs`` go to ``SummaryWriter``."""
+        super().__init__()
+        self.folder = Path(logging_dir) / run_name
+        self._options = kwargs
+        self._writer: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """The ``SummaryWriter``."""
+        return self._writer
+
+    def start(self) -> None:
+        """Open the event file."""
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._writer = SummaryWriter(str(self.folder), **self._options)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Show the configuration among the hyperparameters."""
+        flat = {
+            name: value if isinstance(value, int | float | str | bool) else repr(value)
+            for name, value in values.items()
+        }
+        self._writer.add_hparams(flat, {}, run_name=".")
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Add scalars, texts, and dictionaries of scalars to be shown in one chart."""
+        for name, value in values.items():
+            if isinstance(value, str):
+                self._writer.add_text(name, value, global_step=step, **kwargs)
+            elif isinstance(value, dict):
+                self._writer.add_scalars(name, value, global_step=step, **kwargs)
+            else:
+                self._writer.add_scalar(name, value, global_step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Add batches of images, as ``SummaryWriter.add_images`` takes them."""
+        for name, images in values.items():
+            self._writer.add_images(name, images, global_step=step, **kwargs)
+
+    def flush(self) -> None:
+        """Write what is buffered."""
+        self._writer.flush()
+
+    def finish(self) -> None:
+        """Close the event file."""
+        self._writer.close()
