@@ -1,9 +1,9 @@
-"""``accel-nb checkpoint|config|demo|test``. Exit status: 0 done, 1 it failed, 2 bad input (one line a problem)."""
+"""``accel-nb checkpoint|config|demo|estimate|test``. Exit status: 0 done, 1 it failed, 2 bad input (one line a problem)."""
 
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_nb.cli import checkpoint, demo, selftest
+from accel_nb.cli import checkpoint, demo, estimate, selftest
 from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.layers import did_you_mean
@@ -17,6 +17,7 @@ accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
+accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
@@ -35,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except demo.DemoFailed as error:
         print(error, file=sys.stderr)
         return 1
-    except selftest.SelfTestFailed as error:
+    except (estimate.NothingFits, selftest.SelfTestFailed) as error:
         print(error)
         return 1
     return 0
@@ -48,10 +49,12 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
         return demo.run, words[1:]
     if group == "checkpoint":
         return checkpoint.run, words[1:]
+    if group == "estimate":
+        return estimate.run, words[1:]
     if group == "test":
         return selftest.run, words[1:]
     if group != "config":
-        near = did_you_mean(group, ["checkpoint", "config", "demo", "test"])
+        near = did_you_mean(group, ["checkpoint", "config", "demo", "estimate", "test"])
         raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
     if action not in _CONFIG_COMMANDS:
         choices = ", ".join(_CONFIG_COMMANDS)
