@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from accel_nb.config import Config
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import SUFFIX, read_safetensors
 from accel_nb.forecast.plans import Forecast, Setting, forecast
 from accel_nb.forecast.request import Request, find_setting, read_request
 from accel_nb.forecast.sizes import with_optimizer
-from accel_nb.forecast.table import as_data, as_markdown, as_text
+from accel_nb.forecast.table import show
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.hardware import inspect_machine
@@ -28,7 +26,7 @@ def run(words: Sequence[str]) -> str:
     request = read_request(words, "accel-nb estimate", in_notebook=False)
     config = request.config(option_variables())
     setting = find_setting(
-        _devices(request, config),
+        request.other_devices(config) or [spec.device for spec in place_workers(gpus=config.gpus, cpus=config.cpus)],
         inspect_machine(),
         config,
         batch_size=request.batch_size or (1 if request.inputs else 0),
@@ -39,20 +37,6 @@ def run(words: Sequence[str]) -> str:
     if found.best is None:
         raise NothingFits(text.rstrip("\n"))
     return text
-
-
-def show(found: Forecast, form: str) -> str:
-    """Return the forecast in one of the forms that a request may ask for."""
-    if form == "json":
-        return json.dumps(as_data(found), indent=2) + "\n"
-    return (as_markdown(found) if form == "markdown" else as_text(found)) + "\n"
-
-
-def _devices(request: Request, config: Config) -> list[str]:
-    """Return the devices to plan for; with their memory given they need not be in this machine."""
-    if request.memory is not None and isinstance(config.gpus, int):
-        return [f"cuda:{index}" for index in range(config.gpus)]
-    return [spec.device for spec in place_workers(gpus=config.gpus, cpus=config.cpus)]
 
 
 def _forecast(request: Request, setting: Setting) -> Forecast:
@@ -68,8 +52,8 @@ def _forecast(request: Request, setting: Setting) -> Forecast:
         model = model_from_path(target, Path.cwd())
     else:
         raise ConfigError(
-            f"accel-nb estimate: {target[:200]!a} names no model; give package.module:name, a *{SUFFIX} file or a folder "
-            "of them, or the config.json of a transformers model"
+            f"accel-nb estimate: {target[:200]!a} names no model; give package.module:name, a *{SUFFIX} file or a "
+            "folder of them, or the config.json of a transformers model"
         )
     return forecast_model(
         model,

@@ -1,4 +1,7 @@
-"""``accel-nb checkpoint|config|demo|estimate|test``. Exit status: 0 done, 1 it failed, 2 bad input (one line a problem)."""
+"""``accel-nb checkpoint|config|demo|estimate|test``.
+
+Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
+"""
 
 import sys
 from collections.abc import Callable, Sequence

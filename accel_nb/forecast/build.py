@@ -69,7 +69,7 @@ def model_from_config(path: Path) -> nn.Module:
     if not isinstance(kind, str):
         raise ConfigError(f"{path} has no model_type: it is not the config.json of a transformers model")
     try:
-        import transformers
+        import transformers  # pyright: ignore[reportMissingImports]
     except ImportError:
         raise ConfigError(f"{path} describes a transformers model: pip install transformers") from None
     try:
@@ -123,7 +123,7 @@ def forecast_model(
     else:
         half = _HALVES.get(setting.precision)
         try:
-            plain = measure_activations(model, batch, setting.share, loss=loss, half=half)
+            plain = measure_activations(model, batch, setting.share, loss=loss, half=half, on_gpu=not setting.is_host)
             if any(weight.block for weight in found.weights):
                 again = _recomputed(model, batch, setting, loss, half, notes)
         except MisuseError as error:
@@ -150,7 +150,9 @@ def _recomputed(
     model: nn.Module, batch: Any, setting: Setting, loss: Loss | None, half: torch.dtype | None, notes: list[str]
 ) -> Activations | None:
     try:
-        return measure_activations(model, batch, setting.share, loss=loss, half=half, checkpoints=True)
+        return measure_activations(
+            model, batch, setting.share, loss=loss, half=half, checkpoints=True, on_gpu=not setting.is_host
+        )
     except MisuseError as error:
         notes.append(f"activation checkpointing is not counted: {error}")
         return None

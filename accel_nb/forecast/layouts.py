@@ -84,7 +84,7 @@ def _zero(stage: int, *, offloads: bool = False) -> Layout:
 
 
 LAYOUTS: tuple[Layout, ...] = (
-    Layout("one device", "torch", {"strategy": "single"}, max_world=1),
+    Layout("single", "torch", {"strategy": "single"}, max_world=1),
     Layout("ddp", "torch", {"strategy": "ddp"}, min_world=2),
     _fsdp("fsdp (2)", keeps_gathered=True),
     _zero(1),

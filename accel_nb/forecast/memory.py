@@ -62,7 +62,9 @@ def estimate(
     """
     if layout.engine == "torch":
         return _replicated(model, activations)
-    usage = _by_block(model, layout, world, is_half) if layout.engine == "blocks" else _flat(model, layout, world, is_half)
+    usage = (
+        _by_block(model, layout, world, is_half) if layout.engine == "blocks" else _flat(model, layout, world, is_half)
+    )
     kept = activations.num_bytes
     if is_half and activations.cast_bytes is not None:
         kept = activations.cast_bytes
@@ -113,7 +115,9 @@ def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
 def _flat(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
     """Weights lie one after the other and are cut into equal parts; ``optimizer`` includes the fp32 master weights."""
     trained = sum(weight.num_values for weight in _trained(model))
-    itemsizes = {weight.name: min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize for weight in model.weights}
+    itemsizes = {
+        weight.name: min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize for weight in model.weights
+    }
     parameters = sum(weight.num_values * itemsizes[weight.name] for weight in model.weights)
     gradients = sum(weight.num_values * itemsizes[weight.name] for weight in _trained(model))
     state = sum(weight.state_bytes * FLOAT_BYTES // weight.itemsize for weight in _trained(model))

@@ -15,6 +15,7 @@ from accel_nb.config import Config, Layer, environment_layer, parse_flags, resol
 from accel_nb.config.layers import quoted
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import ROOM_SHARE, Setting
+from accel_nb.forecast.sizes import size_text
 from accel_nb.runtime.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
@@ -53,6 +54,12 @@ class Request:
         """Return the run's options; ``variables`` are those of the environment. Raises `ConfigError`."""
         return resolve([environment_layer(variables), self.flags]).config
 
+    def other_devices(self, config: Config) -> list[str] | None:
+        """Return the devices of a machine that is not this one: GPUs whose memory is given; None for this one's."""
+        if self.memory is None or not isinstance(config.gpus, int):
+            return None
+        return [f"cuda:{index}" for index in range(config.gpus)]
+
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> Any:
@@ -77,7 +84,9 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Re
         inputs += (Sample("input_ids", "int64", (length,)), Sample("labels", "int64", (length,)))
     named = {sample.name for sample in inputs}
     if len(inputs) > 1 and (None in named or len(named) < len(inputs)):
-        raise ConfigError(f"{command}: several inputs need a name each, as in --input ids=int64:128 --input mask=bool:128")
+        raise ConfigError(
+            f"{command}: several inputs need a name each, as in --input ids=int64:128 --input mask=bool:128"
+        )
     label = getattr(options, "target_input", None)
     return Request(
         target=options.target,
@@ -97,7 +106,9 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Re
 def _parser(command: str, in_notebook: bool) -> _Parser:
     parser = _Parser(prog=command, allow_abbrev=False, add_help=not in_notebook, description=__doc__)
     if in_notebook:
-        parser.add_argument("target", nargs="?", metavar="MODEL", help="the model's name; none: the notebook's only one")
+        parser.add_argument(
+            "target", nargs="?", metavar="MODEL", help="the model's name; none: the notebook's only one"
+        )
         parser.add_argument("--data", metavar="NAME", help="a loader or a batch by name")
         parser.add_argument("--loss", metavar="NAME", help="a function of output and batch by name")
     else:
@@ -109,13 +120,17 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
             help="package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or "
             "the config.json of a transformers model",
         )
-        parser.add_argument("--input", action="append", metavar="[NAME=][DTYPE:]SHAPE", help="of one sample, as 3x224x224")
+        parser.add_argument(
+            "--input", action="append", metavar="[NAME=][DTYPE:]SHAPE", help="of one sample, as 3x224x224"
+        )
         parser.add_argument("--target", dest="target_input", metavar="[DTYPE:]SHAPE", help="of one sample, as int64")
         parser.add_argument("--sequence", metavar="N", help="short for input_ids and labels of N tokens")
         parser.add_argument("--dtype", choices=list(_ITEMSIZES), help="keep the weights in this type")
     parser.add_argument("--optimizer", metavar="NAME", help="default: adamw, or the notebook's own")
     parser.add_argument("--batch-size", metavar="N", help="what the loader yields")
-    parser.add_argument("--memory", metavar="SIZE", help="of one device, as 80GiB: plan for a machine that is not this one")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="of one device, as 80GiB: plan for a machine that is not this one"
+    )
     form = parser.add_mutually_exclusive_group()
     form.add_argument("--json", action="store_true")
     form.add_argument("--markdown", action="store_true")
@@ -142,10 +157,11 @@ def find_setting(
     """
     world = len(devices)
     is_host = not devices[0].startswith("cuda")
+    kind = ("CPU worker" if is_host else "GPU") + ("s" if world > 1 else "")
     if memory is not None:
-        free, name = memory, f"{world} x {'CPU worker' if is_host else 'GPU'} of {ByteSize(memory).human_readable()}"
+        free, name = memory, f"{world} {kind} of {size_text(memory)}"
     elif is_host:
-        free, name = machine.free_bytes // world, f"{world} CPU worker{'s' if world > 1 else ''}"
+        free, name = machine.free_bytes // world, f"{world} {kind}"
     else:
         gpus = [machine.gpus[int(device.partition(":")[2] or 0)] for device in devices]
         least = min(gpus, key=lambda gpu: gpu.free_bytes)

@@ -85,14 +85,28 @@ def with_optimizer(model: Model, name: str) -> Model:
     kind = OPTIMIZERS.get(name.lower())
     if kind is None:
         near = did_you_mean(name.lower(), list(OPTIMIZERS))
-        raise ConfigError(f"optimizer {name[:80]!a} is unknown{near}; known are {', '.join(OPTIMIZERS)}")
+        raise ConfigError(f"optimizer {name[:80]!a} is unknown; known are {', '.join(OPTIMIZERS)}{near}")
     weights = [
-        replace(weight, state_bytes=weight.num_values * weight.itemsize * kind.num_kept)
-        if weight.is_trainable
-        else weight
+        replace(weight, state_bytes=weight.num_values * weight.itemsize * kind.num_kept * weight.is_trainable)
         for weight in model.weights
     ]
     trained = sum(weight.num_values * weight.itemsize for weight in weights if weight.is_trainable)
-    return replace(
-        model, weights=tuple(weights), optimizer=name.lower(), step_bytes=trained * kind.num_scratch
-    )
+    return replace(model, weights=tuple(weights), optimizer=name.lower(), step_bytes=trained * kind.num_scratch)
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a size for people to read, three digits, in units of 2^10."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(num_bytes) >= 1000 and len(units) > 1:
+        num_bytes /= 1024
+        del units[0]
+    digits = 0 if units[0] == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
+    return f"{num_bytes:.{digits}f} {units[0]}"
+
+
+def count_text(count: int) -> str:
+    """Return a number of parameters for people to read: ``124 M``."""
+    for factor, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{unit}"
+    return str(count)

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from accel_nb.forecast.layouts import Layout
-from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
-from accel_nb.forecast.sizes import Model
+from accel_nb.forecast.plans import Forecast, Plan, Setting, has_checkpointing, largest_share, smallest
+from accel_nb.forecast.sizes import Model, count_text, size_text
 
 _HEAD = ("each rank", "parameters", "gradients", "optimizer", "activations", "exchange", "peak", "", "checkpointed", "")
 
 
+def show(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
+    """Return the forecast in one of the forms that a request may ask for, with a line break at the end."""
+    if form == "json":
+        return json.dumps(as_data(found), indent=2) + "\n"
+    return (as_markdown(found) if form == "markdown" else as_text(found)) + "\n"
+
+
 def as_text(found: Forecast) -> str:
     """Return a heading, the table, what is not known, and the choice."""
-    rows = [_HEAD, *_rows(found)]
+    rows = [_head(), *_rows(found)]
     used = [any(row[column] not in ("", "-") for row in rows[1:]) for column in range(len(_HEAD))]
     kept = [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
     widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
@@ -31,7 +38,7 @@ def as_text(found: Forecast) -> str:
 
 def as_markdown(found: Forecast) -> str:
     """Return the same as a Markdown table."""
-    rows = [_HEAD, tuple("---" for _ in _HEAD), *_rows(found)]
+    rows = [_head(), ["---"] * len(_HEAD), *_rows(found)]
     lines = ["| " + " | ".join(row) + " |" for row in rows]
     return "\n".join([*_heading(found), "", *lines, "", *_remarks(found), explain(found)])
 
@@ -86,68 +93,54 @@ def explain(found: Forecast) -> str:
         return _refusal(found)
     spare = size_text(setting.room - best.usage.total)
     flags = " ".join(f"--{name.replace('_', '-')}{_value(value)}" for name, value in best.options.items())
-    cheaper = [plan for plan in found.plans[: found.plans.index(best)] if plan.is_served]
-    if not cheaper:
-        why = "the fastest way, and it fits"
-    else:
-        last = cheaper[0]
-        why = f"the fastest way that fits; {last.name} lacks {size_text(last.missing(setting))}"
-    return f"-> {best.name} ({flags}): {why} with {spare} to spare"
+    first = next(plan for plan in found.plans if plan.is_served)
+    why = "the simplest way" if first is best else f"{first.name} lacks {size_text(first.missing(setting))}, this"
+    return f"-> {best.name} ({flags}): {why} fits, with {spare} to spare"
 
 
 def _refusal(found: Forecast) -> str:
     setting = found.setting
     plan = smallest(found.plans, setting)
-    where = "device" if plan.usage.total > setting.room else "rank of the machine's memory"
-    text = (
-        f"-> nothing fits: even {plan.name} lacks {size_text(plan.missing(setting))} on each {where} "
-        f"({size_text(plan.usage.total)} of {size_text(setting.room)})"
-    )
+    lack = f"-> nothing fits: {plan.name} lacks {size_text(plan.missing(setting))}"
+    if plan.usage.total > setting.room:
+        lack += f" on each rank (it takes {size_text(plan.usage.total)} of {size_text(setting.room)})"
+    else:
+        lack += " of the machine's memory for each rank"
+    ways: list[str] = []
     share = largest_share(plan, setting)
     if share:
-        return f"{text}; a batch of about {share * max(1, setting.batch_size // max(1, setting.share))} would fit"
-    others = [other for other in found.plans if not other.is_served and other.missing(setting) == 0]
-    if others:
-        return f"{text}; {others[0].name} would fit, and this version does not serve it"
-    return f"{text}, whatever the batch; take more or larger devices, or a smaller model"
+        ways.append(f"a batch of about {share * setting.batch_size // setting.share}")
+    ways += [f"{other.name}, not served by this version," for other in _unserved(found)[:1]]
+    return f"{lack}; {' or '.join(ways)} would fit" if ways else f"{lack}; take more or larger devices"
 
 
-def size_text(num_bytes: float) -> str:
-    """Return a size for people to read, three digits, in units of 2^10."""
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if abs(num_bytes) < 1000:
-            break
-        num_bytes /= 1024
-    else:
-        unit = "TiB"
-    digits = 0 if unit == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
-    return f"{num_bytes:.{digits}f} {unit}"
-
-
-def count_text(count: int) -> str:
-    """Return a number of parameters for people to read: ``124 M``."""
-    for factor, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
-        if count >= factor:
-            return f"{count / factor:.3g}{unit}"
-    return str(count)
+def _unserved(found: Forecast) -> list[Plan]:
+    return [plan for plan in found.plans if not plan.is_served and plan.missing(found.setting) == 0]
 
 
 def _heading(found: Forecast) -> list[str]:
     model, setting = found.model, found.setting
     parts = [_parameters(model), f"optimizer {model.optimizer}", f"precision {setting.precision}"]
     if setting.batch_size:
-        parts.append(
-            f"batch {setting.batch_size}"
-            + (f" = {setting.world} x {setting.share}" if setting.world > 1 and setting.share < setting.batch_size else "")
-            + (f" on each of {setting.world}" if setting.world > 1 and setting.share == setting.batch_size else "")
-        )
+        parts.append(f"batch {setting.batch_size}{_shares(setting)}")
     return [f"{model.name}: {', '.join(parts)}", f"{setting.devices}, room for {size_text(setting.room)} on each rank"]
+
+
+def _shares(setting: Setting) -> str:
+    if setting.world == 1:
+        return ""
+    is_shared = setting.share < setting.batch_size
+    return f" = {setting.world} x {setting.share}" if is_shared else " on each rank"
 
 
 def _parameters(model: Model) -> str:
     frozen = model.num_parameters - model.num_trainable
     text = f"{count_text(model.num_parameters)} parameters"
     return f"{text}, {count_text(frozen)} of them frozen" if frozen else text
+
+
+def _head() -> Sequence[str]:
+    return [name + " *" if name == "checkpointed" and not has_checkpointing() else name for name in _HEAD]
 
 
 def _rows(found: Forecast) -> list[Sequence[str]]:
@@ -179,7 +172,7 @@ def _verdict(found: Forecast, plan: Plan) -> str:
 
 
 def _remarks(found: Forecast) -> list[str]:
-    marks = ["* not served by this version"] if any(not plan.layout.is_served for plan in found.plans) else []
+    marks = [] if all(plan.is_served for plan in found.plans) else ["* not served by this version"]
     return [*marks, *(f"note: {note}" for note in found.notes)]
 
 

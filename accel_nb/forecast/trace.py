@@ -7,6 +7,7 @@ touched and the model, its gradients and the random number generators stay as th
 from __future__ import annotations
 
 import copy
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
@@ -36,9 +38,7 @@ def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gp
 
     ``on_gpu`` says that the run is meant for a GPU, where torch's optimizers work on lists of tensors.
     """
-    blocks = {
-        id(parameter): name for name, block in list_blocks(model).items() for parameter in block.parameters()
-    }
+    blocks = {id(parameter): name for name, block in list_blocks(model).items() for parameter in block.parameters()}
     weights = [
         Weight(
             name,
@@ -72,15 +72,17 @@ def measure_activations(
     loss: Loss | None = None,
     half: torch.dtype | None = None,
     checkpoints: bool = False,
+    on_gpu: bool = False,
 ) -> Activations:
     """Return what a forward and backward pass over ``batch_size`` samples holds at its fullest.
 
     ``batch`` is one batch of any size, as a loader gives it: a tensor; (inputs, targets); or named inputs. Its first
     dimension is set to ``batch_size``. ``half`` computes in that dtype, under autocast and with a model that was cast.
-    ``checkpoints`` recomputes the repeated blocks. Kernels are those of the CPU, whose attention and dropout keep as
-    much as those of a GPU or more. Raises `MisuseError` if the model cannot be run without values.
+    ``checkpoints`` recomputes the repeated blocks. ``on_gpu`` lets dropout and attention keep
+    what they keep there. Raises `MisuseError` if the
+    model cannot be run without values.
     """
-    run = _Run(model, batch, batch_size, loss or default_loss, checkpoints)
+    run = _Run(model, batch, batch_size, loss or default_loss, checkpoints, on_gpu)
     if half is None:
         return Activations(run.peak(None, None)[0])
     kept, copies = run.peak(half, None)
@@ -93,7 +95,7 @@ def default_loss(output: Any, batch: Any) -> Tensor:
     if isinstance(own, Tensor):
         return own
     first = _first_tensor(output)
-    target = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+    target: Any = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
     if isinstance(target, Tensor):
         if target.is_floating_point() and target.shape == first.shape:
             return nn.functional.mse_loss(first, target)
@@ -113,6 +115,7 @@ class _Run:
     batch_size: int
     loss: Loss
     checkpoints: bool
+    on_gpu: bool
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
         """Return the fullest moment beside weights and gradients, and the bytes of weights in half precision."""
@@ -122,21 +125,24 @@ class _Run:
                 batch = map_tensors(lambda tensor: _resized(tensor, self.batch_size, cast), self.batch)
                 if self.checkpoints:
                     for block in list_blocks(model).values():
-                        _recompute(block)
+                        _recompute(block, self.kernels)
                 return self._step(model, batch, autocast)
         except MisuseError:
             raise
         except Exception as error:  # whatever the user's forward raises
             raise MisuseError(
-                f"{type(self.model).__name__} cannot be run on shapes alone: {type(error).__name__}: {error}. "
-                "Its activations are not known"
+                f"{type(self.model).__name__} cannot be run on shapes alone: {_first_line(error)}"
             ) from error
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Return a new context in which operations keep what they keep where the run is meant for."""
+        return _GpuKernels() if self.on_gpu else nullcontext()
 
     def _step(self, model: nn.Module, batch: Any, autocast: torch.dtype | None) -> tuple[int, int]:
         context: AbstractContextManager[Any] = (
             torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext()
         )
-        with _Live([*model.parameters(), *model.buffers()]) as live:
+        with self.kernels(), _Live([*model.parameters(), *model.buffers()]) as live:
             for tensor in find_tensors(batch):
                 live.add(tensor)
             for parameter in model.parameters():
@@ -172,7 +178,7 @@ def _resized(tensor: Tensor, batch_size: int, cast: torch.dtype | None) -> Tenso
 
 
 def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
-    """Return a copy of the model whose parameters and buffers have no data; nothing of the model is copied but shapes."""
+    """Return a copy of the model whose parameters and buffers have no data."""
     memo: dict[int, Any] = {}
     for parameter in model.parameters():
         dtype = cast if cast is not None and parameter.is_floating_point() else parameter.dtype
@@ -185,14 +191,40 @@ def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
     return copy.deepcopy(model, memo)
 
 
-def _recompute(block: nn.Module) -> None:
-    """Keep only what goes into the block, and compute the rest again in the backward pass."""
+def _recompute(block: nn.Module, kernels: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Keep only what goes into the block, and compute the rest again in the backward pass, with the same kernels."""
     forward = block.forward
 
+    def with_kernels(*args: Any, **kwargs: Any) -> Any:
+        with kernels():
+            return forward(*args, **kwargs)
+
     def recomputed(*args: Any, **kwargs: Any) -> Any:
-        return checkpoint(forward, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+        return checkpoint(with_kernels, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
 
     block.forward = recomputed
+
+
+class _GpuKernels(TorchFunctionMode):
+    """Runs what a GPU's kernels do in one piece: a dropout whose mask is of bytes, attention that keeps no weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        functional = nn.functional
+        if func in (functional.dropout, functional.multi_head_attention_forward):
+            given = inspect.signature(func).bind(*args, **kwargs)
+            given.apply_defaults()
+            if func is functional.dropout:
+                return _dropout(**given.arguments)
+            args, kwargs = (), {**given.arguments, "dropout_p": 0.0}
+        elif func is functional.scaled_dot_product_attention:  # its fifth argument is the dropout
+            args, kwargs = (*args[:4], *([0.0] if len(args) > 4 else []), *args[5:]), kwargs
+            kwargs |= {} if len(args) > 4 else {"dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+def _dropout(input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p < 1 else input
 
 
 class _Live(TorchDispatchMode):
@@ -250,6 +282,10 @@ class _Live(TorchDispatchMode):
             self._now -= size
 
 
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
 def _one(dtype: torch.dtype) -> bool | int | float:
     return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
 
@@ -274,23 +310,24 @@ def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bo
             for group in optimizer.param_groups
         ]
         try:
-            with _Live([*copies.values(), *(copied.grad for copied in copies.values() if copied.grad is not None)]) as live:
+            with _Live(
+                [*copies.values(), *(copied.grad for copied in copies.values() if copied.grad is not None)]
+            ) as live:
                 type(optimizer).step(clone)
-                kept = {key: sum(map(_nbytes, find_tensors(clone.state.get(copied, {})))) for key, copied in copies.items()}
+                kept = {
+                    key: sum(map(_nbytes, find_tensors(clone.state.get(copied, {})))) for key, copied in copies.items()
+                }
                 peak = live.peak
         except Exception as error:  # a step that wants a closure, or values
             raise MisuseError(
-                f"{type(optimizer).__name__}.step() cannot be traced: {type(error).__name__}: {error}; "
-                "name an optimizer that keeps as much with --optimizer"
+                f"{type(optimizer).__name__}.step() cannot be run on shapes alone: {_first_line(error)}"
             ) from error
     weights = [
         replace(weight, state_bytes=kept.get(id(parameter), 0))
         for weight, parameter in zip(found.weights, model.parameters(), strict=True)
     ]
     total = sum(weight.state_bytes for weight in weights)
-    return replace(
-        found, weights=tuple(weights), optimizer=type(optimizer).__name__, step_bytes=max(0, peak - total)
-    )
+    return replace(found, weights=tuple(weights), optimizer=type(optimizer).__name__, step_bytes=max(0, peak - total))
 
 
 def _stepped(optimizer: Optimizer) -> Iterator[Tensor]:
