@@ -76,9 +76,6 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
 )
 """Optimizers that can be named without an object; `accel_nb.forecast.trace` looks at an object itself."""
 
-STEP_COUNT_BYTES = 4
-"""torch's Adam and its kin count the steps of each weight in a float32."""
-
 
 def with_optimizer(model: Model, name: str) -> Model:
     """Return the model as trained by one of `OPTIMIZERS`; raises `ConfigError` for another name."""

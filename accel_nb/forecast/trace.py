@@ -174,7 +174,7 @@ def _resized(tensor: Tensor, batch_size: int, cast: torch.dtype | None) -> Tenso
     """Return an empty tensor like ``tensor`` with another first dimension, on the CPU."""
     dtype = cast if cast is not None and tensor.is_floating_point() else tensor.dtype
     shape = (batch_size, *tensor.shape[1:]) if tensor.dim() else ()
-    return torch.empty(shape, dtype=dtype)
+    return torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
@@ -183,12 +183,13 @@ def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
     for parameter in model.parameters():
         dtype = cast if cast is not None and parameter.is_floating_point() else parameter.dtype
         memo[id(parameter)] = nn.Parameter(
-            torch.empty(parameter.shape, dtype=dtype), requires_grad=parameter.requires_grad
+            torch.empty(parameter.shape, dtype=dtype, device="cpu"), requires_grad=parameter.requires_grad
         )
     for buffer in model.buffers():
         dtype = cast if cast is not None and buffer.is_floating_point() else buffer.dtype
-        memo[id(buffer)] = torch.empty(buffer.shape, dtype=dtype)
-    return copy.deepcopy(model, memo)
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=dtype, device="cpu")
+    made = copy.deepcopy(model, memo)
+    return made if model.training else made.train()  # it was evaluated last, and is going to be trained
 
 
 def _recompute(block: nn.Module, kernels: Callable[[], AbstractContextManager[Any]]) -> None:
@@ -336,7 +337,8 @@ def _stepped(optimizer: Optimizer) -> Iterator[Tensor]:
 
 
 def _fake_like(parameter: Tensor) -> Tensor:
-    made = nn.Parameter(torch.empty(parameter.shape, dtype=parameter.dtype), requires_grad=parameter.requires_grad)
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
     if parameter.requires_grad:
         made.grad = torch.empty_like(made)
     return made

@@ -103,12 +103,14 @@ def _sample(loader: Any) -> tuple[Any, int | None]:
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     with forked():
         try:
-            first = loader.dataset[0] if hasattr(loader.dataset, "__getitem__") else next(iter(loader.dataset))
-        except (KeyError, IndexError, StopIteration) as error:
+            data = loader.dataset
+            first = data[0] if hasattr(data, "__getitem__") else next(iter(data))
+            return loader.collate_fn([first]), size
+        except Exception as error:  # whatever the user's dataset raises
             raise ConfigError(
-                f"the loader's dataset gives no sample to look at: {type(error).__name__}: {error}"
-            ) from None
-        return loader.collate_fn([first]), size
+                f"the loader's data give no sample to look at: {type(error).__name__}: {error}; "
+                "name another loader, or a batch, with --data NAME"
+            ) from error
 
 
 def _named(names: Mapping[str, Any], name: str, what: str) -> Any:

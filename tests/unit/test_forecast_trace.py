@@ -124,13 +124,30 @@ def test_the_batch_s_own_size_does_not_matter() -> None:
 def test_a_gpu_s_kernels_keep_less() -> None:
     """Attention there keeps no weights when it drops some out, and a mask takes one byte; neither computes on a GPU."""
     model, batch = encoder()
-    tokens, pairs = 16 * 32, 16 * 4 * 32 * 32
     on_cpu, on_gpu = (measure_activations(model, batch, 16, on_gpu=where).num_bytes for where in (False, True))
-    masks = 4 * (64 + 256 + 64) * tokens * 3  # of each layer's three other dropouts, a float each instead of a byte
-    attention = 4 * 2 * pairs * 4  # of each layer, probabilities and mask
-    assert on_cpu - on_gpu == pytest.approx(masks + attention, rel=0.2)
-    model.eval()
-    assert measure_activations(model, batch, 16, on_gpu=True).num_bytes < on_gpu
+    layers, tokens, pairs, width, itemsize = 4, 16 * 32, 16 * 4 * 32 * 32, 64, 4
+    masks = (width + 4 * width + width) * tokens * (itemsize - 1)
+    attention = (3 * pairs + 2 * tokens * width) * itemsize  # weights, mask, what is left; scaled queries and keys
+    assert on_cpu - on_gpu == pytest.approx(layers * (masks + attention), rel=0.05)
+
+
+def test_a_model_that_was_evaluated_last_is_traced_as_training() -> None:
+    model, batch = encoder()
+    training = measure_activations(model, batch, 16)
+    assert measure_activations(model.eval(), batch, 16) == training
+    assert not model.training
+
+
+def test_the_notebook_s_defaults_do_not_matter() -> None:
+    model, batch = encoder()
+    expected = measure_activations(model, batch, 16)
+    torch.set_default_device("meta")
+    torch.set_grad_enabled(False)
+    try:
+        assert measure_activations(model, batch, 16) == expected
+    finally:
+        torch.set_grad_enabled(True)
+        torch.set_default_device(None)
 
 
 def test_tracing_leaves_everything_as_it_was() -> None:
