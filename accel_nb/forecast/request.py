@@ -69,9 +69,13 @@ class _Parser(argparse.ArgumentParser):
 def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Request:
     """Return what the words ask; raises `ConfigError` that says what is allowed.
 
-    In a notebook the target, data, loss and optimizer are names of variables; elsewhere the target is a path.
+    The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it is
+    a path.
     """
-    options, rest = _parser(command, in_notebook).parse_known_args(list(words))
+    has_target = bool(words) and not words[0].startswith("-")
+    options, rest = _parser(command, in_notebook).parse_known_args(list(words[has_target:]))
+    if not has_target and not in_notebook:
+        raise ConfigError(f"{command} needs a MODEL, before any flag; {command} --help says what it may be")
     flags = parse_flags(rest, source=command)
     others = [] if in_notebook else [name for name in flags.values if name not in _OPTIONS]
     if others:
@@ -89,7 +93,7 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Re
         )
     label = getattr(options, "target_input", None)
     return Request(
-        target=options.target,
+        target=words[0] if has_target else None,
         flags=flags,
         optimizer=options.optimizer,
         data=getattr(options, "data", None),
@@ -104,22 +108,17 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Re
 
 
 def _parser(command: str, in_notebook: bool) -> _Parser:
-    parser = _Parser(prog=command, allow_abbrev=False, add_help=not in_notebook, description=__doc__)
+    parser = _Parser(prog=command, usage=f"{command} MODEL [flags]", allow_abbrev=False, add_help=not in_notebook)
     if in_notebook:
-        parser.add_argument(
-            "target", nargs="?", metavar="MODEL", help="the model's name; none: the notebook's only one"
-        )
         parser.add_argument("--data", metavar="NAME", help="a loader or a batch by name")
         parser.add_argument("--loss", metavar="NAME", help="a function of output and batch by name")
     else:
-        parser.description = "Forecast the memory of a training on each device, for every way of sharing it."
-        parser.epilog = f"Of a run's flags it takes {_listed(_OPTIONS)}; accel-nb config flags explains them."
-        parser.add_argument(
-            "target",
-            metavar="MODEL",
-            help="package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or "
-            "the config.json of a transformers model",
+        parser.description = (
+            "Forecast the memory of a training on each device, for every way of sharing it. MODEL is "
+            "package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or the config.json of a "
+            "transformers model."
         )
+        parser.epilog = f"Of a run's flags it takes {_listed(_OPTIONS)}; accel-nb config flags explains them."
         parser.add_argument(
             "--input", action="append", metavar="[NAME=][DTYPE:]SHAPE", help="of one sample, as 3x224x224"
         )

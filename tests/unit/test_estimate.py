@@ -76,7 +76,8 @@ def test_a_transformers_config_makes_the_model_or_asks_for_the_library(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ("estimate", "the following arguments are required: MODEL"),
+        ("estimate", "needs a MODEL"),
+        ("estimate --cpus 2 a:b", "needs a MODEL, before any flag"),
         ("estimate nothing", "names no model"),
         ("estimate no.such.module:name", "No module named"),
         ("estimate math:pi", "gives no model"),
