@@ -20,7 +20,8 @@ class Activations:
     """What one forward and backward pass holds at its fullest beside weights and gradients; bytes.
 
     ``num_bytes`` is for ranks that compute in the weights' own type or, in half precision, under autocast;
-    ``weight_copies`` is what autocast adds: the weights in half precision. ``cast_bytes`` is for a model that was cast.
+    ``weight_copies`` is what autocast adds: the weights in half precision. ``cast_bytes`` is for a model that was
+    cast, None where that cannot be run: then ``num_bytes`` stands for it.
     """
 
     num_bytes: int

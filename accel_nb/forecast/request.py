@@ -69,8 +69,8 @@ class _Parser(argparse.ArgumentParser):
 def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Request:
     """Return what the words ask; raises `ConfigError` that says what is allowed.
 
-    The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it is
-    a path.
+    The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it
+    is a path.
     """
     has_target = bool(words) and not words[0].startswith("-")
     options, rest = _parser(command, in_notebook).parse_known_args(list(words[has_target:]))
@@ -115,8 +115,8 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
     else:
         parser.description = (
             "Forecast the memory of a training on each device, for every way of sharing it. MODEL is "
-            "package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or the config.json of a "
-            "transformers model."
+            "package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or the "
+            "config.json of a transformers model."
         )
         parser.epilog = f"Of a run's flags it takes {_listed(_OPTIONS)}; accel-nb config flags explains them."
         parser.add_argument(

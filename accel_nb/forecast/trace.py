@@ -86,7 +86,11 @@ def measure_activations(
     if half is None:
         return Activations(run.peak(None, None)[0])
     kept, copies = run.peak(half, None)
-    return Activations(kept, copies, run.peak(None, half)[0])
+    try:
+        cast_bytes = run.peak(None, half)[0]
+    except MisuseError:  # it makes fp32 tensors of its own: only autocast mixes types
+        cast_bytes = None
+    return Activations(kept, copies, cast_bytes)
 
 
 def default_loss(output: Any, batch: Any) -> Tensor:

@@ -114,6 +114,20 @@ def test_a_cast_model_keeps_no_copies_of_its_weights() -> None:
     assert 0.5 * copies < traced.weight_copies <= copies
 
 
+def test_a_model_that_cannot_be_cast_is_known_under_autocast() -> None:
+    class Mixes(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.layer(x.float() + torch.zeros(8))
+
+    traced = measure_activations(Mixes(), torch.randn(4, 8), 4, half=torch.bfloat16)
+    assert traced.num_bytes > 0
+    assert traced.cast_bytes is None
+
+
 def test_the_batch_s_own_size_does_not_matter() -> None:
     model, batch = language()
     small = tuple(part[:1] for part in batch)
