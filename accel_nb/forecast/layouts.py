@@ -13,6 +13,9 @@ from typing import Literal
 
 from accel_nb.config.schema import OPTIONS, STRATEGIES
 
+Options = Mapping[str, "str | int | bool"]
+"""Options of a run by their dotted names, with the values that choose a way."""
+
 Engine = Literal["torch", "blocks", "flat"]
 """Who holds the memory: plain torch and DDP, `fully_shard` block by block, or flat partitions."""
 
@@ -23,7 +26,7 @@ class Layout:
 
     name: str
     engine: Engine
-    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    options: Options = field(default_factory=dict, hash=False)
     divides_parameters: bool = False
     divides_gradients: bool = False
     divides_optimizer: bool = False
@@ -50,9 +53,9 @@ class Layout:
 
 
 def _fsdp(name: str, *, keeps_gathered: bool = False, offloads: bool = False) -> Layout:
-    options = {"strategy": "fsdp"}
-    options |= {"fsdp.reshard_after_forward": "false"} if keeps_gathered else {}
-    options |= {"fsdp.cpu_offload": "true"} if offloads else {}
+    options: dict[str, str | int | bool] = {"strategy": "fsdp"}
+    options |= {"fsdp.reshard_after_forward": False} if keeps_gathered else {}
+    options |= {"fsdp.cpu_offload": True} if offloads else {}
     return Layout(
         name,
         "blocks",
@@ -67,7 +70,7 @@ def _fsdp(name: str, *, keeps_gathered: bool = False, offloads: bool = False) ->
 
 
 def _zero(stage: int, *, offloads: bool = False) -> Layout:
-    options = {"strategy": "deepspeed", "zero_stage": str(stage)}
+    options: dict[str, str | int | bool] = {"strategy": "deepspeed", "zero_stage": stage}
     options |= {"deepspeed.offload_optimizer": "cpu"} if offloads else {}
     options |= {"deepspeed.offload_param": "cpu"} if offloads and stage == 3 else {}
     return Layout(
@@ -96,5 +99,5 @@ LAYOUTS: tuple[Layout, ...] = (
     _zero(3, offloads=True),
 )
 
-CHECKPOINTING = {"activation_checkpointing": "true"}
+CHECKPOINTING: Options = {"activation_checkpointing": True}
 """The option that computes activations again in the backward pass instead of keeping them."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from accel_nb.config.schema import OPTIONS
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS, Layout
 from accel_nb.forecast.memory import Activations, Usage, estimate
 from accel_nb.forecast.sizes import Model
@@ -50,7 +51,7 @@ class Plan:
         return self.layout.name + (" + activation checkpointing" if self.checkpoints else "")
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, str | int | bool]:
         """The options that choose this plan, by their names in the schema."""
         return {**self.layout.options, **(CHECKPOINTING if self.checkpoints else {})}
 
@@ -82,8 +83,6 @@ class Forecast:
 
 def has_checkpointing() -> bool:
     """Whether this version has the option that computes activations twice."""
-    from accel_nb.config.schema import OPTIONS
-
     return all(name in OPTIONS for name in CHECKPOINTING)
 
 

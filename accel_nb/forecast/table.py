@@ -6,10 +6,24 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from accel_nb.config import Layer
+from accel_nb.config.flags import flags_to_line
 from accel_nb.forecast.plans import Forecast, Plan, Setting, has_checkpointing, largest_share, smallest
 from accel_nb.forecast.sizes import Model, count_text, size_text
 
-_HEAD = ("each rank", "parameters", "gradients", "optimizer", "activations", "exchange", "peak", "", "checkpointed", "")
+_HEAD = (
+    "each rank",
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "exchange",
+    "host",
+    "peak",
+    "",
+    "checkpointed",
+    "",
+)
 
 
 def show(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
@@ -92,7 +106,7 @@ def explain(found: Forecast) -> str:
     if best is None:
         return _refusal(found)
     spare = size_text(setting.room - best.usage.total)
-    flags = " ".join(f"--{name.replace('_', '-')}{_value(value)}" for name, value in best.options.items())
+    flags = flags_to_line(Layer("flags", best.options, "plan"))
     first = next(plan for plan in found.plans if plan.is_served)
     why = "the simplest way" if first is best else f"{first.name} lacks {size_text(first.missing(setting))}, this"
     return f"-> {best.name} ({flags}): {why} fits, with {spare} to spare"
@@ -158,6 +172,7 @@ def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
         *(size_text(size) if size else "-" for size in sizes),
         size_text(usage.activations) if found.knows_activations else "?",
         size_text(usage.exchange) if usage.exchange else "-",
+        size_text(usage.host) if usage.host else "-",
         size_text(usage.total),
         _verdict(found, plan),
         size_text(again.usage.total) if again is not None else "",
@@ -167,14 +182,9 @@ def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
 
 def _verdict(found: Forecast, plan: Plan) -> str:
     missing = plan.missing(found.setting)
-    host = f", host {size_text(plan.usage.host)}" if plan.usage.host else ""
-    return (f"lacks {size_text(missing)}" if missing else "fits") + host
+    return f"lacks {size_text(missing)}" if missing else "fits"
 
 
 def _remarks(found: Forecast) -> list[str]:
     marks = [] if all(plan.is_served for plan in found.plans) else ["* not served by this version"]
     return [*marks, *(f"note: {note}" for note in found.notes)]
-
-
-def _value(value: str) -> str:
-    return "" if value == "true" else f" {value}"

@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accel_nb.config import parse_flags
+from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import numbered_blocks, read_safetensors
 from accel_nb.forecast.layouts import LAYOUTS, Layout
@@ -139,9 +141,11 @@ def test_offloading_needs_room_on_the_host_for_every_rank(monkeypatch: pytest.Mo
     assert choose(plans, setting(10, host_room=99)) is None
 
 
-def test_what_this_version_does_not_serve_is_shown_and_not_chosen() -> None:
+def test_what_this_version_does_not_serve_is_shown_and_not_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("accel_nb.forecast.layouts.STRATEGIES", ("single", "ddp"))
     found = forecast(dense(), setting(GIB))
     unserved = [plan for plan in found.plans if not plan.is_served]
+    assert len(unserved) == len(found.plans) - 1
     assert choose(unserved, found.setting) is None
     for other in unserved:
         assert f"{other.layout.name} *" in as_text(found)
@@ -190,6 +194,17 @@ def test_text_markdown_and_data_say_the_same() -> None:
     assert "note: a note" in text
     assert max(map(len, text.splitlines()[:-1])) <= 120
     assert len({line.count("|") for line in markdown.splitlines() if line.startswith("|")}) == 1
+
+
+def test_the_choice_is_told_in_flags_that_are_read_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    line = explain(forecast(dense(), setting(GIB)))
+    flags = line.partition("(")[2].partition(")")[0]
+    assert parse_flags(flags).values == {"strategy": "ddp"}
+    everything_served(monkeypatch)
+    monkeypatch.setattr("accel_nb.forecast.plans.LAYOUTS", (BY_NAME["fsdp (2)"],))
+    schema = {"strategy": OPTIONS["strategy"], "fsdp.reshard_after_forward": OPTIONS["ddp.static_graph"]}
+    monkeypatch.setattr("accel_nb.config.flags.OPTIONS", schema)
+    assert "(--strategy fsdp --no-ddp.static-graph)" in explain(forecast(dense(), setting(GIB)))
 
 
 def test_unknown_activations_are_not_shown_as_none() -> None:

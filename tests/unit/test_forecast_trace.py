@@ -115,15 +115,17 @@ def test_a_cast_model_keeps_no_copies_of_its_weights() -> None:
 
 
 def test_a_model_that_cannot_be_cast_is_known_under_autocast() -> None:
-    class Mixes(nn.Module):
+    class Insists(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.layer = nn.Linear(8, 8)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.layer(x.float() + torch.zeros(8))
+            if self.layer.weight.dtype is not torch.float32:
+                raise TypeError("the weights have to be float32")
+            return self.layer(x)
 
-    traced = measure_activations(Mixes(), torch.randn(4, 8), 4, half=torch.bfloat16)
+    traced = measure_activations(Insists(), torch.randn(4, 8), 4, half=torch.bfloat16)
     assert traced.num_bytes > 0
     assert traced.cast_bytes is None
 
