@@ -78,9 +78,8 @@ def measure_activations(
 
     ``batch`` is one batch of any size, as a loader gives it: a tensor; (inputs, targets); or named inputs. Its first
     dimension is set to ``batch_size``. ``half`` computes in that dtype, under autocast and with a model that was cast.
-    ``checkpoints`` recomputes the repeated blocks. ``on_gpu`` lets dropout and attention keep
-    what they keep there. Raises `MisuseError` if the
-    model cannot be run without values.
+    ``checkpoints`` recomputes the repeated blocks. ``on_gpu`` lets dropout and attention keep what they keep there.
+    Raises `MisuseError` if the model cannot be run without values.
     """
     run = _Run(model, batch, batch_size, loss or default_loss, checkpoints, on_gpu)
     if half is None:
