@@ -1,9 +1,12 @@
-"""``accel-nb checkpoint|config|demo|test``. Exit status: 0 done, 1 it failed, 2 bad input (one line a problem)."""
+"""``accel-nb checkpoint|config|demo|estimate|test``.
+
+Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
+"""
 
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_nb.cli import checkpoint, configure, demo, selftest
+from accel_nb.cli import checkpoint, configure, demo, estimate, selftest
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 
@@ -16,6 +19,7 @@ accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
+accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
@@ -34,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except demo.DemoFailed as error:
         print(error, file=sys.stderr)
         return 1
-    except selftest.SelfTestFailed as error:
+    except (estimate.NothingFits, selftest.SelfTestFailed) as error:
         print(error)
         return 1
     return 0
@@ -53,5 +57,6 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "checkpoint": checkpoint.run,
     "config": configure.run,
     "demo": demo.run,
+    "estimate": estimate.run,
     "test": selftest.run,
 }

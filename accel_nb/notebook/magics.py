@@ -12,7 +12,10 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 
 from accel_nb.config import Resolved, environment_layer, parse_flags, resolve, usage
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError
+from accel_nb.forecast.request import read_request
+from accel_nb.forecast.table import show
 from accel_nb.notebook.doctor import diagnose
+from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.session import Cell, Session
@@ -127,9 +130,18 @@ class AccelerateMagics(Magics):
         return "\n".join(str(finding) for finding in diagnose())
 
     def _plan(self, words: list[str]) -> str:
-        resolved = self._resolve(shlex.join(words), "%accelerate plan")
-        specs = place_workers(gpus=resolved.config.gpus, cpus=resolved.config.cpus)
-        return describe_plan(resolved, specs)
+        request = read_request(words, "%accelerate plan", in_notebook=True)
+        resolved = resolve([environment_layer(option_variables()), request.flags])
+        config, lines = resolved.config, []
+        devices = request.other_devices(config)
+        if devices is None:
+            specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+            devices = [spec.device for spec in specs]
+            lines.append(describe_plan(resolved, specs))
+        found = forecast_notebook(request, self._shell.user_ns, config, devices)
+        if request.form != "text":
+            lines = []
+        return "\n\n".join([*lines, *([] if found is None else [show(found, request.form)])])
 
     def _config(self, words: list[str]) -> str:
         return self._resolve(shlex.join(words), "%accelerate config").table()

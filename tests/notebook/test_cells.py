@@ -143,6 +143,23 @@ def test_line_magics_answer(kernel):
     assert done(kernel, "print('again')").stdout == "again\n"
 
 
+def test_plan_shows_what_each_way_takes_and_starts_nothing(kernel):
+    made = kernel.run(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "planned = torch.nn.Sequential(torch.nn.Linear(8, 64), torch.nn.Linear(64, 2))\n"
+        "pairs = DataLoader(TensorDataset(torch.randn(64, 8), torch.randint(2, (64,))), batch_size=32)"
+    )
+    assert made.error is None, made.traceback
+    before = kernel.run("%accelerate status").stdout
+    plan = kernel.run("%accelerate plan planned --data pairs --cpus 2").stdout
+    assert "batch 32 = 2 x 16" in plan
+    assert "-> ddp (--strategy ddp): the simplest way fits" in plan
+    assert kernel.run("%accelerate status").stdout == before
+    elsewhere = kernel.run("%accelerate plan planned --data pairs --gpus 8 --memory 24GiB").stdout
+    assert elsewhere.startswith("Sequential: 706 parameters")
+    assert "did you mean planned?" in str(kernel.run("%accelerate plan planed").error)
+
+
 def test_unload_ends_the_workers_and_load_brings_them_back(kernel):
     done(kernel, "pass")
     assert kernel.run("%unload_ext accel_nb").error is None

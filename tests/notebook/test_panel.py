@@ -66,7 +66,7 @@ def test_a_live_panel_saves_its_final_state_for_notebooks_that_keep_widgets(note
     buffer = next(part for part in saved["buffers"] if part["path"] == ["snapshot"])
     rows = {(block["table"], block["rank"]): block["rows"] for block in saved["state"]["final"]["blocks"]}
     assert rows["step", 0] == 60
-    width = {"step": 4, "metric": 2, "memory": 8}
+    width = {"step": 6, "metric": 2, "memory": 8}
     size = sum(block["rows"] * width[block["table"]] for block in saved["state"]["final"]["blocks"])
     assert len(base64.b64decode(buffer["data"])) == 8 * size
 

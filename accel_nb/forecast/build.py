@@ -1,0 +1,158 @@
+"""Models to forecast for, made without memory: from a Python path or a transformers config. Imports torch."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_nb.checkpoint.layout import parse_json
+from accel_nb.errors import ConfigError, CorruptCheckpoint, MisuseError
+from accel_nb.forecast.memory import Activations
+from accel_nb.forecast.plans import Forecast, Setting, forecast
+from accel_nb.forecast.request import Sample
+from accel_nb.forecast.sizes import Model, with_optimizer
+from accel_nb.forecast.trace import Loss, measure_activations, measure_model
+
+MAX_CONFIG_BYTES = 1 << 20
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def model_from_path(path: str, folder: Path) -> nn.Module:
+    """Return the module that ``package.module:name`` names, or makes when it is called without arguments.
+
+    ``folder`` is looked in first, as ``python -m`` does. Its weights get no memory. Raises `ConfigError`.
+    """
+    module_name, _, name = path.partition(":")
+    sys.path.insert(0, str(folder))
+    try:
+        with torch.device("meta"):
+            found: Any = importlib.import_module(module_name)
+            for part in name.split("."):
+                found = getattr(found, part)
+            made = found if isinstance(found, nn.Module) else found()
+    except Exception as error:  # whatever the user's module raises
+        raise ConfigError(
+            f"{path[:200]!a} gives no model: {type(error).__name__}: {error}; "
+            "name a module, or a class or function that makes one without arguments"
+        ) from error
+    finally:
+        sys.path.remove(str(folder))
+    if not isinstance(made, nn.Module):
+        raise ConfigError(f"{path[:200]!a} is a {type(made).__name__}; name a torch module, or what makes one")
+    return made
+
+
+def model_from_config(path: Path) -> nn.Module:
+    """Return the model that the config.json of a transformers model describes; nothing is downloaded or trusted.
+
+    Raises `ConfigError`.
+    """
+    try:
+        with path.open("rb") as file:
+            text = file.read(MAX_CONFIG_BYTES + 1)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
+    if len(text) > MAX_CONFIG_BYTES:
+        raise ConfigError(f"{path} is larger than {MAX_CONFIG_BYTES} bytes: it is no model's config.json")
+    try:
+        values = parse_json(text, str(path))
+    except CorruptCheckpoint as error:
+        raise ConfigError(str(error)) from None
+    kind = values.get("model_type") if isinstance(values, dict) else None
+    if not isinstance(kind, str):
+        raise ConfigError(f"{path} has no model_type: it is not the config.json of a transformers model")
+    try:
+        import transformers  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise ConfigError(f"{path} describes a transformers model: pip install transformers") from None
+    try:
+        return _from_transformers(transformers, kind, values)
+    except Exception as error:  # whatever a wrong config leads to
+        raise ConfigError(f"transformers makes no model of {path}: {type(error).__name__}: {error}") from error
+
+
+def _from_transformers(library: Any, kind: str, values: dict[str, Any]) -> nn.Module:
+    kept = {name: value for name, value in values.items() if name not in ("model_type", "auto_map")}
+    config = library.AutoConfig.for_model(kind, **kept)
+    names = values.get("architectures") or []
+    architecture = getattr(library, names[0], None) if names and isinstance(names[0], str) else None
+    with torch.device("meta"):
+        if isinstance(architecture, type) and issubclass(architecture, library.PreTrainedModel):
+            return architecture(config)
+        return library.AutoModel.from_config(config)
+
+
+def make_batch(inputs: Sequence[Sample], label: Sample | None) -> Any:
+    """Return a batch of one sample on the meta device, as a loader would give it; None for no inputs."""
+    if not inputs:
+        return None
+    if inputs[0].name is not None:
+        return {sample.name: _empty(sample) for sample in inputs}
+    return _empty(inputs[0]) if label is None else (_empty(inputs[0]), _empty(label))
+
+
+def _empty(sample: Sample) -> torch.Tensor:
+    return torch.empty((1, *sample.shape), dtype=getattr(torch, sample.dtype), device="meta")
+
+
+def forecast_model(
+    model: nn.Module,
+    setting: Setting,
+    *,
+    optimizer: torch.optim.Optimizer | str = "adamw",
+    batch: Any = None,
+    loss: Loss | None = None,
+    itemsize: int | None = None,
+) -> Forecast:
+    """Forecast for a module; with a ``batch`` its activations are traced, for ``setting.share`` samples.
+
+    ``itemsize`` stands for the weights' own. What cannot be traced is said in the forecast's notes.
+    """
+    notes: list[str] = []
+    found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)
+    plain = again = None
+    if batch is None or not setting.share:
+        notes.append("activations are not counted: no batch is known")
+    else:
+        half = _HALVES.get(setting.precision)
+        try:
+            plain = measure_activations(model, batch, setting.share, loss=loss, half=half, on_gpu=not setting.is_host)
+            if any(weight.block for weight in found.weights):
+                again = _recomputed(model, batch, setting, loss, half, notes)
+        except MisuseError as error:
+            notes.append(f"activations are not counted: {error}")
+    return forecast(found, setting, plain, again, notes)
+
+
+def _sizes(
+    model: nn.Module, optimizer: torch.optim.Optimizer | str, itemsize: int | None, notes: list[str], *, on_gpu: bool
+) -> Model:
+    if not isinstance(optimizer, str):
+        try:
+            return measure_model(model, optimizer, on_gpu=on_gpu)
+        except MisuseError as error:
+            notes.append(f"{error}; counted as adamw")
+            optimizer = "adamw"
+    found = measure_model(model)
+    if itemsize is not None:
+        found = replace(found, weights=tuple(replace(weight, itemsize=itemsize) for weight in found.weights))
+    return with_optimizer(found, optimizer)
+
+
+def _recomputed(
+    model: nn.Module, batch: Any, setting: Setting, loss: Loss | None, half: torch.dtype | None, notes: list[str]
+) -> Activations | None:
+    try:
+        return measure_activations(
+            model, batch, setting.share, loss=loss, half=half, checkpoints=True, on_gpu=not setting.is_host
+        )
+    except MisuseError as error:
+        notes.append(f"activation checkpointing is not counted: {error}")
+        return None

@@ -1,0 +1,103 @@
+"""The ways in which ranks share the memory of a training, and the options that choose each. No torch.
+
+What each divides is the stages' definition of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+Parameter Models" (2020), section 5; FSDP2 is their third stage by blocks. The order of `LAYOUTS` is the order of
+preference among those that fit: least traffic between ranks first, torch's own before what needs another package.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from accel_nb.config.schema import OPTIONS, STRATEGIES
+
+Options = Mapping[str, "str | int | bool"]
+"""Options of a run by their dotted names, with the values that choose a way."""
+
+Engine = Literal["torch", "blocks", "flat"]
+"""Who holds the memory: plain torch and DDP, `fully_shard` block by block, or flat partitions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is divided by the number of ranks, and what lies in the host's memory instead of the device's."""
+
+    name: str
+    engine: Engine
+    options: Options = field(default_factory=dict, hash=False)
+    divides_parameters: bool = False
+    divides_gradients: bool = False
+    divides_optimizer: bool = False
+    offloads_parameters: bool = False
+    offloads_optimizer: bool = False
+    min_world: int = 1
+    max_world: int | None = None
+
+    @property
+    def offloads(self) -> bool:
+        """Whether anything lies in the host's memory."""
+        return self.offloads_parameters or self.offloads_optimizer
+
+    @property
+    def is_served(self) -> bool:
+        """Whether this version has the options that choose it."""
+        return all(
+            name in OPTIONS and (name != "strategy" or value in STRATEGIES) for name, value in self.options.items()
+        )
+
+    def serves(self, world: int) -> bool:
+        """Whether it makes sense for that many ranks."""
+        return self.min_world <= world and (self.max_world is None or world <= self.max_world)
+
+
+def _fsdp(name: str, *, keeps_gathered: bool = False, offloads: bool = False) -> Layout:
+    options: dict[str, str | int | bool] = {"strategy": "fsdp"}
+    options |= {"fsdp.reshard_after_forward": False} if keeps_gathered else {}
+    options |= {"fsdp.cpu_offload": True} if offloads else {}
+    return Layout(
+        name,
+        "blocks",
+        options,
+        divides_parameters=not keeps_gathered,
+        divides_gradients=True,
+        divides_optimizer=True,
+        offloads_parameters=offloads,
+        offloads_optimizer=offloads,
+        min_world=1 if offloads else 2,
+    )
+
+
+def _zero(stage: int, *, offloads: bool = False) -> Layout:
+    options: dict[str, str | int | bool] = {"strategy": "deepspeed", "zero_stage": stage}
+    options |= {"deepspeed.offload_optimizer": "cpu"} if offloads else {}
+    options |= {"deepspeed.offload_param": "cpu"} if offloads and stage == 3 else {}
+    return Layout(
+        f"zero {stage}" + (" offload" if offloads else ""),
+        "flat",
+        options,
+        divides_parameters=stage == 3,
+        divides_gradients=stage >= 2,
+        divides_optimizer=True,
+        offloads_parameters=offloads and stage == 3,
+        offloads_optimizer=offloads,
+        min_world=1 if offloads else 2,
+    )
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    Layout("single", "torch", {"strategy": "single"}, max_world=1),
+    Layout("ddp", "torch", {"strategy": "ddp"}, min_world=2),
+    _fsdp("fsdp (2)", keeps_gathered=True),
+    _zero(1),
+    _zero(2),
+    _fsdp("fsdp (3)"),
+    _zero(3),
+    _fsdp("fsdp offload", offloads=True),
+    _zero(2, offloads=True),
+    _zero(3, offloads=True),
+)
+
+CHECKPOINTING: Options = {"activation_checkpointing": True}
+"""The option that computes activations again in the backward pass instead of keeping them."""

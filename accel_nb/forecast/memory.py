@@ -1,0 +1,148 @@
+"""The bytes that a training takes on each rank, by what takes them: plain arithmetic, no torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from accel_nb.forecast.layouts import Layout
+from accel_nb.forecast.sizes import Model, Weight
+
+HALF_BYTES = 2
+FLOAT_BYTES = 4
+ZERO_BUCKET_VALUES = 500_000_000
+"""DeepSpeed's default ``reduce_bucket_size`` and ``allgather_bucket_size``, in values."""
+
+
+@dataclass(frozen=True, slots=True)
+class Activations:
+    """What one forward and backward pass holds at its fullest beside weights and gradients; bytes.
+
+    ``num_bytes`` is for ranks that compute in the weights' own type or, in half precision, under autocast;
+    ``weight_copies`` is what autocast adds: the weights in half precision. ``cast_bytes`` is for a model that was
+    cast, None where that cannot be run: then ``num_bytes`` stands for it.
+    """
+
+    num_bytes: int
+    weight_copies: int = 0
+    cast_bytes: int | None = None
+
+
+NO_ACTIVATIONS = Activations(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """What one rank's device holds at its fullest, in bytes; ``host`` is what lies in the machine's memory instead.
+
+    ``exchange`` is what collectives work on: gathered blocks and gradients on their way. ``step`` is what the
+    optimizer takes for a moment, when activations are gone.
+    """
+
+    parameters: int
+    gradients: int
+    optimizer: int
+    activations: int
+    exchange: int = 0
+    step: int = 0
+    host: int = 0
+
+    @property
+    def total(self) -> int:
+        """The peak on the device: at the end of the forward pass, or in the optimizer's step."""
+        return self.parameters + self.gradients + self.optimizer + max(self.activations + self.exchange, self.step)
+
+
+def estimate(
+    model: Model, layout: Layout, world: int, *, is_half: bool = False, activations: Activations = NO_ACTIVATIONS
+) -> Usage:
+    """Return what each of ``world`` ranks holds under a layout; of uneven shares the largest, which is rank 0's.
+
+    ``is_half`` says that the run computes in bf16 or fp16. Frozen weights have neither gradients nor state.
+    """
+    if layout.engine == "torch":
+        return _replicated(model, activations)
+    usage = (
+        _by_block(model, layout, world, is_half) if layout.engine == "blocks" else _flat(model, layout, world, is_half)
+    )
+    kept = activations.num_bytes
+    if is_half and activations.cast_bytes is not None:
+        kept = activations.cast_bytes
+    parameters, gradients, optimizer, step, host = usage.parameters, usage.gradients, usage.optimizer, usage.step, 0
+    if layout.offloads_parameters:
+        host, parameters = host + parameters - model.buffer_bytes, model.buffer_bytes
+    if layout.offloads_optimizer:
+        host, gradients, optimizer, step = host + gradients + optimizer, 0, 0, 0
+    return Usage(parameters, gradients, optimizer, kept, usage.exchange, step, host)
+
+
+def _replicated(model: Model, activations: Activations) -> Usage:
+    """Every rank holds all. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
+    return Usage(
+        parameters=sum(map(_stored, model.weights)) + model.buffer_bytes,
+        gradients=sum(map(_stored, _trained(model))),
+        optimizer=sum(weight.state_bytes for weight in model.weights),
+        activations=activations.num_bytes + activations.weight_copies,
+        step=model.step_bytes,
+    )
+
+
+def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
+    """Each weight is cut along its first dimension, padded to equal parts; whole blocks are gathered to compute."""
+    shares = {weight.name: _share(weight, world) for weight in model.weights}
+    whole: dict[str | None, int] = {None: 0}
+    trained: dict[str | None, int] = {None: 0}
+    for weight in model.weights:
+        size = weight.num_values * (min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize)
+        whole[weight.block] = whole.get(weight.block, 0) + size
+        if weight.is_trainable:
+            trained[weight.block] = trained.get(weight.block, 0) + size
+    blocks = sorted((size for block, size in whole.items() if block is not None), reverse=True)
+    gathered = whole[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
+    leaving = 2 * max(trained.values())  # a block's whole gradients, and their copy in the order of the ranks
+    return Usage(
+        parameters=sum(shares[weight.name] * weight.itemsize for weight in model.weights) + model.buffer_bytes,
+        gradients=sum(shares[weight.name] * weight.itemsize for weight in _trained(model)),
+        optimizer=sum(
+            math.ceil(weight.state_bytes * shares[weight.name] / max(1, weight.num_values)) for weight in model.weights
+        ),
+        activations=0,
+        exchange=gathered + leaving if world > 1 or layout.offloads else 0,
+        step=math.ceil(model.step_bytes / world),
+    )
+
+
+def _flat(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
+    """Weights lie one after the other and are cut into equal parts; ``optimizer`` includes the fp32 master weights."""
+    trained = sum(weight.num_values for weight in _trained(model))
+    itemsizes = {
+        weight.name: min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize for weight in model.weights
+    }
+    parameters = sum(weight.num_values * itemsizes[weight.name] for weight in model.weights)
+    gradients = sum(weight.num_values * itemsizes[weight.name] for weight in _trained(model))
+    state = sum(weight.state_bytes * FLOAT_BYTES // weight.itemsize for weight in _trained(model))
+    compute_bytes = HALF_BYTES if is_half else FLOAT_BYTES
+    bucket = min(trained, ZERO_BUCKET_VALUES) * compute_bytes
+    return Usage(
+        parameters=(math.ceil(parameters / world) if layout.divides_parameters else parameters) + model.buffer_bytes,
+        gradients=math.ceil(gradients / world) if layout.divides_gradients else gradients,
+        optimizer=math.ceil((trained * FLOAT_BYTES + state) / world),
+        activations=0,
+        exchange=bucket,
+        step=math.ceil(model.step_bytes / world),
+    )
+
+
+def _trained(model: Model) -> Iterable[Weight]:
+    return [weight for weight in model.weights if weight.is_trainable]
+
+
+def _stored(weight: Weight) -> int:
+    return weight.num_values * weight.itemsize
+
+
+def _share(weight: Weight, world: int) -> int:
+    """Return how many values of a weight each rank stores when it is cut along its first dimension."""
+    rows, *rest = weight.shape or (1,)
+    return math.ceil(rows / world) * math.prod(rest)

@@ -1,0 +1,202 @@
+"""What a forecast is asked for: words of a line, checked. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Literal
+
+from pydantic import ByteSize, TypeAdapter, ValidationError
+
+from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
+from accel_nb.config.layers import quoted
+from accel_nb.errors import ConfigError
+from accel_nb.forecast.plans import ROOM_SHARE, Setting
+from accel_nb.forecast.sizes import size_text
+from accel_nb.runtime.hardware import Machine
+
+MAX_BATCH = 1_000_000_000
+_OPTIONS = ("gpus", "cpus", "precision", "batch", "config")
+_SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]+\d+|bool)?(?P<colon>:)?(?P<shape>\d+(?:x\d+)*)?")
+_DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")
+_ITEMSIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8})
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One tensor of a sample: its name in a named batch, its dtype as torch calls it, its shape without the batch."""
+
+    name: str | None
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One question for a forecast; ``flags`` are the options of a run that change the answer."""
+
+    target: str | None
+    flags: Layer
+    optimizer: str | None = None
+    data: str | None = None
+    loss: str | None = None
+    batch_size: int | None = None
+    inputs: tuple[Sample, ...] = ()
+    label: Sample | None = None
+    itemsize: int | None = None
+    memory: int | None = None
+    form: Literal["text", "markdown", "json"] = "text"
+
+    def config(self, variables: Mapping[str, str]) -> Config:
+        """Return the run's options; ``variables`` are those of the environment. Raises `ConfigError`."""
+        return resolve([environment_layer(variables), self.flags]).config
+
+    def other_devices(self, config: Config) -> list[str] | None:
+        """Return the devices of a machine that is not this one: GPUs whose memory is given; None for this one's."""
+        if self.memory is None or not isinstance(config.gpus, int):
+            return None
+        return [f"cuda:{index}" for index in range(config.gpus)]
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{self.prog}: {message}")
+
+
+def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Request:
+    """Return what the words ask; raises `ConfigError` that says what is allowed.
+
+    The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it
+    is a path.
+    """
+    has_target = bool(words) and not words[0].startswith("-")
+    options, rest = _parser(command, in_notebook).parse_known_args(list(words[has_target:]))
+    if not has_target and not in_notebook:
+        raise ConfigError(f"{command} needs a MODEL, before any flag; {command} --help says what it may be")
+    flags = parse_flags(rest, source=command)
+    others = [] if in_notebook else [name for name in flags.values if name not in _OPTIONS]
+    if others:
+        listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
+        raise ConfigError(f"{command} has no use for {listed}; of a run's flags it takes {_listed(_OPTIONS)}")
+    inputs: tuple[Sample, ...] = tuple(map(_sample, getattr(options, "input", None) or ()))
+    sequence = getattr(options, "sequence", None)
+    if sequence is not None:
+        length = _whole(sequence, "--sequence")
+        inputs += (Sample("input_ids", "int64", (length,)), Sample("labels", "int64", (length,)))
+    named = {sample.name for sample in inputs}
+    if len(inputs) > 1 and (None in named or len(named) < len(inputs)):
+        raise ConfigError(
+            f"{command}: several inputs need a name each, as in --input ids=int64:128 --input mask=bool:128"
+        )
+    label = getattr(options, "target_input", None)
+    return Request(
+        target=words[0] if has_target else None,
+        flags=flags,
+        optimizer=options.optimizer,
+        data=getattr(options, "data", None),
+        loss=getattr(options, "loss", None),
+        batch_size=None if options.batch_size is None else _whole(options.batch_size, "--batch-size"),
+        inputs=inputs,
+        label=None if label is None else _sample(label),
+        itemsize=None if getattr(options, "dtype", None) is None else _ITEMSIZES[options.dtype],
+        memory=None if options.memory is None else read_size(options.memory, "--memory"),
+        form="json" if options.json else "markdown" if options.markdown else "text",
+    )
+
+
+def _parser(command: str, in_notebook: bool) -> _Parser:
+    parser = _Parser(prog=command, usage=f"{command} MODEL [flags]", allow_abbrev=False, add_help=not in_notebook)
+    if in_notebook:
+        parser.add_argument("--data", metavar="NAME", help="a loader or a batch by name")
+        parser.add_argument("--loss", metavar="NAME", help="a function of output and batch by name")
+    else:
+        parser.description = (
+            "Forecast the memory of a training on each device, for every way of sharing it. MODEL is "
+            "package.module:name of a module or of what makes one, a *.safetensors file or a folder of them, or the "
+            "config.json of a transformers model."
+        )
+        parser.epilog = f"Of a run's flags it takes {_listed(_OPTIONS)}; accel-nb config flags explains them."
+        parser.add_argument(
+            "--input", action="append", metavar="[NAME=][DTYPE:]SHAPE", help="of one sample, as 3x224x224"
+        )
+        parser.add_argument("--target", dest="target_input", metavar="[DTYPE:]SHAPE", help="of one sample, as int64")
+        parser.add_argument("--sequence", metavar="N", help="short for input_ids and labels of N tokens")
+        parser.add_argument("--dtype", choices=list(_ITEMSIZES), help="keep the weights in this type")
+    parser.add_argument("--optimizer", metavar="NAME", help="default: adamw, or the notebook's own")
+    parser.add_argument("--batch-size", metavar="N", help="what the loader yields")
+    parser.add_argument(
+        "--memory", metavar="SIZE", help="of one device, as 80GiB: plan for a machine that is not this one"
+    )
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true")
+    form.add_argument("--markdown", action="store_true")
+    return parser
+
+
+def read_size(text: str, where: str) -> int:
+    """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises `ConfigError`."""
+    try:
+        size = int(TypeAdapter(ByteSize).validate_python(text))
+    except (ValidationError, OverflowError):
+        size = 0
+    if not 0 < size < 2**63:
+        raise ConfigError(f"{where} {quoted(text)} is no size; write it as 80GiB or 24GB")
+    return size
+
+
+def find_setting(
+    devices: Sequence[str], machine: Machine, config: Config, *, batch_size: int = 0, memory: int | None = None
+) -> Setting:
+    """Return the setting of a run on these devices; ``memory`` stands for what one device has in all.
+
+    The precision ``auto`` counts as bf16. A batch is shared by the workers unless it is meant for each.
+    """
+    world = len(devices)
+    is_host = not devices[0].startswith("cuda")
+    kind = ("CPU worker" if is_host else "GPU") + ("s" if world > 1 else "")
+    if memory is not None:
+        free, name = memory, f"{world} {kind} of {size_text(memory)}"
+    elif is_host:
+        free, name = machine.free_bytes // world, f"{world} {kind}"
+    else:
+        gpus = [machine.gpus[int(device.partition(":")[2] or 0)] for device in devices]
+        least = min(gpus, key=lambda gpu: gpu.free_bytes)
+        free, name = least.free_bytes, f"{world} x {least.name}"
+    is_shared = config.batch != "per-worker"
+    return Setting(
+        world=world,
+        devices=name,
+        room=int(free * ROOM_SHARE),
+        host_room=int(machine.free_bytes * ROOM_SHARE),
+        precision="bf16" if config.precision == "auto" else config.precision,
+        batch_size=batch_size,
+        share=-(-batch_size // world) if is_shared else batch_size,
+        is_host=is_host,
+    )
+
+
+def _sample(text: str) -> Sample:
+    found = _SPEC.fullmatch(text)
+    dtype = (found and found["dtype"]) or "float32"
+    shape = found["shape"] if found else None
+    has_both = found is not None and found["dtype"] is not None and shape is not None
+    if found is None or dtype not in _DTYPES or bool(found["colon"]) != has_both or not (found["dtype"] or shape):
+        raise ConfigError(
+            f"{quoted(text)} is no input; write [NAME=][DTYPE:]SHAPE without the batch, as 3x224x224 or ids=int64:128; "
+            f"a DTYPE is one of {', '.join(_DTYPES)}"
+        )
+    sizes = tuple(_whole(size, f"a size of {quoted(text)}") for size in shape.split("x")) if shape else ()
+    return Sample(found["name"], dtype, sizes)
+
+
+def _whole(text: str, where: str) -> int:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 10 or not 1 <= int(text) <= MAX_BATCH:
+        raise ConfigError(f"{where} is {quoted(text)}; give a whole number from 1 to {MAX_BATCH}")
+    return int(text)
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"--{name}" for name in names)

@@ -1,0 +1,109 @@
+"""What there is to hold: the weights of a model and what its optimizer keeps for each. No torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+from accel_nb.config.layers import did_you_mean
+from accel_nb.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """One parameter; a tied one is one weight. ``itemsize`` and ``state_bytes`` are in bytes.
+
+    ``block`` names the repeated block of the model that it belongs to, None for what belongs to none.
+    ``state_bytes`` is what the optimizer keeps for the whole of it between steps.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    itemsize: int = 4
+    is_trainable: bool = True
+    block: str | None = None
+    state_bytes: int = 0
+
+    @property
+    def num_values(self) -> int:
+        """The number of values, 1 for a scalar."""
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class Model:
+    """A model with its optimizer. ``step_bytes`` is what `optimizer.step()` needs for a moment, undivided."""
+
+    name: str
+    weights: tuple[Weight, ...]
+    buffer_bytes: int = 0
+    optimizer: str = "none"
+    step_bytes: int = 0
+
+    @property
+    def num_parameters(self) -> int:
+        """The values of all weights."""
+        return sum(weight.num_values for weight in self.weights)
+
+    @property
+    def num_trainable(self) -> int:
+        """The values of the weights that are trained."""
+        return sum(weight.num_values for weight in self.weights if weight.is_trainable)
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerKind:
+    """How many values of a weight's own type an optimizer keeps for each value, and takes for a moment in a step.
+
+    ``num_scratch`` is that of torch's implementation over lists of tensors, its default on GPUs.
+    """
+
+    num_kept: int
+    num_scratch: int
+
+
+OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
+    {
+        "sgd": OptimizerKind(0, 0),
+        "sgd-momentum": OptimizerKind(1, 0),
+        "adagrad": OptimizerKind(1, 2),
+        "rmsprop": OptimizerKind(1, 1),
+        "adam": OptimizerKind(2, 1),
+        "adamw": OptimizerKind(2, 1),
+    }
+)
+"""Optimizers that can be named without an object; `accel_nb.forecast.trace` looks at an object itself."""
+
+
+def with_optimizer(model: Model, name: str) -> Model:
+    """Return the model as trained by one of `OPTIMIZERS`; raises `ConfigError` for another name."""
+    kind = OPTIMIZERS.get(name.lower())
+    if kind is None:
+        near = did_you_mean(name.lower(), list(OPTIMIZERS))
+        raise ConfigError(f"optimizer {name[:80]!a} is unknown; known are {', '.join(OPTIMIZERS)}{near}")
+    weights = [
+        replace(weight, state_bytes=weight.num_values * weight.itemsize * kind.num_kept * weight.is_trainable)
+        for weight in model.weights
+    ]
+    trained = sum(weight.num_values * weight.itemsize for weight in weights if weight.is_trainable)
+    return replace(model, weights=tuple(weights), optimizer=name.lower(), step_bytes=trained * kind.num_scratch)
+
+
+def size_text(num_bytes: float) -> str:
+    """Return a size for people to read, three digits, in units of 2^10."""
+    units = ["B", "KiB", "MiB", "GiB", "TiB"]
+    while abs(num_bytes) >= 1000 and len(units) > 1:
+        num_bytes /= 1024
+        del units[0]
+    digits = 0 if units[0] == "B" or abs(num_bytes) >= 100 else 1 if abs(num_bytes) >= 10 else 2
+    return f"{num_bytes:.{digits}f} {units[0]}"
+
+
+def count_text(count: int) -> str:
+    """Return a number of parameters for people to read: ``124 M``."""
+    for factor, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
+        if count >= factor:
+            return f"{count / factor:.3g}{unit}"
+    return str(count)

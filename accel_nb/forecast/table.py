@@ -1,0 +1,190 @@
+"""A forecast as text, Markdown or plain data, and the one line that explains the choice. No torch."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from accel_nb.config import Layer
+from accel_nb.config.flags import flags_to_line
+from accel_nb.forecast.plans import Forecast, Plan, Setting, has_checkpointing, largest_share, smallest
+from accel_nb.forecast.sizes import Model, count_text, size_text
+
+_HEAD = (
+    "each rank",
+    "parameters",
+    "gradients",
+    "optimizer",
+    "activations",
+    "exchange",
+    "host",
+    "peak",
+    "",
+    "checkpointed",
+    "",
+)
+
+
+def show(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
+    """Return the forecast in one of the forms that a request may ask for, with a line break at the end."""
+    if form == "json":
+        return json.dumps(as_data(found), indent=2) + "\n"
+    return (as_markdown(found) if form == "markdown" else as_text(found)) + "\n"
+
+
+def as_text(found: Forecast) -> str:
+    """Return a heading, the table, what is not known, and the choice."""
+    rows = [_head(), *_rows(found)]
+    used = [any(row[column] not in ("", "-") for row in rows[1:]) for column in range(len(_HEAD))]
+    kept = [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*kept, strict=True)]
+    left = [name in ("each rank", "") for name in kept[0]]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if is_left else cell.rjust(width)
+            for cell, width, is_left in zip(row, widths, left, strict=True)
+        ).rstrip()
+        for row in kept
+    ]
+    return "\n".join([*_heading(found), "", *lines, "", *_remarks(found), explain(found)])
+
+
+def as_markdown(found: Forecast) -> str:
+    """Return the same as a Markdown table."""
+    rows = [_head(), ["---"] * len(_HEAD), *_rows(found)]
+    lines = ["| " + " | ".join(row) + " |" for row in rows]
+    return "\n".join([*_heading(found), "", *lines, "", *_remarks(found), explain(found)])
+
+
+def as_data(found: Forecast) -> dict[str, Any]:
+    """Return the same as plain values; sizes in bytes."""
+    model, setting, best = found.model, found.setting, found.best
+    return {
+        "model": {
+            "name": model.name,
+            "num_parameters": model.num_parameters,
+            "num_trainable": model.num_trainable,
+            "optimizer": model.optimizer,
+        },
+        "setting": {
+            "world": setting.world,
+            "devices": setting.devices,
+            "room": setting.room,
+            "host_room": setting.host_room,
+            "precision": setting.precision,
+            "batch_size": setting.batch_size,
+            "share": setting.share,
+        },
+        "plans": [
+            {
+                "name": plan.layout.name,
+                "activation_checkpointing": plan.checkpoints,
+                "parameters": plan.usage.parameters,
+                "gradients": plan.usage.gradients,
+                "optimizer": plan.usage.optimizer,
+                "activations": plan.usage.activations if found.knows_activations else None,
+                "exchange": plan.usage.exchange,
+                "step": plan.usage.step,
+                "host": plan.usage.host,
+                "peak": plan.usage.total,
+                "missing": plan.missing(setting),
+                "options": plan.options,
+                "is_served": plan.is_served,
+            }
+            for plan in found.plans
+        ],
+        "best": None if best is None else {"name": best.name, "options": best.options},
+        "why": explain(found),
+        "notes": list(found.notes),
+    }
+
+
+def explain(found: Forecast) -> str:
+    """Say in one line which plan is taken and why, or by how much nothing fits."""
+    setting, best = found.setting, found.best
+    if best is None:
+        return _refusal(found)
+    spare = size_text(setting.room - best.usage.total)
+    flags = flags_to_line(Layer("flags", best.options, "plan"))
+    first = next(plan for plan in found.plans if plan.is_served)
+    why = "the simplest way" if first is best else f"{first.name} lacks {size_text(first.missing(setting))}, this"
+    return f"-> {best.name} ({flags}): {why} fits, with {spare} to spare"
+
+
+def _refusal(found: Forecast) -> str:
+    setting = found.setting
+    plan = smallest(found.plans, setting)
+    lack = f"-> nothing fits: {plan.name} lacks {size_text(plan.missing(setting))}"
+    if plan.usage.total > setting.room:
+        lack += f" on each rank (it takes {size_text(plan.usage.total)} of {size_text(setting.room)})"
+    else:
+        lack += " of the machine's memory for each rank"
+    ways: list[str] = []
+    share = largest_share(plan, setting)
+    if share:
+        ways.append(f"a batch of about {share * setting.batch_size // setting.share}")
+    ways += [f"{other.name}, not served by this version," for other in _unserved(found)[:1]]
+    return f"{lack}; {' or '.join(ways)} would fit" if ways else f"{lack}; take more or larger devices"
+
+
+def _unserved(found: Forecast) -> list[Plan]:
+    return [plan for plan in found.plans if not plan.is_served and plan.missing(found.setting) == 0]
+
+
+def _heading(found: Forecast) -> list[str]:
+    model, setting = found.model, found.setting
+    parts = [_parameters(model), f"optimizer {model.optimizer}", f"precision {setting.precision}"]
+    if setting.batch_size:
+        parts.append(f"batch {setting.batch_size}{_shares(setting)}")
+    return [f"{model.name}: {', '.join(parts)}", f"{setting.devices}, room for {size_text(setting.room)} on each rank"]
+
+
+def _shares(setting: Setting) -> str:
+    if setting.world == 1:
+        return ""
+    is_shared = setting.share < setting.batch_size
+    return f" = {setting.world} x {setting.share}" if is_shared else " on each rank"
+
+
+def _parameters(model: Model) -> str:
+    frozen = model.num_parameters - model.num_trainable
+    text = f"{count_text(model.num_parameters)} parameters"
+    return f"{text}, {count_text(frozen)} of them frozen" if frozen else text
+
+
+def _head() -> Sequence[str]:
+    return [name + " *" if name == "checkpointed" and not has_checkpointing() else name for name in _HEAD]
+
+
+def _rows(found: Forecast) -> list[Sequence[str]]:
+    plain = {plan.layout: plan for plan in found.plans if not plan.checkpoints}
+    again = {plan.layout: plan for plan in found.plans if plan.checkpoints}
+    return [_row(found, plan, again.get(layout)) for layout, plan in plain.items()]
+
+
+def _row(found: Forecast, plan: Plan, again: Plan | None) -> Sequence[str]:
+    usage = plan.usage
+    sizes = [usage.parameters, usage.gradients, usage.optimizer]
+    mark = "" if plan.is_served else " *"
+    return (
+        plan.layout.name + mark,
+        *(size_text(size) if size else "-" for size in sizes),
+        size_text(usage.activations) if found.knows_activations else "?",
+        size_text(usage.exchange) if usage.exchange else "-",
+        size_text(usage.host) if usage.host else "-",
+        size_text(usage.total),
+        _verdict(found, plan),
+        size_text(again.usage.total) if again is not None else "",
+        _verdict(found, again) if again is not None else "",
+    )
+
+
+def _verdict(found: Forecast, plan: Plan) -> str:
+    missing = plan.missing(found.setting)
+    return f"lacks {size_text(missing)}" if missing else "fits"
+
+
+def _remarks(found: Forecast) -> list[str]:
+    marks = [] if all(plan.is_served for plan in found.plans) else ["* not served by this version"]
+    return [*marks, *(f"note: {note}" for note in found.notes)]

@@ -1,0 +1,355 @@
+"""What a training step holds in memory, found by running it on tensors that have shapes and no data.
+
+The model is copied with fake parameters (`torch._subclasses.FakeTensorMode`), so nothing is computed, no device is
+touched and the model, its gradients and the random number generators stay as they are.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
+from torch.optim import Optimizer
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+from accel_nb.bigmodel.sizes import find_blocks
+from accel_nb.errors import MisuseError
+from accel_nb.forecast.memory import Activations
+from accel_nb.forecast.sizes import Model, Weight
+from accel_nb.precision.half import cast_floats
+from accel_nb.runtime.nested import find_tensors, map_tensors
+
+Loss = Callable[[Any, Any], Tensor]
+"""Called with the model's output and the batch; returns the scalar that is minimised."""
+
+
+def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gpu: bool = False) -> Model:
+    """Return the sizes of a model and of what its optimizer keeps, after a step that is traced if none was taken.
+
+    ``on_gpu`` says that the run is meant for a GPU, where torch's optimizers work on lists of tensors.
+    """
+    blocks = {id(parameter): name for name, block in list_blocks(model).items() for parameter in block.parameters()}
+    weights = [
+        Weight(
+            name,
+            tuple(parameter.shape),
+            parameter.element_size(),
+            parameter.requires_grad,
+            blocks.get(id(parameter)),
+        )
+        for name, parameter in model.named_parameters()
+    ]
+    found = Model(type(model).__name__, tuple(weights), sum(buffer.nbytes for buffer in model.buffers()))
+    return found if optimizer is None else _with_state(found, model, optimizer, on_gpu)
+
+
+def list_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return the outermost modules that the model repeats in a list, by name: what is checkpointed and gathered."""
+    names = set(find_blocks(model))
+    found: dict[str, nn.Module] = {}
+    for name, module in model.named_modules():
+        inside = any(name.startswith(outer + ".") for outer in found)
+        if name and type(module).__name__ in names and not inside:
+            found[name] = module
+    return found
+
+
+def measure_activations(
+    model: nn.Module,
+    batch: Any,
+    batch_size: int,
+    *,
+    loss: Loss | None = None,
+    half: torch.dtype | None = None,
+    checkpoints: bool = False,
+    on_gpu: bool = False,
+) -> Activations:
+    """Return what a forward and backward pass over ``batch_size`` samples holds at its fullest.
+
+    ``batch`` is one batch of any size, as a loader gives it: a tensor; (inputs, targets); or named inputs. Its first
+    dimension is set to ``batch_size``. ``half`` computes in that dtype, under autocast and with a model that was cast.
+    ``checkpoints`` recomputes the repeated blocks. ``on_gpu`` lets dropout and attention keep what they keep there.
+    Raises `MisuseError` if the model cannot be run without values.
+    """
+    run = _Run(model, batch, batch_size, loss or default_loss, checkpoints, on_gpu)
+    if half is None:
+        return Activations(run.peak(None, None)[0])
+    kept, copies = run.peak(half, None)
+    try:
+        cast_bytes = run.peak(None, half)[0]
+    except MisuseError:  # it makes fp32 tensors of its own: only autocast mixes types
+        cast_bytes = None
+    return Activations(kept, copies, cast_bytes)
+
+
+def default_loss(output: Any, batch: Any) -> Tensor:
+    """Return the loss that the shapes suggest: the output's own, cross entropy, mean square, or the sum of all."""
+    own = output.get("loss") if isinstance(output, dict) else None
+    if isinstance(own, Tensor):
+        return own
+    first = _first_tensor(output)
+    target: Any = batch[1] if isinstance(batch, tuple | list) and len(batch) > 1 else None
+    if isinstance(target, Tensor):
+        if target.is_floating_point() and target.shape == first.shape:
+            return nn.functional.mse_loss(first, target)
+        if target.dtype == torch.int64 and target.shape == first.shape[:-1]:
+            return nn.functional.cross_entropy(first.flatten(0, -2), target.flatten())
+        if target.dtype == torch.int64 and target.shape == (first.shape[0], *first.shape[2:]):
+            return nn.functional.cross_entropy(first, target)
+    return first.float().sum()
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """One step of a model, to be run several ways."""
+
+    model: nn.Module
+    batch: Any
+    batch_size: int
+    loss: Loss
+    checkpoints: bool
+    on_gpu: bool
+
+    def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
+        """Return the fullest moment beside weights and gradients, and the bytes of weights in half precision."""
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
+                model = _fake_copy(self.model, cast)
+                batch = map_tensors(lambda tensor: _resized(tensor, self.batch_size, cast), self.batch)
+                if self.checkpoints:
+                    for block in list_blocks(model).values():
+                        _recompute(block, self.kernels)
+                return self._step(model, batch, autocast)
+        except MisuseError:
+            raise
+        except Exception as error:  # whatever the user's forward raises
+            raise MisuseError(
+                f"{type(self.model).__name__} cannot be run on shapes alone: {_first_line(error)}"
+            ) from error
+
+    def kernels(self) -> AbstractContextManager[Any]:
+        """Return a new context in which operations keep what they keep where the run is meant for."""
+        return _GpuKernels() if self.on_gpu else nullcontext()
+
+    def _step(self, model: nn.Module, batch: Any, autocast: torch.dtype | None) -> tuple[int, int]:
+        context: AbstractContextManager[Any] = (
+            torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext()
+        )
+        with self.kernels(), _Live([*model.parameters(), *model.buffers()]) as live:
+            for tensor in find_tensors(batch):
+                live.add(tensor)
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(live.becomes_gradient)
+            with context:
+                output = _call(model, batch)
+            loss = self.loss(output if autocast is None else cast_floats(output, torch.float32), batch)
+            del output
+            if loss.requires_grad:
+                loss.backward()
+            return live.peak, live.peak_copies
+
+
+def _call(model: nn.Module, batch: Any) -> Any:
+    if isinstance(batch, dict):
+        return model(**batch)
+    return model(batch[0]) if isinstance(batch, tuple | list) and batch else model(batch)
+
+
+def _first_tensor(output: Any) -> Tensor:
+    found = next(find_tensors(output), None)
+    if found is None:
+        raise MisuseError(f"the model returns a {type(output).__name__} without a tensor to take a loss of")
+    return found
+
+
+def _resized(tensor: Tensor, batch_size: int, cast: torch.dtype | None) -> Tensor:
+    """Return an empty tensor like ``tensor`` with another first dimension, on the CPU."""
+    dtype = cast if cast is not None and tensor.is_floating_point() else tensor.dtype
+    shape = (batch_size, *tensor.shape[1:]) if tensor.dim() else ()
+    return torch.empty(shape, dtype=dtype, device="cpu")
+
+
+def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
+    """Return a copy of the model whose parameters and buffers have no data."""
+    memo: dict[int, Any] = {}
+    for parameter in model.parameters():
+        dtype = cast if cast is not None and parameter.is_floating_point() else parameter.dtype
+        memo[id(parameter)] = nn.Parameter(
+            torch.empty(parameter.shape, dtype=dtype, device="cpu"), requires_grad=parameter.requires_grad
+        )
+    for buffer in model.buffers():
+        dtype = cast if cast is not None and buffer.is_floating_point() else buffer.dtype
+        memo[id(buffer)] = torch.empty(buffer.shape, dtype=dtype, device="cpu")
+    made = copy.deepcopy(model, memo)
+    return made if model.training else made.train()  # it was evaluated last, and is going to be trained
+
+
+def _recompute(block: nn.Module, kernels: Callable[[], AbstractContextManager[Any]]) -> None:
+    """Keep only what goes into the block, and compute the rest again in the backward pass, with the same kernels."""
+    forward = block.forward
+
+    def with_kernels(*args: Any, **kwargs: Any) -> Any:
+        with kernels():
+            return forward(*args, **kwargs)
+
+    def recomputed(*args: Any, **kwargs: Any) -> Any:
+        return checkpoint(with_kernels, *args, use_reentrant=False, preserve_rng_state=False, **kwargs)
+
+    block.forward = recomputed
+
+
+class _GpuKernels(TorchFunctionMode):
+    """Runs what a GPU's kernels do in one piece: a dropout whose mask is of bytes, attention that keeps no weights."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        functional = nn.functional
+        if func in (functional.dropout, functional.multi_head_attention_forward):
+            given = inspect.signature(func).bind(*args, **kwargs)
+            given.apply_defaults()
+            if func is functional.dropout:
+                return _dropout(**given.arguments)
+            args, kwargs = (), {**given.arguments, "dropout_p": 0.0}
+        elif func is functional.scaled_dot_product_attention:  # its fifth argument is the dropout
+            args, kwargs = (*args[:4], *([0.0] if len(args) > 4 else []), *args[5:]), kwargs
+            kwargs |= {} if len(args) > 4 else {"dropout_p": 0.0}
+        return func(*args, **kwargs)
+
+
+def _dropout(input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+    return torch.native_dropout(input, p, True)[0] if training and p < 1 else input
+
+
+class _Live(TorchDispatchMode):
+    """Adds up the storages that operations make, each as long as anything refers to it, given ones left out."""
+
+    def __init__(self, given: list[Tensor]) -> None:
+        super().__init__()
+        self.peak = 0
+        self.peak_copies = 0
+        self._now = 0
+        self._copies = 0
+        self._given = {_key(tensor) for tensor in given}
+        self._sizes: dict[int, int] = {}
+        self._copied: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        try:
+            result = func(*args, **(kwargs or {}))
+        except DataDependentOutputException:
+            if func is not torch.ops.aten._local_scalar_dense.default:
+                raise
+            return _one(args[0].dtype)  # a number that was read out of a tensor, to be printed or divided by
+        is_copy = func is torch.ops.aten._to_copy.default and _key(args[0]) in self._given
+        for tensor in find_tensors(result):
+            self.add(tensor, is_copy=is_copy)
+        return result
+
+    def add(self, tensor: Tensor, *, is_copy: bool = False) -> None:
+        """Count a tensor's storage, unless it is known."""
+        key = _key(tensor)
+        if key in self._given or key in self._sizes:
+            return
+        storage = tensor.untyped_storage()
+        size = self._sizes[key] = storage.nbytes()
+        weakref.finalize(storage, self._forget, key).atexit = False
+        if is_copy:
+            self._copied.add(key)
+            self._copies += size
+            self.peak_copies = max(self.peak_copies, self._copies)
+        else:
+            self._now += size
+            self.peak = max(self.peak, self._now)
+
+    def becomes_gradient(self, parameter: Tensor) -> None:
+        """Count a parameter's gradient no more: it has a place of its own."""
+        if parameter.grad is not None:
+            self._forget(_key(parameter.grad))
+
+    def _forget(self, key: int) -> None:
+        size = self._sizes.pop(key, 0)
+        if key in self._copied:
+            self._copied.discard(key)
+            self._copies -= size
+        else:
+            self._now -= size
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+
+
+def _one(dtype: torch.dtype) -> bool | int | float:
+    return True if dtype is torch.bool else 1.0 if dtype.is_floating_point else 1
+
+
+def _key(tensor: Any) -> int:
+    return tensor.untyped_storage()._cdata if isinstance(tensor, Tensor) else 0
+
+
+def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> Model:
+    """Return the model with the bytes that the optimizer keeps for each weight and needs for a step."""
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        copies = {id(parameter): _fake_like(parameter) for parameter in _stepped(optimizer)}
+        clone = copy.copy(optimizer)
+        clone.__dict__ = {name: value for name, value in vars(optimizer).items() if name != "step"}
+        clone.state = type(optimizer.state)(optimizer.state.default_factory)
+        clone.param_groups = [
+            {
+                **group,
+                "params": [copies[id(parameter)] for parameter in group["params"]],
+                **({"foreach": True} if on_gpu and _chooses_itself(group) else {}),
+            }
+            for group in optimizer.param_groups
+        ]
+        try:
+            with _Live(
+                [*copies.values(), *(copied.grad for copied in copies.values() if copied.grad is not None)]
+            ) as live:
+                type(optimizer).step(clone)
+                kept = {
+                    key: sum(map(_nbytes, find_tensors(clone.state.get(copied, {})))) for key, copied in copies.items()
+                }
+                peak = live.peak
+        except Exception as error:  # a step that wants a closure, or values
+            raise MisuseError(
+                f"{type(optimizer).__name__}.step() cannot be run on shapes alone: {_first_line(error)}"
+            ) from error
+    weights = [
+        replace(weight, state_bytes=kept.get(id(parameter), 0))
+        for weight, parameter in zip(found.weights, model.parameters(), strict=True)
+    ]
+    total = sum(weight.state_bytes for weight in weights)
+    return replace(found, weights=tuple(weights), optimizer=type(optimizer).__name__, step_bytes=max(0, peak - total))
+
+
+def _stepped(optimizer: Optimizer) -> Iterator[Tensor]:
+    for group in optimizer.param_groups:
+        yield from group["params"]
+
+
+def _fake_like(parameter: Tensor) -> Tensor:
+    empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="cpu")
+    made = nn.Parameter(empty, requires_grad=parameter.requires_grad)
+    if parameter.requires_grad:
+        made.grad = torch.empty_like(made)
+    return made
+
+
+def _chooses_itself(group: dict[str, Any]) -> bool:
+    return group.get("foreach", False) is None and not group.get("fused")
+
+
+def _nbytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()

@@ -1,0 +1,100 @@
+"""What `%accelerate plan` finds in a notebook's names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from accel_nb.errors import ConfigError
+from accel_nb.forecast.plans import Forecast
+from accel_nb.forecast.request import read_request
+from accel_nb.notebook.forecasting import forecast_notebook
+from tests.support.transformer import Transformer
+
+
+def ask(line: str, **names: Any) -> Forecast | None:
+    request = read_request(line.split(), "%accelerate plan", in_notebook=True)
+    return forecast_notebook(request, names, request.config({}), ["cpu", "cpu"])
+
+
+def loader(batch_size: int = 16) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.randint(64, (40, 16)), torch.randint(64, (40, 16))), batch_size, shuffle=True)
+
+
+def test_the_only_model_its_optimizer_and_the_only_loader_are_found() -> None:
+    model = Transformer()
+    other = nn.Linear(2, 2)
+    found = ask(
+        "",
+        model=model,
+        again=model,
+        block=model.blocks[0],
+        loss_fn=nn.CrossEntropyLoss(),
+        wrong=torch.optim.SGD(other.parameters(), 0.1),
+        optimizer=torch.optim.RMSprop(model.parameters()),
+        data=loader(),
+    )
+    assert found is not None
+    assert (found.model.name, found.model.optimizer) == ("Transformer", "RMSprop")
+    assert (found.setting.batch_size, found.setting.share) == (16, 8)
+    assert found.knows_activations
+    assert found.notes == ()
+
+
+def test_names_and_sizes_that_are_given_go_first() -> None:
+    names = {"model": Transformer(), "small": nn.Linear(16, 2), "a": loader(), "x": torch.randn(3, 16), "n": 3}
+    assert ask("", **names) is None
+    found = ask("small --data x --batch-size 100 --optimizer sgd", **names)
+    assert found is not None
+    assert (found.model.num_parameters, found.model.optimizer, found.setting.batch_size) == (34, "sgd", 100)
+    assert ask("small --data x", **names).setting.batch_size == 3  # type: ignore[union-attr]
+    assert not ask("model --data n --batch-size 3", **{**names, "n": [torch.ones(3)]}).knows_activations  # type: ignore[union-attr]
+
+
+def test_a_loss_of_the_notebook_s_own_is_taken() -> None:
+    names = {"model": nn.Linear(16, 2), "x": torch.randn(64, 16)}
+    plain = ask("--data x", **names)
+    heavy = ask("--data x --loss heavy", heavy=lambda output, batch: (output.repeat(1, 99).exp() + 1).sum(), **names)
+    assert plain is not None
+    assert heavy is not None
+    assert heavy.plans[0].usage.activations > 5 * plain.plans[0].usage.activations
+
+
+def test_looking_at_a_loader_moves_nothing() -> None:
+    class Noisy(Dataset[Any]):
+        def __len__(self) -> int:
+            return 8
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            return torch.randn(16)
+
+    model, data = nn.Linear(16, 2), DataLoader(Noisy(), 4, shuffle=True)
+    state = torch.get_rng_state()
+    found = ask("", model=model, data=data)
+    assert found is not None
+    assert found.knows_activations
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("modle", "the notebook has no name 'modle'; did you mean model?"),
+        ("x", "x is a Tensor; name a torch module"),
+        ("model --data y", "--data: the notebook has no name 'y'"),
+        ("model --data n", "--data n is a int without tensors"),
+        ("model --data empty", "give no sample to look at"),
+        ("model --data x --loss x", "--loss x is a Tensor"),
+        ("model --data x --optimizer adamww", "did you mean adamw?"),
+        ("model --cpu 2", "--cpu"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(line: str, message: str) -> None:
+    names = {"model": nn.Linear(16, 2), "x": torch.ones(2, 16), "n": 3, "empty": DataLoader([], 1)}  # type: ignore[arg-type]
+    with pytest.raises(ConfigError) as raised:
+        ask(line, **names)
+    assert message in str(raised.value)
