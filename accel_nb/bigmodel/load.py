@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.device_map import check_device_map, place_of, plan_device_map
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload import dispatch_model
+from accel_nb.bigmodel.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.bigmodel.sizes import Device, parse_dtype, to_torch_device
 from accel_nb.bigmodel.transfer import Job, fill_all
@@ -58,10 +60,12 @@ def load_checkpoint_in_model(
     if device_map is not None:
         check_device_map(model, device_map, must_exist=True)
     wanted = None if dtype is None else parse_dtype(dtype)
-    slots = _slots(model, wanted, keep_in_fp32_modules or ())
-    matched, loaded = _match(slots, opened, strict)
+    matched, loaded = match_slots(model, opened, wanted, keep_in_fp32_modules or (), strict)
+    _refuse_quantizing_to_disk(matched, device_map)
     jobs: list[Job] = []
-    fresh: list[tuple[_Slot, Tensor]] = []
+    fresh: list[tuple[Slot, Tensor]] = []
+    on_host: list[tuple[Slot, FileTensor]] = []
+    to_quantize: list[tuple[Slot, FileTensor, torch.device]] = []
     for slot, source in matched:
         place = place_of(slot.names[0], device_map) if device_map is not None else None
         if place == "disk" and (offload_buffers or not slot.is_buffer):
@@ -69,13 +73,31 @@ def load_checkpoint_in_model(
             loaded.on_disk.update(dict.fromkeys(slot.names, source))
             continue
         place = "cpu" if place == "disk" else place
-        target = slot.target(None if place is None else to_torch_device(place))
-        if target is not slot.tensor:
-            fresh.append((slot, target))
-        jobs.append((source, target.detach()))
-    fill_all(jobs, on_progress)
+        device = slot.device(None if place is None else to_torch_device(place))
+        if slot.layer is not None:
+            to_quantize.append((slot, source, device))
+        elif slot.may_stay(device):
+            jobs.append((source, slot.tensor.detach()))
+        elif device.type == "cpu":
+            on_host.append((slot, source))
+        else:
+            fresh.append((slot, torch.empty(slot.shape, dtype=slot.dtype, device=device)))
+            jobs.append((source, fresh[-1][1]))
+    memory = empty_tensors([(slot.shape, slot.dtype) for slot, _ in on_host])
+    for (slot, source), tensor in zip(on_host, memory, strict=True):
+        fresh.append((slot, tensor))
+        jobs.append((source, tensor))
+    sources = [source for source, _ in jobs] + [source for _, source, _ in to_quantize]
+    progress = _Progress(sum(source.nbytes for source in sources), on_progress)
+    fill_all(jobs, progress.told)
     for slot, tensor in fresh:
         slot.set(model, tensor)
+    for slot, source, device in to_quantize:  # one at a time: only one whole weight is there at any moment
+        weight = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        progress.next()
+        fill_all([(source, weight)], progress.told)
+        assert slot.layer is not None
+        slot.layer.take(weight)
     return loaded
 
 
@@ -137,30 +159,62 @@ def load_checkpoint_and_dispatch(
     )
 
 
+@dataclass
+class _Progress:
+    """Joins what is told of one filling after the other."""
+
+    total: int
+    on_progress: Callable[[int, int], None] | None
+    _before: int = 0
+    _done: int = 0
+
+    def told(self, done: int, _: int) -> None:
+        self._done = self._before + done
+        if self.on_progress is not None:
+            self.on_progress(self._done, self.total)
+
+    def next(self) -> None:
+        self._before = self._done
+
+
+def _refuse_quantizing_to_disk(
+    matched: Sequence[tuple[Slot, FileTensor]], device_map: Mapping[str, Device] | None
+) -> None:
+    names = [slot.names[0] for slot, _ in matched if slot.layer is not None]
+    if left := [name for name in names if device_map is not None and place_of(name, device_map) == "disk"]:
+        raise ConfigError(
+            f"these are not quantised in the checkpoint, and are to stay on disk: {_listed(left)}; write a quantised "
+            "checkpoint with accel_nb.quantize_checkpoint first, and load that"
+        )
+
+
 def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
     return [names] if isinstance(names, str) else names
 
 
 @dataclass
-class _Slot:
+class Slot:
     """A tensor of the model under all its names, and how it is going to be."""
 
     names: list[str]
     tensor: Tensor
     dtype: torch.dtype
     is_buffer: bool
+    layer: QuantizedLinear | None = None
+    """The layer that quantises it, if it is a weight that the checkpoint holds as it was."""
 
     @property
     def shape(self) -> torch.Size:
         return self.tensor.shape
 
-    def target(self, device: torch.device | None) -> Tensor:
-        """Return memory to load into: the model's own if that is as wanted."""
+    def device(self, wanted: torch.device | None) -> torch.device:
+        """Return where the tensor is going to lie: as wanted, else where the model has it."""
+        return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
+
+    def may_stay(self, device: torch.device) -> bool:
+        """Whether the model's own memory is as wanted, and can be loaded into."""
         own = self.tensor
-        device = device or (torch.device("cpu") if own.is_meta else own.device)
-        if own.device == device and own.dtype == self.dtype and own.is_contiguous():
-            return own
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+        return own.device == device and own.dtype == self.dtype and own.is_contiguous()
 
     def set(self, model: nn.Module, value: Tensor) -> None:
         """Put a new tensor under all the names, as a parameter like the one there if it is one."""
@@ -171,30 +225,54 @@ class _Slot:
             (module._buffers if self.is_buffer else module._parameters)[leaf] = made  # type: ignore[assignment]
 
 
-def _slots(model: nn.Module, dtype: torch.dtype | None, keep_in_fp32: Sequence[str]) -> list[_Slot]:
+def match_slots(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None = None,
+    keep_in_fp32: Sequence[str] = (),
+    strict: bool = False,
+) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    return _match(_slots(model, checkpoint, dtype, keep_in_fp32), checkpoint, strict)
+
+
+def _slots(
+    model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
+) -> list[Slot]:
     """List what a checkpoint of the model holds: parameters and persistent buffers."""
     kept = model.state_dict(keep_vars=True)
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    slots: dict[int, _Slot] = {}
+    layers = quantized_layers(model)
+    parts = {f"{name}.{part}" for name, layer in layers.items() for part in layer.part_names}
+    slots: dict[int, Slot] = {}
+    for name, layer in layers.items():
+        if (weight := f"{name}.weight") in checkpoint.tensors:
+            whole = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype, device="meta")
+            slots[id(whole)] = Slot([weight], whole, layer.dtype, False, layer)
+            for part in layer.part_names:
+                del kept[f"{name}.{part}"]
     for name, tensor in kept.items():
         if not isinstance(tensor, Tensor):
             continue  # extra state of a module, which no safetensors file holds
+        if name in parts:
+            slots[id(tensor)] = Slot([name], tensor, tensor.dtype, False)
+            continue
         if id(tensor) in slots:
             slots[id(tensor)].names.append(name)
             continue
         own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if tensor.is_floating_point() and any(part in keep_in_fp32 for part in name.split(".")):
             own = torch.float32
-        slots[id(tensor)] = _Slot([name], tensor, own, name in buffers)
+        slots[id(tensor)] = Slot([name], tensor, own, name in buffers)
     return list(slots.values())
 
 
 def _match(
-    slots: Sequence[_Slot], checkpoint: Checkpoint, strict: bool
-) -> tuple[list[tuple[_Slot, FileTensor]], Loaded]:
+    slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool
+) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
     """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
     tensors = checkpoint.tensors
-    matched: list[tuple[_Slot, FileTensor]] = []
+    matched: list[tuple[Slot, FileTensor]] = []
     problems: list[str] = []
     missing: list[str] = []
     without_value: list[str] = []
@@ -227,7 +305,7 @@ def _match(
     return matched, Loaded(missing, unexpected)
 
 
-def _mismatch(slot: _Slot, source: FileTensor) -> str | None:
+def _mismatch(slot: Slot, source: FileTensor) -> str | None:
     if tuple(slot.shape) != source.shape:
         return f"{source.name} has the shape {source.shape} in the checkpoint and {tuple(slot.shape)} in the model"
     if source.dtype != slot.dtype and not (source.dtype.is_floating_point and slot.dtype.is_floating_point):

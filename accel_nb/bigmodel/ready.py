@@ -8,9 +8,13 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 from torch import nn
 
+from accel_nb.bigmodel.bnb import BnbQuantizationConfig
 from accel_nb.bigmodel.device_map import describe_device_map, main_device, place_of, plan_device_map
+from accel_nb.bigmodel.kernels import Quantization
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.quantize import quantize_model, quantized_layers, report_quantization
+from accel_nb.bigmodel.quantized_files import prepare_for
 from accel_nb.bigmodel.sizes import Device, format_bytes, list_tensors
 from accel_nb.errors import ConfigError
 
@@ -28,6 +32,7 @@ def load(
     activations: int | str = 0,
     kv_cache: int | str = 0,
     buffer_bytes: int | str | None = None,
+    quantization: str | Quantization | BnbQuantizationConfig | None = None,
     strict: bool = False,
     verbose: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
@@ -35,8 +40,9 @@ def load(
     """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
 
     Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
-    evaluation mode. ``verbose`` prints the forecast before anything is loaded. The rest is as in
-    `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
+    evaluation mode. ``verbose`` prints the forecast before anything is loaded. ``quantization`` (``int8``, ``int4``, ...:
+    see `Quantization`) quantises linear layers one at a time as they come; a checkpoint that was written quantised needs
+    no word of it. The rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
     """
     if (model_class is None) == (builder is None):
         given = "neither is given" if builder is None else "both are given"
@@ -50,6 +56,14 @@ def load(
         model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
     if not isinstance(model, nn.Module):
         raise ConfigError(f"what was built is {type(model).__name__}, and not a torch module")
+    was_quantized = prepare_for(model, checkpoint)
+    if quantization is not None:
+        if was_quantized:
+            raise ConfigError(f"{checkpoint} holds quantised weights already; leave quantization out")
+        if isinstance(quantization, BnbQuantizationConfig):
+            dtype = dtype or quantization.dtype
+            quantization = quantization.as_quantization()
+        quantize_model(model, quantization, dtype=dtype)
     if isinstance(device_map, str):
         device_map = plan_device_map(
             model,
@@ -72,6 +86,8 @@ def load(
         strict=strict,
         on_progress=on_progress,
     )
+    if verbose and quantized_layers(model):
+        print(report_quantization(model))
     return model.eval()
 
 

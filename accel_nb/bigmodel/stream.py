@@ -16,11 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from accel_nb.bigmodel.host_memory import aligned
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source
 from accel_nb.errors import AccelNbError, MisuseError
 
-ALIGNMENT = 64
-"""Of each tensor in a buffer, in bytes: what torch gives tensors of their own, so that kernels take the same paths."""
 _IDLE_S = 0.25
 """After so long without work a reader's thread ends; the next forward starts another."""
 _AHEAD_BYTES = 32 << 20
@@ -61,7 +60,7 @@ class Unit:
         self.nbytes = 0
         for piece in self.pieces:
             piece.begin = self.nbytes
-            self.nbytes += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+            self.nbytes += aligned(piece.nbytes)
 
     def __repr__(self) -> str:
         return f"Unit({self.name!r}, {self.nbytes} bytes)"

@@ -80,6 +80,36 @@ def test_outputs_are_bit_equal_for_every_placement(tmp_path: Path, save, places:
     assert torch.equal(model(TOKENS), resident(TOKENS)), "and with gradients, and after the other modes"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("no_split", [None, ["Block"], []], ids=["repeated", "named", "none"])
+@pytest.mark.parametrize("num_resident", [3, 4, 5])
+def test_outputs_are_bit_equal_wherever_a_plan_cuts(tmp_path: Path, tied: bool, no_split: Any, num_resident: int) -> None:
+    resident = Transformer(depth=6, tied=tied)
+    path = save_sharded(resident, tmp_path)
+    model = load_checkpoint_and_dispatch(
+        empty(depth=6, tied=tied), path, "auto", {"cpu": num_resident * BLOCK}, no_split_module_classes=no_split
+    )
+    away = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+    assert 0 < len(away) < len(list(model.named_parameters())), "some on disk and some not"
+    assert (model.head.weight is model.embedding.weight) == tied
+    with torch.inference_mode():
+        for length in (12, 5, 12):
+            assert torch.equal(model(TOKENS[:, :length]), resident(TOKENS[:, :length]))
+
+
+def test_tied_weights_stay_one_wherever_they_are(tmp_path: Path) -> None:
+    resident = Transformer()
+    path = save_single(resident, tmp_path)
+    for place in ("cpu", "disk"):
+        model = load_checkpoint_and_dispatch(empty(), path, {**MAPS["blocks on disk"], "embedding": place, "head": place})
+        with torch.no_grad():
+            assert torch.equal(model(TOKENS), resident(TOKENS))
+        remove_hook_from_submodules(model)
+        assert model.head.weight is model.embedding.weight
+    with pytest.raises(ConfigError, match=r"one tied tensor is placed on several devices: embedding\.weight on 'cpu'"):
+        load_checkpoint_and_dispatch(empty(), path, {**MAPS["blocks on disk"], "head": "disk"})
+
+
 @pytest.mark.parametrize("way", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_planned_placements_keep_within_their_limits(tmp_path: Path, way: str) -> None:
     resident = Transformer(depth=8)
