@@ -267,9 +267,7 @@ def _slots(
     return list(slots.values())
 
 
-def _match(
-    slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool
-) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
     """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
     tensors = checkpoint.tensors
     matched: list[tuple[Slot, FileTensor]] = []

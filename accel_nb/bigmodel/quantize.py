@@ -82,7 +82,9 @@ class QuantizationReport:
         if self.errors:
             worst = max(self.errors, key=lambda name: self.errors[name])
             mean = sum(self.errors.values()) / len(self.errors)
-            text += f"; outputs of a layer are off by {mean:.2%} in the mean, at most {self.errors[worst]:.2%} ({worst})"
+            text += (
+                f"; outputs of a layer are off by {mean:.2%} in the mean, at most {self.errors[worst]:.2%} ({worst})"
+            )
         return text
 
 

@@ -15,7 +15,13 @@ from torch import Tensor, nn
 from accel_nb.bigmodel.kernels import Quantization
 from accel_nb.bigmodel.load import match_slots
 from accel_nb.bigmodel.offload import offloaded_weights
-from accel_nb.bigmodel.quantize import QuantizationReport, quantize_model, quantized_layers, replace_layers, report_quantization
+from accel_nb.bigmodel.quantize import (
+    QuantizationReport,
+    quantize_model,
+    quantized_layers,
+    replace_layers,
+    report_quantization,
+)
 from accel_nb.bigmodel.shards import SUFFIX, open_checkpoint, strict_json
 from accel_nb.bigmodel.sizes import list_tensors, parse_dtype
 from accel_nb.errors import ConfigError

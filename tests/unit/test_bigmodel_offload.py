@@ -83,7 +83,9 @@ def test_outputs_are_bit_equal_for_every_placement(tmp_path: Path, save, places:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("no_split", [None, ["Block"], []], ids=["repeated", "named", "none"])
 @pytest.mark.parametrize("num_resident", [3, 4, 5])
-def test_outputs_are_bit_equal_wherever_a_plan_cuts(tmp_path: Path, tied: bool, no_split: Any, num_resident: int) -> None:
+def test_outputs_are_bit_equal_wherever_a_plan_cuts(
+    tmp_path: Path, tied: bool, no_split: Any, num_resident: int
+) -> None:
     resident = Transformer(depth=6, tied=tied)
     path = save_sharded(resident, tmp_path)
     model = load_checkpoint_and_dispatch(
@@ -101,7 +103,9 @@ def test_tied_weights_stay_one_wherever_they_are(tmp_path: Path) -> None:
     resident = Transformer()
     path = save_single(resident, tmp_path)
     for place in ("cpu", "disk"):
-        model = load_checkpoint_and_dispatch(empty(), path, {**MAPS["blocks on disk"], "embedding": place, "head": place})
+        model = load_checkpoint_and_dispatch(
+            empty(), path, {**MAPS["blocks on disk"], "embedding": place, "head": place}
+        )
         with torch.no_grad():
             assert torch.equal(model(TOKENS), resident(TOKENS))
         remove_hook_from_submodules(model)

@@ -83,7 +83,9 @@ def test_memory_and_accuracy_are_reported(method: str) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("place", ["cpu", "disk"])
-def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(tmp_path: Path, method: str, place: str) -> None:
+def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(
+    tmp_path: Path, method: str, place: str
+) -> None:
     model = quantize_model(transformer(), Quantization(method, nested=method == "nf4"))  # type: ignore[arg-type]
     save_quantized(model, tmp_path / "a")
     again = accel_nb.load(tmp_path / "a", lambda: Transformer(width=64), device_map={"": place}, verbose=False)
@@ -96,7 +98,9 @@ def test_quantised_weights_are_saved_and_loaded_again_wherever_they_lie(tmp_path
     assert torch.equal(outputs(again), outputs(model))
 
 
-def test_a_checkpoint_is_quantised_without_a_model_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_checkpoint_is_quantised_without_a_model_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     whole = transformer()
     save_sharded(whole, tmp_path)
     report = quantize_checkpoint(empty(), tmp_path, tmp_path / "small", "nf4", dtype="bfloat16")
@@ -120,7 +124,9 @@ def test_gradients_reach_what_lies_before_quantised_layers() -> None:
 
 def test_layers_may_be_left_alone() -> None:
     model = quantize_model(transformer(), Quantization(skip_modules=("blocks.0", "mix", "head")))
-    assert sorted(quantized_layers(model)) == [f"blocks.{at}.{leaf}" for at in (1, 2, 3) for leaf in ("down", "out", "up")]
+    assert sorted(quantized_layers(model)) == [
+        f"blocks.{at}.{leaf}" for at in (1, 2, 3) for leaf in ("down", "out", "up")
+    ]
     whole = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 32, batch_first=True), 2)
     with pytest.raises(ConfigError, match="no linear layer is left"):
         quantize_model(whole, "int8")
@@ -162,7 +168,9 @@ def test_wrong_uses_are_refused(tmp_path: Path) -> None:
         save_quantized(transformer(), tmp_path / "a")
     save_single(transformer(), tmp_path)
     with pytest.raises(ConfigError, match=r"are to stay on disk: blocks\.0\.mix\.weight.*quantize_checkpoint first"):
-        accel_nb.load(tmp_path, lambda: Transformer(width=64), quantization="int8", device_map={"": "disk"}, verbose=False)
+        accel_nb.load(
+            tmp_path, lambda: Transformer(width=64), quantization="int8", device_map={"": "disk"}, verbose=False
+        )
 
 
 @pytest.mark.parametrize(
