@@ -107,21 +107,21 @@ def big_model(quick: bool = False) -> Report:
         )
     limit = large_nbytes * _LIMIT_SHARE
     report.figures.append(
-        Figure(f"{large_nbytes / 2**30:.1f} GiB generate: peak over the hard limit", limited["grown"] / limit, 1.0, "x")
+        Figure(f"{large_nbytes / 2**30:.1f} GiB generate: peak over hard limit", limited["grown"] / limit, 1.0, "x")
     )
     assert limited["tokens"] == free["tokens"], "under a limit of memory other tokens were generated"
     report.notes.append(
         f"A transformer of {large_nbytes / 2**30:.1f} GiB generated {_NEW_TOKENS} tokens, the same as without a limit, "
         f"under an RLIMIT_DATA of {limit / 2**30:.2f} GiB beyond what torch had taken: its peak was "
-        f"{limited['grown'] / 2**30:.2f} GiB, {limited['seconds']:.2f} s a token (all in memory: {free['seconds']:.2f})."
+        f"{limited['grown'] / 2**30:.2f} GiB, {limited['seconds']:.2f} s a token; all in memory, {free['seconds']:.2f} s."
     )
     report.notes.append(
         f"Reading all weights once into buffers that are used again took {reading:.2f} s, cold {cold_reading:.2f} s. "
         "Cold: the system has dropped the files from its cache; that of the host below a virtual machine is its own."
     )
     report.notes.append(
-        "Loading to memory counts until one forward has touched all weights: accelerate maps files, and computes from the "
-        "page cache without a copy of its own. Such weights are as long valid as nobody writes to the files, and the "
+        "Loading to memory counts until one forward has touched all weights: accelerate maps files, and computes from "
+        "the page cache without a copy of its own. Such weights are as long valid as nobody writes to the files, and the "
         "system may drop them; the row with copies does the same work as ours, which are the process's own."
     )
     return report
@@ -193,7 +193,7 @@ def _generate(folder: Path, depth: int, limit: int) -> None:
         used = int(next(line for line in status if line.startswith("VmData")).split()[1]) * 1024
         resource.setrlimit(resource.RLIMIT_DATA, (used + limit, used + limit))
         try:
-            torch.ones(limit, dtype=torch.uint8)
+            torch.ones(2 * limit, dtype=torch.uint8)
         except RuntimeError:
             pass
         else:

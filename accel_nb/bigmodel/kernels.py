@@ -1,7 +1,7 @@
-"""How the weight of one linear layer is quantised, kept in plain tensors, and computed with: by torchao or bitsandbytes.
+"""How the weight of a linear layer is quantised, kept in plain tensors, and computed with: by torchao or bitsandbytes.
 
-The libraries hold a quantised weight as an object of theirs. A kernel takes that object apart into tensors, which files,
-device maps and offloading know how to treat, and puts it together again for the time of a computation.
+The libraries hold a quantised weight as an object of theirs. A kernel takes that object apart into tensors, which
+files, device maps and offloading know how to treat, and puts it together again for the time of a computation.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ _PACKAGES: Mapping[str, str] = {
     "bnb_int8": "bitsandbytes", "nf4": "bitsandbytes", "fp4": "bitsandbytes",
 }  # fmt: skip
 
+_INT4: Any = getattr(torch, "int4")  # noqa: B009  (torch does not declare it)
+
 Parts = Mapping[str, Tensor]
 """What a quantised weight consists of, by name."""
 
@@ -33,10 +35,10 @@ class Quantization:
     """How linear layers are quantised, and which are not.
 
     ``int8`` and ``int4`` keep weights low and compute high; ``int8_dynamic`` quantises inputs too, as they come, and
-    computes in int8 (all three by torchao). ``bnb_int8`` computes in int8 but for outliers beyond ``threshold``; ``nf4``
-    and ``fp4`` keep four bits (these by bitsandbytes). ``group_size`` weights share a scale (int4, nf4, fp4); ``nested``
-    quantises the scales of nf4 and fp4 too. ``skip_modules`` are names, or parts of names between dots, of layers that
-    stay as they are (None: tied ones and the last, which is the head).
+    computes in int8 (all three by torchao). ``bnb_int8`` computes in int8 but for outliers beyond ``threshold``;
+    ``nf4`` and ``fp4`` keep four bits (these by bitsandbytes). ``group_size`` weights share a scale (int4, nf4, fp4);
+    ``nested`` quantises the scales of nf4 and fp4 too. ``skip_modules`` are names, or parts of names between dots, of
+    layers that stay as they are (None: tied ones and the last, which is the head).
     """
 
     method: MethodName = "int8"
@@ -91,8 +93,8 @@ def build_kernel(quantization: Quantization, shape: tuple[int, int], dtype: torc
     if quantization.method == "int4":
         if shape[1] % quantization.group_size:
             raise ConfigError(
-                f"its {shape[1]} inputs are no multiple of group_size={quantization.group_size}; give another, or its name "
-                "in skip_modules"
+                f"its {shape[1]} inputs are no multiple of group_size={quantization.group_size}; give another, or its "
+                "name in skip_modules"
             )
         return _Nibbles(quantization, shape, dtype)
     return _Torchao(quantization, shape, dtype)
@@ -124,7 +126,7 @@ class _Torchao:
         elif self._quantization.method == "int8_dynamic":
             config = ao.Int8DynamicActivationInt8WeightConfig()
         else:
-            config = ao.IntxWeightOnlyConfig(torch.int4, ao.PerGroup(self._quantization.group_size))
+            config = ao.IntxWeightOnlyConfig(_INT4, ao.PerGroup(self._quantization.group_size))
         layer = nn.Linear(1, 1, bias=False, device="meta")
         layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
         layer.in_features, layer.out_features = weight.shape[1], weight.shape[0]
@@ -163,12 +165,12 @@ class _EightBit:
         return {"rows": rows, "scales": scales}
 
     def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
-        import bitsandbytes as bnb
+        from bitsandbytes.autograd._functions import MatmulLtState, matmul
 
         rows: Any = parts["rows"].detach()
-        state: Any = bnb.MatmulLtState()
+        state: Any = MatmulLtState()
         state.CB, state.SCB, state.has_fp16_weights = rows, parts["scales"].detach(), False
-        output: Any = bnb.matmul(x, rows, state=state, threshold=self._threshold, bias=bias)
+        output: Any = matmul(x, rows, state=state, threshold=self._threshold, bias=bias)
         return output
 
 
@@ -183,6 +185,7 @@ class _FourBit:
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
         from bitsandbytes import functional as bnb
 
+        state: Any
         packed, state = bnb.quantize_4bit(
             weight.detach(),
             blocksize=self._quantization.group_size,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -17,11 +17,14 @@ from accel_nb.bigmodel.offload import dispatch_model
 from accel_nb.bigmodel.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.bigmodel.sizes import Device, parse_dtype, to_torch_device
-from accel_nb.bigmodel.transfer import Job, fill_all
+from accel_nb.bigmodel.transfer import fill_all
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.comm import Communicator, LocalComm
+from accel_nb.runtime.current import current_comm
 
 _MOST_NAMES = 50
 """In one line of an error or warning."""
+_MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ def load_checkpoint_in_model(
     keep_in_fp32_modules: Sequence[str] | None = None,
     strict: bool = False,
     *,
+    broadcast_from_rank0: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Loaded:
     """Read safetensors (a file, an index, a folder) into a model, each tensor straight to its place in ``device_map``.
@@ -53,49 +57,47 @@ def load_checkpoint_in_model(
 
     All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
     model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
-    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself.
-    Raises `ConfigError` with everything that is wrong.
+    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself, unless
+    ``broadcast_from_rank0``: then rank 0 reads, where alone the files must be, and sends what it reads to the others;
+    every rank must call, and nothing may stay on disk. Raises `ConfigError` with everything that is wrong.
     """
-    opened = open_checkpoint(checkpoint)
+    comm = current_comm() if broadcast_from_rank0 else LocalComm()
     if device_map is not None:
         check_device_map(model, device_map, must_exist=True)
     wanted = None if dtype is None else parse_dtype(dtype)
-    matched, loaded = match_slots(model, opened, wanted, keep_in_fp32_modules or (), strict)
-    _refuse_quantizing_to_disk(matched, device_map)
-    jobs: list[Job] = []
-    fresh: list[tuple[Slot, Tensor]] = []
-    on_host: list[tuple[Slot, FileTensor]] = []
-    to_quantize: list[tuple[Slot, FileTensor, torch.device]] = []
-    for slot, source in matched:
+    matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
+    _refuse_leaving(matched, device_map, comm)
+    targets: dict[int, Tensor] = {}
+    on_host: list[int] = []
+    to_quantize: list[tuple[int, torch.device]] = []
+    for at, (slot, source) in enumerate(matched):
         place = place_of(slot.names[0], device_map) if device_map is not None else None
-        if place == "disk" and (offload_buffers or not slot.is_buffer):
-            fresh.append((slot, torch.empty(slot.shape, dtype=slot.dtype, device="meta")))
+        if place == "disk" and source is not None and (offload_buffers or not slot.is_buffer):
+            slot.set(model, torch.empty(slot.shape, dtype=slot.dtype, device="meta"))
             loaded.on_disk.update(dict.fromkeys(slot.names, source))
             continue
         place = "cpu" if place == "disk" else place
         device = slot.device(None if place is None else to_torch_device(place))
         if slot.layer is not None:
-            to_quantize.append((slot, source, device))
+            to_quantize.append((at, device))
         elif slot.may_stay(device):
-            jobs.append((source, slot.tensor.detach()))
+            targets[at] = slot.tensor.detach()
         elif device.type == "cpu":
-            on_host.append((slot, source))
+            on_host.append(at)
         else:
-            fresh.append((slot, torch.empty(slot.shape, dtype=slot.dtype, device=device)))
-            jobs.append((source, fresh[-1][1]))
-    memory = empty_tensors([(slot.shape, slot.dtype) for slot, _ in on_host])
-    for (slot, source), tensor in zip(on_host, memory, strict=True):
-        fresh.append((slot, tensor))
-        jobs.append((source, tensor))
-    sources = [source for source, _ in jobs] + [source for _, source, _ in to_quantize]
-    progress = _Progress(sum(source.nbytes for source in sources), on_progress)
-    fill_all(jobs, progress.told)
-    for slot, tensor in fresh:
-        slot.set(model, tensor)
-    for slot, source, device in to_quantize:  # one at a time: only one whole weight is there at any moment
+            targets[at] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+    memory = empty_tensors([(matched[at][0].shape, matched[at][0].dtype) for at in on_host])
+    targets.update(zip(on_host, memory, strict=True))
+    sources = [matched[at][1] for at in (*targets, *(at for at, _ in to_quantize))]
+    filling = _Filling(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
+    filling.fill([(matched[at][1], targets[at]) for at in sorted(targets)])
+    for at, tensor in targets.items():
+        if not matched[at][0].may_stay(tensor.device):
+            matched[at][0].set(model, tensor)
+    for at, device in to_quantize:  # one at a time: only one whole weight is there at any moment
+        slot, source = matched[at]
         weight = torch.empty(slot.shape, dtype=slot.dtype, device=device)
-        progress.next()
-        fill_all([(source, weight)], progress.told)
+        filling.fill([(source, weight)])
         assert slot.layer is not None
         slot.layer.take(weight)
     return loaded
@@ -117,6 +119,7 @@ def load_checkpoint_and_dispatch(
     kv_cache: int | str = 0,
     buffer_bytes: int | str | None = None,
     keep_in_fp32_modules: Sequence[str] | None = None,
+    broadcast_from_rank0: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> nn.Module:
     """Load safetensors into a model and let it compute from wherever its weights fit; returns the model, in place.
@@ -144,6 +147,7 @@ def load_checkpoint_and_dispatch(
         offload_buffers,
         keep_in_fp32_modules,
         strict,
+        broadcast_from_rank0=broadcast_from_rank0,
         on_progress=on_progress,
     )
     if device_map is None:
@@ -159,29 +163,85 @@ def load_checkpoint_and_dispatch(
     )
 
 
-@dataclass
-class _Progress:
-    """Joins what is told of one filling after the other."""
+_Matched = list[tuple["Slot", FileTensor | None]]
+"""The model's tensors, and where this rank reads each; None if rank 0 reads it for this one."""
 
+
+@dataclass
+class _Filling:
+    """Fills tensors from files, or with what rank 0 has read, and tells how much of all has been."""
+
+    comm: Communicator
     total: int
     on_progress: Callable[[int, int], None] | None
-    _before: int = 0
     _done: int = 0
 
-    def told(self, done: int, _: int) -> None:
-        self._done = self._before + done
-        if self.on_progress is not None:
-            self.on_progress(self._done, self.total)
+    def fill(self, jobs: Sequence[tuple[FileTensor | None, Tensor]]) -> None:
+        """Fill tensors; every rank must bring the same ones in the same order."""
+        before = self._done
 
-    def next(self) -> None:
-        self._before = self._done
+        def told(done: int, _: int) -> None:
+            self._done = before + done
+            if self.on_progress is not None:
+                self.on_progress(self._done, self.total)
+
+        fill_all([(source, tensor) for source, tensor in jobs if source is not None], told)
+        if self.comm.world.size > 1:
+            for _, tensor in jobs:
+                flat = tensor.reshape(-1).view(torch.uint8)
+                for begin in range(0, len(flat), _MESSAGE_BYTES):
+                    self.comm.broadcast(flat[begin : begin + _MESSAGE_BYTES])
 
 
-def _refuse_quantizing_to_disk(
-    matched: Sequence[tuple[Slot, FileTensor]], device_map: Mapping[str, Device] | None
-) -> None:
-    names = [slot.names[0] for slot, _ in matched if slot.layer is not None]
-    if left := [name for name in names if device_map is not None and place_of(name, device_map) == "disk"]:
+def _match_on_ranks(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None,
+    keep_in_fp32: Sequence[str],
+    strict: bool,
+    comm: Communicator,
+) -> tuple[_Matched, Loaded]:
+    """Match where the files are, and tell the other ranks; all of them raise `ConfigError` if one has cause to."""
+    if comm.world.size == 1:
+        matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+        return list(matched), loaded
+    found: _Matched = []
+    loaded = Loaded()
+    problems: list[str] = []
+    if comm.world.rank == 0:
+        try:
+            matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+            found = list(matched)
+        except ConfigError as error:
+            problems = error.problems
+    own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
+    quantized = [slot.names[0] for slot, _ in found if slot.layer is not None]
+    told = comm.broadcast_json([problems, own, quantized, loaded.missing, loaded.unexpected])
+    if told[0]:
+        raise ConfigError(told[0])
+    by_name: dict[str, Slot] = {}
+    if comm.world.rank:
+        by_name = {slot.names[0]: slot for slot in _slots(model, set(told[2]), dtype, keep_in_fp32)}
+        found = [(by_name[names[0]], None) for names, _, _ in told[1] if names[0] in by_name]
+        own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
+        loaded = Loaded(told[3], told[4])
+    same = own == told[1] and (not comm.world.rank or len(by_name) == len(own) + len(loaded.missing))
+    differ = [rank for rank, fits in enumerate(comm.all_gather_json(same)) if not fits]
+    if differ:
+        raise ConfigError(
+            f"the models of rank 0 and of ranks {differ} have other tensors: build the same one everywhere"
+        )
+    return found, loaded
+
+
+def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
+    """Raise `ConfigError` if something is to stay in files that not all ranks have, or that hold it unquantised."""
+    away = [
+        slot for slot, _ in matched if device_map is not None and place_of(slot.names[0], device_map) == "disk"
+    ]  # fmt: skip
+    if any(comm.all_gather_json(bool(away))) and comm.world.size > 1:
+        raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
+    if left := [slot.names[0] for slot in away if slot.layer is not None]:
         raise ConfigError(
             f"these are not quantised in the checkpoint, and are to stay on disk: {_listed(left)}; write a quantised "
             "checkpoint with accel_nb.quantize_checkpoint first, and load that"
@@ -205,6 +265,7 @@ class Slot:
 
     @property
     def shape(self) -> torch.Size:
+        """The shape that it has in model and checkpoint."""
         return self.tensor.shape
 
     def device(self, wanted: torch.device | None) -> torch.device:
@@ -233,11 +294,11 @@ def match_slots(
     strict: bool = False,
 ) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
     """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
-    return _match(_slots(model, checkpoint, dtype, keep_in_fp32), checkpoint, strict)
+    return _match(_slots(model, checkpoint.tensors, dtype, keep_in_fp32), checkpoint, strict)
 
 
 def _slots(
-    model: nn.Module, checkpoint: Checkpoint, dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
+    model: nn.Module, stored: Collection[str], dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
 ) -> list[Slot]:
     """List what a checkpoint of the model holds: parameters and persistent buffers."""
     kept = model.state_dict(keep_vars=True)
@@ -246,7 +307,7 @@ def _slots(
     parts = {f"{name}.{part}" for name, layer in layers.items() for part in layer.part_names}
     slots: dict[int, Slot] = {}
     for name, layer in layers.items():
-        if (weight := f"{name}.weight") in checkpoint.tensors:
+        if (weight := f"{name}.weight") in stored:
             whole = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype, device="meta")
             slots[id(whole)] = Slot([weight], whole, layer.dtype, False, layer)
             for part in layer.part_names:

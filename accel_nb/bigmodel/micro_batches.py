@@ -108,10 +108,8 @@ def _modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContext
         functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
     ]
-    for kind in dict.fromkeys(device.type for device in devices):
-        if torch.is_autocast_enabled(kind):
-            modes.append(functools.partial(torch.autocast, kind, torch.get_autocast_dtype(kind)))
-    for device in devices:
-        if device.type == "cuda":
-            modes.append(functools.partial(torch.cuda.stream, torch.cuda.current_stream(device)))
+    kinds = [kind for kind in dict.fromkeys(device.type for device in devices) if torch.is_autocast_enabled(kind)]
+    modes += [functools.partial(torch.autocast, kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+    streams = [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
+    modes += [functools.partial(torch.cuda.stream, stream) for stream in streams]
     return modes

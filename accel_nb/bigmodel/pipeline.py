@@ -129,6 +129,6 @@ def _split_points(
     ]
     if len({0, *starts}) != num_stages:
         raise ConfigError(
-            f"the model has too few parts, or too large ones, for {num_stages} stages of about equal size; give split_points"
+            f"the model's parts are too few or too large for {num_stages} stages of about equal size; give split_points"
         )
     return [parts[at] for at in starts]

@@ -93,8 +93,8 @@ def quantize_model(
 ) -> nn.Module:
     """Replace linear layers by quantised ones, one at a time; returns the model, changed in place.
 
-    On the meta device nothing is computed: weights are then quantised as a checkpoint is loaded. ``dtype`` is that which
-    the layers compute in (None: their own). Raises `ConfigError` with all that is wrong.
+    On the meta device nothing is computed: weights are then quantised as a checkpoint is loaded. ``dtype`` is what the
+    layers compute in (None: their own). Raises `ConfigError` with all that is wrong.
     """
     how = as_quantization(quantization)
     replace_layers(model, how, _chosen(model, how), None if dtype is None else parse_dtype(dtype))

@@ -40,9 +40,9 @@ def load(
     """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
 
     Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
-    evaluation mode. ``verbose`` prints the forecast before anything is loaded. ``quantization`` (``int8``, ``int4``, ...:
-    see `Quantization`) quantises linear layers one at a time as they come; a checkpoint that was written quantised needs
-    no word of it. The rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
+    evaluation mode. ``verbose`` prints the forecast before anything is loaded. ``quantization`` (``int8``, ``int4``,
+    ...: see `Quantization`) quantises linear layers one at a time as they come; a checkpoint that was written quantised
+    needs no word of it. The rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
     """
     if (model_class is None) == (builder is None):
         given = "neither is given" if builder is None else "both are given"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_parts_compute_what_they_compute_alone(tmp_path: Path, places: str, num_
             for batch in (TOKENS, TOKENS[:5], TOKENS[:1]):
                 own = min(count, len(batch))
                 bounds = [len(batch) * at // own for at in range(own + 1)]
-                parts = [resident(batch[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)]
+                parts = [resident(batch[a:b]) for a, b in pairwise(bounds)]
                 output = model(batch)
                 assert torch.equal(output, torch.cat(parts))
                 assert output.is_inference() == (mode is torch.inference_mode)

@@ -16,7 +16,6 @@ from torch import nn
 import accel_nb
 from accel_nb.bigmodel.bnb import BnbQuantizationConfig, load_and_quantize_model
 from accel_nb.bigmodel.kernels import METHODS, Quantization
-from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload import remove_hook_from_submodules, stream_of
 from accel_nb.bigmodel.quantize import QuantizedLinear, quantize_model, quantized_layers, report_quantization
