@@ -111,9 +111,9 @@ def big_model(quick: bool = False) -> Report:
     )
     assert limited["tokens"] == free["tokens"], "under a limit of memory other tokens were generated"
     report.notes.append(
-        f"A transformer of {large_nbytes / 2**30:.1f} GiB generated {_NEW_TOKENS} tokens, the same as without a limit, "
+        f"A transformer of {large_nbytes / 2**30:.1f} GiB generated {_NEW_TOKENS} tokens, the same as with no limit, "
         f"under an RLIMIT_DATA of {limit / 2**30:.2f} GiB beyond what torch had taken: its peak was "
-        f"{limited['grown'] / 2**30:.2f} GiB, {limited['seconds']:.2f} s a token; all in memory, {free['seconds']:.2f} s."
+        f"{limited['grown'] / 2**30:.2f} GiB, {limited['seconds']:.2f} s a token; all in memory {free['seconds']:.2f}."
     )
     report.notes.append(
         f"Reading all weights once into buffers that are used again took {reading:.2f} s, cold {cold_reading:.2f} s. "
@@ -121,8 +121,8 @@ def big_model(quick: bool = False) -> Report:
     )
     report.notes.append(
         "Loading to memory counts until one forward has touched all weights: accelerate maps files, and computes from "
-        "the page cache without a copy of its own. Such weights are as long valid as nobody writes to the files, and the "
-        "system may drop them; the row with copies does the same work as ours, which are the process's own."
+        "the page cache without a copy of its own. Such weights are valid as long as nobody writes to the files, and "
+        "the system may drop them; the row with copies does the same work as ours, which are the process's own."
     )
     return report
 

@@ -8,6 +8,7 @@ read-ahead keep a part of the model from one forward to the next.
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -118,6 +119,9 @@ class WeightStream:
         self._now = 0
         self._near: dict[int, list[Unit]] = {}
         self._readers: list[threading.Thread] = []
+        self._is_over = threading.Event()
+        # A thread that is still in torch when the interpreter goes away takes the process down with it.
+        weakref.finalize(self, _end_readers, self._is_over, self._changed, self._readers)
         self._own = _Thread()
         self.num_fills = 0
         """How many times a unit was read."""
@@ -255,8 +259,8 @@ class WeightStream:
             self._wake_readers()
 
     def _wake_readers(self) -> None:
-        self._readers = [reader for reader in self._readers if reader.is_alive()]
-        while len(self._readers) < self._num_readers:
+        self._readers[:] = [reader for reader in self._readers if reader.is_alive()]
+        while not self._is_over.is_set() and len(self._readers) < self._num_readers:
             reader = threading.Thread(target=self._read_ahead, name="accel_nb-read-ahead", daemon=True)
             self._readers.append(reader)
             reader.start()
@@ -264,7 +268,7 @@ class WeightStream:
 
     def _read_ahead(self) -> None:
         """Read what is needed soon into buffers, until there has been nothing to do for a while."""
-        while True:
+        while not self._is_over.is_set():
             with self._changed:
                 found = self._next_wish()
                 if found is None:
@@ -392,6 +396,16 @@ class WeightStream:
                 piece.source = HostTensor(now.detach().to("cpu", copy=True))
                 if now is not view:
                     stay.state = "stale"
+
+
+def _end_readers(is_over: threading.Event, changed: threading.Condition, readers: list[threading.Thread]) -> None:
+    """Wait until the readers have ended what they are reading."""
+    is_over.set()
+    with changed:
+        changed.notify_all()
+        alive = [reader for reader in readers if reader is not threading.current_thread()]
+    for reader in alive:
+        reader.join()
 
 
 @dataclass(frozen=True, slots=True)

@@ -544,3 +544,16 @@ def test_a_model_larger_than_the_memory_limit_generates(tmp_path: Path, project:
         capture_output=True, text=True, check=False, cwd=project, env={**os.environ, "PYTHONPATH": str(project)},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["the limit holds", str(tokens.tolist())], done.stderr
+    assert done.returncode == 0, done.stderr  # it has left while blocks were being read
+
+
+def test_readers_end_before_the_interpreter_does(tmp_path: Path) -> None:
+    model = disk_offload(Transformer(width=128, depth=6), tmp_path)
+    with torch.no_grad():
+        model(TOKENS)
+    (ending,) = [own for own in weakref.finalize._registry if own.peek() and own.peek()[0] is stream_of(model)]  # type: ignore[attr-defined,index]
+    assert ending.atexit
+    ending()
+    assert not [thread for thread in stream_of(model)._readers if thread.is_alive()]  # type: ignore[union-attr]
+    with torch.no_grad():
+        model(TOKENS)  # reads by itself from now on
