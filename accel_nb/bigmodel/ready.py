@@ -47,9 +47,9 @@ def load(
     evaluation mode. ``verbose`` prints the forecast before anything is loaded. ``example`` are the arguments of a
     forward of the batch and length that are planned for: what it takes is found out without values, and room is left
     for its activations, and for keys and values of each block (``activations``, ``kv_cache``: in bytes, if you know
-    better). ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time as they
-    come; a checkpoint that was written quantised needs no word of it. The rest is as in `load_checkpoint_and_dispatch`.
-    Raises `ConfigError` with all that is wrong.
+    better). ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time as
+    they come; a checkpoint that was written quantised needs no word of it. The rest is as in
+    `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
     """
     if (model_class is None) == (builder is None):
         given = "neither is given" if builder is None else "both are given"

@@ -121,7 +121,8 @@ class WeightStream:
         self._readers: list[threading.Thread] = []
         self._is_over = threading.Event()
         # A thread that is still in torch when the interpreter goes away takes the process down with it.
-        weakref.finalize(self, _end_readers, self._is_over, self._changed, self._readers)
+        self.stop_readers = weakref.finalize(self, _end_readers, self._is_over, self._changed, self._readers)
+        """Waits until nothing is read ahead any more; called by itself when the interpreter ends."""
         self._own = _Thread()
         self.num_fills = 0
         """How many times a unit was read."""
