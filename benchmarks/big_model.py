@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import ROOT, Figure, Report, main, median_interval, shuffled_rounds
+from tests.support.memory import peak_bytes
 
 OURS, PEER, RESIDENT = "accel_nb", "accelerate", "all weights in memory"
 COPIED = "accelerate, weights copied out of its files"
@@ -198,7 +199,7 @@ def _generate(folder: Path, depth: int, limit: int) -> None:
             pass
         else:
             raise RuntimeError("the limit does not hold")
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     model = _load(OURS, model, folder, {"": "disk" if limit else "cpu"})
     seconds: list[float] = []
     with torch.inference_mode():
@@ -206,7 +207,7 @@ def _generate(folder: Path, depth: int, limit: int) -> None:
             started = time.perf_counter()
             tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
             seconds.append(time.perf_counter() - started)
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+    grown = peak_bytes() - before
     print(json.dumps({"tokens": tokens.tolist(), "grown": grown, "seconds": statistics.median(seconds)}))
 
 
@@ -286,8 +287,6 @@ def _timed(run: Callable[[], object]) -> float:
 
 
 def _load_timed(folder: Path, depth: int, who: str, place: str) -> None:
-    import resource
-
     import torch
 
     import accel_nb.bigmodel.load  # noqa: F401
@@ -307,10 +306,9 @@ def _load_timed(folder: Path, depth: int, who: str, place: str) -> None:
             with torch.inference_mode():
                 model(tokens)
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    before = peak_bytes()
     seconds = _timed(run)
-    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
-    print(json.dumps([seconds, grown / 2**20]))
+    print(json.dumps([seconds, (peak_bytes() - before) / 2**30]))
 
 
 if __name__ == "__main__":

@@ -94,9 +94,14 @@ def load_checkpoint_in_model(
     for at, tensor in targets.items():
         if not matched[at][0].may_stay(tensor.device):
             matched[at][0].set(model, tensor)
+    largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
+    buffers: dict[torch.device, Tensor] = {}
     for at, device in to_quantize:  # one at a time: only one whole weight is there at any moment
         slot, source = matched[at]
-        weight = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+        if device not in buffers:
+            on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device.type == "cpu" else None
+            buffers[device] = torch.empty(largest, dtype=torch.uint8, device=device) if on_cpu is None else on_cpu
+        weight = buffers[device][: slot.nbytes].view(slot.dtype).view(slot.shape)
         filling.fill([(source, weight)])
         assert slot.layer is not None
         slot.layer.take(weight)
@@ -267,6 +272,11 @@ class Slot:
     def shape(self) -> torch.Size:
         """The shape that it has in model and checkpoint."""
         return self.tensor.shape
+
+    @property
+    def nbytes(self) -> int:
+        """The size that it is going to have."""
+        return self.tensor.numel() * self.dtype.itemsize
 
     def device(self, wanted: torch.device | None) -> torch.device:
         """Return where the tensor is going to lie: as wanted, else where the model has it."""

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.kernels import Kernel, Quantization, build_kernel
 from accel_nb.bigmodel.sizes import format_bytes, list_tensors, parse_dtype
 from accel_nb.errors import ConfigError
@@ -33,14 +34,14 @@ class QuantizedLinear(nn.Module):
         self.take(layer.weight)
         self.bias = layer.bias
 
-    def take(self, weight: Tensor, device: torch.device | None = None) -> None:
-        """Quantise a weight (out, in), where it is, and keep it on ``device`` (None: there)."""
+    def take(self, weight: Tensor) -> None:
+        """Quantise a weight (out, in), and keep it where it is."""
         weight = weight.detach().to(self.dtype)
         parts = self.kernel.quantize(weight)
         self.part_names = tuple(parts)
         self.note_error(weight, parts)
         for name, part in parts.items():
-            self.register_parameter(name, nn.Parameter(part.to(device or part.device), requires_grad=False))
+            self.register_parameter(name, nn.Parameter(_kept(part), requires_grad=False))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for (..., in)."""
@@ -154,6 +155,14 @@ def _chosen(model: nn.Module, how: Quantization) -> list[str]:
 def _is_head(model: nn.Module, name: str) -> bool:
     """Whether the last linear layer stands by itself, outside of the blocks that the model repeats."""
     return not any(part.isdigit() for part in name.split("."))
+
+
+def _kept(part: Tensor) -> Tensor:
+    """Return a tensor that is going to stay, apart from the passing ones that it was made among."""
+    if part.device.type != "cpu":
+        return part
+    # Else what malloc gets back lies in pieces between what stays, and the peak grows with each layer.
+    return empty_tensors([(part.shape, part.dtype)])[0].copy_(part)
 
 
 def _matches(name: str, skip: str) -> bool:

@@ -506,6 +506,7 @@ LIMITED = """
 import resource, sys, torch
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
+from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 torch.set_num_threads(1)
 with init_empty_weights():
@@ -519,13 +520,13 @@ try:
     torch.ones(size, dtype=torch.uint8)
 except RuntimeError:
     print("the limit holds")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak_bytes()
 model = load_checkpoint_and_dispatch(model, sys.argv[1], {"": "disk"})
 tokens = torch.arange(4)[None]
 with torch.inference_mode():
     for _ in range(4):
         tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+grown = peak_bytes() - before
 assert grown < size // 2, (grown, size)
 print(tokens.tolist())
 """

@@ -205,18 +205,19 @@ def test_the_known_record_refuses_what_does_not_fit() -> None:
 
 
 PEAK = """
-import resource, sys, torch
+import sys, torch
 from accel_nb.bigmodel.load import load_checkpoint_in_model
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.quantize import quantize_model
+from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 def build(width, depth):
     with init_empty_weights():
         return quantize_model(Transformer(width=width, depth=depth), sys.argv[3])
 load_checkpoint_in_model(build(64, 4), sys.argv[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 load_checkpoint_in_model(build(1024, 12), sys.argv[1])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak_bytes() - before)
 """
 
 
