@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,6 +43,13 @@ def empty_tensors(layouts: Sequence[Layout]) -> list[Tensor]:
 def aligned(nbytes: int) -> int:
     """Return the size up to where the next tensor may start."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
+
+
+def give_back() -> None:
+    """Give memory that malloc keeps for later back to the system, where the C library can."""
+    trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _nbytes(shape: Sequence[int], dtype: torch.dtype) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.host_memory import empty_tensors
+from accel_nb.bigmodel.host_memory import empty_tensors, give_back
 from accel_nb.bigmodel.kernels import Kernel, Quantization, build_kernel
 from accel_nb.bigmodel.sizes import format_bytes, list_tensors, parse_dtype
 from accel_nb.errors import ConfigError
@@ -40,8 +40,10 @@ class QuantizedLinear(nn.Module):
         parts = self.kernel.quantize(weight)
         self.part_names = tuple(parts)
         self.note_error(weight, parts)
-        for name, part in parts.items():
-            self.register_parameter(name, nn.Parameter(_kept(part), requires_grad=False))
+        for name, part in zip(parts, _kept(list(parts.values())), strict=True):
+            self.register_parameter(name, nn.Parameter(part, requires_grad=False))
+        if not weight.is_meta:
+            give_back()  # of what was made on the way, or the peak grows with each layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for (..., in)."""
@@ -157,12 +159,12 @@ def _is_head(model: nn.Module, name: str) -> bool:
     return not any(part.isdigit() for part in name.split("."))
 
 
-def _kept(part: Tensor) -> Tensor:
-    """Return a tensor that is going to stay, apart from the passing ones that it was made among."""
-    if part.device.type != "cpu":
-        return part
-    # Else what malloc gets back lies in pieces between what stays, and the peak grows with each layer.
-    return empty_tensors([(part.shape, part.dtype)])[0].copy_(part)
+def _kept(parts: list[Tensor]) -> list[Tensor]:
+    """Return tensors that are going to stay, apart from the passing ones that they were made among."""
+    if any(part.device.type != "cpu" for part in parts):
+        return parts
+    kept = empty_tensors([(part.shape, part.dtype) for part in parts])
+    return [memory.copy_(part) for memory, part in zip(kept, parts, strict=True)]
 
 
 def _matches(name: str, skip: str) -> bool:

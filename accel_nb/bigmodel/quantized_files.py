@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from accel_nb.bigmodel.host_memory import give_back
 from accel_nb.bigmodel.kernels import Quantization
 from accel_nb.bigmodel.load import match_slots
 from accel_nb.bigmodel.offload import offloaded_weights
@@ -71,6 +72,7 @@ def quantize_checkpoint(
             name = slot.names[0].rpartition(".")[0]
             parts = slot.layer.kernel.quantize(value)
             slot.layer.note_error(value, parts)
+            give_back()
             yield from ((f"{name}.{part}", tensor) for part, tensor in parts.items())
 
     _write(values(), model, Path(folder))
