@@ -30,11 +30,17 @@ if TYPE_CHECKING:
     from accel_nb.accelerator.progress import tqdm
     from accel_nb.accelerator.release import release_memory
     from accel_nb.accelerator.seeding import set_seed, synchronize_rng_states
+    from accel_nb.bigmodel.bnb import BnbQuantizationConfig, load_and_quantize_model
     from accel_nb.bigmodel.casting import attach_layerwise_casting_hooks
     from accel_nb.bigmodel.device_map import check_device_map, infer_auto_device_map
+    from accel_nb.bigmodel.kernels import Quantization
     from accel_nb.bigmodel.load import load_checkpoint_and_dispatch, load_checkpoint_in_model
     from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
+    from accel_nb.bigmodel.micro_batches import pipeline_devices
     from accel_nb.bigmodel.offload import cpu_offload, disk_offload, dispatch_model
+    from accel_nb.bigmodel.pipeline import prepare_pipeline
+    from accel_nb.bigmodel.quantize import quantize_model, report_quantization
+    from accel_nb.bigmodel.quantized_files import quantize_checkpoint, save_quantized
     from accel_nb.bigmodel.ready import load
     from accel_nb.bigmodel.turns import cpu_offload_with_hook
     from accel_nb.telemetry.trackers import GeneralTracker
@@ -45,6 +51,7 @@ __all__ = [
     "Accelerator",
     "AcceleratorState",
     "AutocastKwargs",
+    "BnbQuantizationConfig",
     "DDPCommunicationHookType",
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
@@ -58,6 +65,7 @@ __all__ = [
     "PartialState",
     "ProfileKwargs",
     "ProjectConfiguration",
+    "Quantization",
     "TorchDynamoPlugin",
     "__version__",
     "attach_layerwise_casting_hooks",
@@ -72,10 +80,17 @@ __all__ = [
     "init_empty_weights",
     "init_on_device",
     "load",
+    "load_and_quantize_model",
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
     "load_ipython_extension",
+    "pipeline_devices",
+    "prepare_pipeline",
+    "quantize_checkpoint",
+    "quantize_model",
     "release_memory",
+    "report_quantization",
+    "save_quantized",
     "set_seed",
     "synchronize_rng_states",
     "tqdm",
@@ -86,6 +101,7 @@ _HOMES = {
     "Accelerator": "accel_nb.accelerator",
     "AcceleratorState": "accel_nb.accelerator.places",
     "AutocastKwargs": "accel_nb.accelerator.plugins",
+    "BnbQuantizationConfig": "accel_nb.bigmodel.bnb",
     "DDPCommunicationHookType": "accel_nb.accelerator.plugins",
     "DataLoaderConfiguration": "accel_nb.accelerator.plugins",
     "DistributedDataParallelKwargs": "accel_nb.accelerator.plugins",
@@ -99,6 +115,7 @@ _HOMES = {
     "PartialState": "accel_nb.accelerator.places",
     "ProfileKwargs": "accel_nb.accelerator.plugins",
     "ProjectConfiguration": "accel_nb.accelerator.plugins",
+    "Quantization": "accel_nb.bigmodel.kernels",
     "TorchDynamoPlugin": "accel_nb.accelerator.plugins",
     "attach_layerwise_casting_hooks": "accel_nb.bigmodel.casting",
     "check_device_map": "accel_nb.bigmodel.device_map",
@@ -112,9 +129,16 @@ _HOMES = {
     "init_empty_weights": "accel_nb.bigmodel.meta",
     "init_on_device": "accel_nb.bigmodel.meta",
     "load": "accel_nb.bigmodel.ready",
+    "load_and_quantize_model": "accel_nb.bigmodel.bnb",
     "load_checkpoint_and_dispatch": "accel_nb.bigmodel.load",
     "load_checkpoint_in_model": "accel_nb.bigmodel.load",
+    "pipeline_devices": "accel_nb.bigmodel.micro_batches",
+    "prepare_pipeline": "accel_nb.bigmodel.pipeline",
+    "quantize_checkpoint": "accel_nb.bigmodel.quantized_files",
+    "quantize_model": "accel_nb.bigmodel.quantize",
     "release_memory": "accel_nb.accelerator.release",
+    "report_quantization": "accel_nb.bigmodel.quantize",
+    "save_quantized": "accel_nb.bigmodel.quantized_files",
     "set_seed": "accel_nb.accelerator.seeding",
     "synchronize_rng_states": "accel_nb.accelerator.seeding",
     "tqdm": "accel_nb.accelerator.progress",

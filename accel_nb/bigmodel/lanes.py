@@ -7,7 +7,6 @@ so that what it does is the same whatever the device.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -15,9 +14,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
-
-_HUGE_PAGE_BYTES = 2 << 20
 
 
 class HostTensor:
@@ -68,13 +66,8 @@ class HostLane:
     device = torch.device("cpu")
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Return memory of its own in large pages where the system has them: it is filled again and again."""
-        if not nbytes:
-            return torch.empty(0, dtype=torch.uint8)
-        memory = mmap.mmap(-1, -(-nbytes // _HUGE_PAGE_BYTES) * _HUGE_PAGE_BYTES)
-        if hasattr(mmap, "MADV_HUGEPAGE"):
-            memory.madvise(mmap.MADV_HUGEPAGE)
-        return torch.frombuffer(memory, dtype=torch.uint8)[:nbytes]
+        """Return memory in large pages where the system has them."""
+        return empty_tensors([((nbytes,), torch.uint8)])[0]
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
         """Read now."""

@@ -4,22 +4,27 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.device_map import check_device_map, place_of, plan_device_map
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload import dispatch_model
+from accel_nb.bigmodel.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.bigmodel.sizes import Device, parse_dtype, to_torch_device
-from accel_nb.bigmodel.transfer import Job, fill_all
+from accel_nb.bigmodel.transfer import fill_all
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.comm import Communicator, LocalComm
+from accel_nb.runtime.current import current_comm
 
 _MOST_NAMES = 50
 """In one line of an error or warning."""
+_MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -41,6 +46,7 @@ def load_checkpoint_in_model(
     keep_in_fp32_modules: Sequence[str] | None = None,
     strict: bool = False,
     *,
+    broadcast_from_rank0: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Loaded:
     """Read safetensors (a file, an index, a folder) into a model, each tensor straight to its place in ``device_map``.
@@ -51,31 +57,54 @@ def load_checkpoint_in_model(
 
     All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
     model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
-    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself.
-    Raises `ConfigError` with everything that is wrong.
+    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself, unless
+    ``broadcast_from_rank0``: then rank 0 reads, where alone the files must be, and sends what it reads to the others;
+    every rank must call, and nothing may stay on disk. Raises `ConfigError` with everything that is wrong.
     """
-    opened = open_checkpoint(checkpoint)
+    comm = current_comm() if broadcast_from_rank0 else LocalComm()
     if device_map is not None:
         check_device_map(model, device_map, must_exist=True)
     wanted = None if dtype is None else parse_dtype(dtype)
-    slots = _slots(model, wanted, keep_in_fp32_modules or ())
-    matched, loaded = _match(slots, opened, strict)
-    jobs: list[Job] = []
-    fresh: list[tuple[_Slot, Tensor]] = []
-    for slot, source in matched:
+    matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
+    _refuse_leaving(matched, device_map, comm)
+    targets: dict[int, Tensor] = {}
+    on_host: list[int] = []
+    to_quantize: list[tuple[int, torch.device]] = []
+    for at, (slot, source) in enumerate(matched):
         place = place_of(slot.names[0], device_map) if device_map is not None else None
-        if place == "disk" and (offload_buffers or not slot.is_buffer):
-            fresh.append((slot, torch.empty(slot.shape, dtype=slot.dtype, device="meta")))
+        if place == "disk" and source is not None and (offload_buffers or not slot.is_buffer):
+            slot.set(model, torch.empty(slot.shape, dtype=slot.dtype, device="meta"))
             loaded.on_disk.update(dict.fromkeys(slot.names, source))
             continue
         place = "cpu" if place == "disk" else place
-        target = slot.target(None if place is None else to_torch_device(place))
-        if target is not slot.tensor:
-            fresh.append((slot, target))
-        jobs.append((source, target.detach()))
-    fill_all(jobs, on_progress)
-    for slot, tensor in fresh:
-        slot.set(model, tensor)
+        device = slot.device(None if place is None else to_torch_device(place))
+        if slot.layer is not None:
+            to_quantize.append((at, device))
+        elif slot.may_stay(device):
+            targets[at] = slot.tensor.detach()
+        elif device.type == "cpu":
+            on_host.append(at)
+        else:
+            targets[at] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+    memory = empty_tensors([(matched[at][0].shape, matched[at][0].dtype) for at in on_host])
+    targets.update(zip(on_host, memory, strict=True))
+    sources = [matched[at][1] for at in (*targets, *(at for at, _ in to_quantize))]
+    filling = _Filling(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
+    filling.fill([(matched[at][1], targets[at]) for at in sorted(targets)])
+    for at, tensor in targets.items():
+        if not matched[at][0].may_stay(tensor.device):
+            matched[at][0].set(model, tensor)
+    largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
+    buffers: dict[torch.device, Tensor] = {}
+    for at, device in to_quantize:  # one at a time: only one whole weight is there at any moment
+        slot, source = matched[at]
+        if device not in buffers:
+            on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device.type == "cpu" else None
+            buffers[device] = torch.empty(largest, dtype=torch.uint8, device=device) if on_cpu is None else on_cpu
+        weight = buffers[device][: slot.nbytes].view(slot.dtype).view(slot.shape)
+        filling.fill([(source, weight)])
+        assert slot.layer is not None
+        slot.layer.take(weight)
     return loaded
 
 
@@ -95,6 +124,7 @@ def load_checkpoint_and_dispatch(
     kv_cache: int | str = 0,
     buffer_bytes: int | str | None = None,
     keep_in_fp32_modules: Sequence[str] | None = None,
+    broadcast_from_rank0: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> nn.Module:
     """Load safetensors into a model and let it compute from wherever its weights fit; returns the model, in place.
@@ -122,6 +152,7 @@ def load_checkpoint_and_dispatch(
         offload_buffers,
         keep_in_fp32_modules,
         strict,
+        broadcast_from_rank0=broadcast_from_rank0,
         on_progress=on_progress,
     )
     if device_map is None:
@@ -137,30 +168,124 @@ def load_checkpoint_and_dispatch(
     )
 
 
+_Matched = list[tuple["Slot", FileTensor | None]]
+"""The model's tensors, and where this rank reads each; None if rank 0 reads it for this one."""
+
+
+@dataclass
+class _Filling:
+    """Fills tensors from files, or with what rank 0 has read, and tells how much of all has been."""
+
+    comm: Communicator
+    total: int
+    on_progress: Callable[[int, int], None] | None
+    _done: int = 0
+
+    def fill(self, jobs: Sequence[tuple[FileTensor | None, Tensor]]) -> None:
+        """Fill tensors; every rank must bring the same ones in the same order."""
+        before = self._done
+
+        def told(done: int, _: int) -> None:
+            self._done = before + done
+            if self.on_progress is not None:
+                self.on_progress(self._done, self.total)
+
+        fill_all([(source, tensor) for source, tensor in jobs if source is not None], told)
+        if self.comm.world.size > 1:
+            for _, tensor in jobs:
+                flat = tensor.reshape(-1).view(torch.uint8)
+                for begin in range(0, len(flat), _MESSAGE_BYTES):
+                    self.comm.broadcast(flat[begin : begin + _MESSAGE_BYTES])
+
+
+def _match_on_ranks(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None,
+    keep_in_fp32: Sequence[str],
+    strict: bool,
+    comm: Communicator,
+) -> tuple[_Matched, Loaded]:
+    """Match where the files are, and tell the other ranks; all of them raise `ConfigError` if one has cause to."""
+    if comm.world.size == 1:
+        matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+        return list(matched), loaded
+    found: _Matched = []
+    loaded = Loaded()
+    problems: list[str] = []
+    if comm.world.rank == 0:
+        try:
+            matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+            found = list(matched)
+        except ConfigError as error:
+            problems = error.problems
+    own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
+    quantized = [slot.names[0] for slot, _ in found if slot.layer is not None]
+    told = comm.broadcast_json([problems, own, quantized, loaded.missing, loaded.unexpected])
+    if told[0]:
+        raise ConfigError(told[0])
+    by_name: dict[str, Slot] = {}
+    if comm.world.rank:
+        by_name = {slot.names[0]: slot for slot in _slots(model, set(told[2]), dtype, keep_in_fp32)}
+        found = [(by_name[names[0]], None) for names, _, _ in told[1] if names[0] in by_name]
+        own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
+        loaded = Loaded(told[3], told[4])
+    same = own == told[1] and (not comm.world.rank or len(by_name) == len(own) + len(loaded.missing))
+    differ = [rank for rank, fits in enumerate(comm.all_gather_json(same)) if not fits]
+    if differ:
+        raise ConfigError(
+            f"the models of rank 0 and of ranks {differ} have other tensors: build the same one everywhere"
+        )
+    return found, loaded
+
+
+def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
+    """Raise `ConfigError` if something is to stay in files that not all ranks have, or that hold it unquantised."""
+    away = [
+        slot for slot, _ in matched if device_map is not None and place_of(slot.names[0], device_map) == "disk"
+    ]  # fmt: skip
+    if any(comm.all_gather_json(bool(away))) and comm.world.size > 1:
+        raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
+    if left := [slot.names[0] for slot in away if slot.layer is not None]:
+        raise ConfigError(
+            f"these are not quantised in the checkpoint, and are to stay on disk: {_listed(left)}; write a quantised "
+            "checkpoint with accel_nb.quantize_checkpoint first, and load that"
+        )
+
+
 def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
     return [names] if isinstance(names, str) else names
 
 
 @dataclass
-class _Slot:
+class Slot:
     """A tensor of the model under all its names, and how it is going to be."""
 
     names: list[str]
     tensor: Tensor
     dtype: torch.dtype
     is_buffer: bool
+    layer: QuantizedLinear | None = None
+    """The layer that quantises it, if it is a weight that the checkpoint holds as it was."""
 
     @property
     def shape(self) -> torch.Size:
+        """The shape that it has in model and checkpoint."""
         return self.tensor.shape
 
-    def target(self, device: torch.device | None) -> Tensor:
-        """Return memory to load into: the model's own if that is as wanted."""
+    @property
+    def nbytes(self) -> int:
+        """The size that it is going to have."""
+        return self.tensor.numel() * self.dtype.itemsize
+
+    def device(self, wanted: torch.device | None) -> torch.device:
+        """Return where the tensor is going to lie: as wanted, else where the model has it."""
+        return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
+
+    def may_stay(self, device: torch.device) -> bool:
+        """Whether the model's own memory is as wanted, and can be loaded into."""
         own = self.tensor
-        device = device or (torch.device("cpu") if own.is_meta else own.device)
-        if own.device == device and own.dtype == self.dtype and own.is_contiguous():
-            return own
-        return torch.empty(self.shape, dtype=self.dtype, device=device)
+        return own.device == device and own.dtype == self.dtype and own.is_contiguous()
 
     def set(self, model: nn.Module, value: Tensor) -> None:
         """Put a new tensor under all the names, as a parameter like the one there if it is one."""
@@ -171,30 +296,52 @@ class _Slot:
             (module._buffers if self.is_buffer else module._parameters)[leaf] = made  # type: ignore[assignment]
 
 
-def _slots(model: nn.Module, dtype: torch.dtype | None, keep_in_fp32: Sequence[str]) -> list[_Slot]:
+def match_slots(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None = None,
+    keep_in_fp32: Sequence[str] = (),
+    strict: bool = False,
+) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    return _match(_slots(model, checkpoint.tensors, dtype, keep_in_fp32), checkpoint, strict)
+
+
+def _slots(
+    model: nn.Module, stored: Collection[str], dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
+) -> list[Slot]:
     """List what a checkpoint of the model holds: parameters and persistent buffers."""
     kept = model.state_dict(keep_vars=True)
     buffers = dict(model.named_buffers(remove_duplicate=False))
-    slots: dict[int, _Slot] = {}
+    layers = quantized_layers(model)
+    parts = {f"{name}.{part}" for name, layer in layers.items() for part in layer.part_names}
+    slots: dict[int, Slot] = {}
+    for name, layer in layers.items():
+        if (weight := f"{name}.weight") in stored:
+            whole = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype, device="meta")
+            slots[id(whole)] = Slot([weight], whole, layer.dtype, False, layer)
+            for part in layer.part_names:
+                del kept[f"{name}.{part}"]
     for name, tensor in kept.items():
         if not isinstance(tensor, Tensor):
             continue  # extra state of a module, which no safetensors file holds
+        if name in parts:
+            slots[id(tensor)] = Slot([name], tensor, tensor.dtype, False)
+            continue
         if id(tensor) in slots:
             slots[id(tensor)].names.append(name)
             continue
         own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
         if tensor.is_floating_point() and any(part in keep_in_fp32 for part in name.split(".")):
             own = torch.float32
-        slots[id(tensor)] = _Slot([name], tensor, own, name in buffers)
+        slots[id(tensor)] = Slot([name], tensor, own, name in buffers)
     return list(slots.values())
 
 
-def _match(
-    slots: Sequence[_Slot], checkpoint: Checkpoint, strict: bool
-) -> tuple[list[tuple[_Slot, FileTensor]], Loaded]:
+def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
     """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
     tensors = checkpoint.tensors
-    matched: list[tuple[_Slot, FileTensor]] = []
+    matched: list[tuple[Slot, FileTensor]] = []
     problems: list[str] = []
     missing: list[str] = []
     without_value: list[str] = []
@@ -227,7 +374,7 @@ def _match(
     return matched, Loaded(missing, unexpected)
 
 
-def _mismatch(slot: _Slot, source: FileTensor) -> str | None:
+def _mismatch(slot: Slot, source: FileTensor) -> str | None:
     if tuple(slot.shape) != source.shape:
         return f"{source.name} has the shape {source.shape} in the checkpoint and {tuple(slot.shape)} in the model"
     if source.dtype != slot.dtype and not (source.dtype.is_floating_point and slot.dtype.is_floating_point):

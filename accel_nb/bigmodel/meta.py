@@ -11,7 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as nn_module
 from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_nb.bigmodel.host_memory import empty_tensors
 
 
 @contextmanager
@@ -38,10 +41,27 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool = Fal
     if include_buffers:
         handles.append(on_buffer(moves.buffer))
     try:
-        yield
+        with _ReturnedAtOnce():
+            yield
     finally:
         for handle in handles:
             handle.remove()
+
+
+class _ReturnedAtOnce(TorchFunctionMode):
+    """Takes memory for large empty tensors from the system itself, which has it back as soon as they have moved.
+
+    malloc keeps what it is given back between what it still lends, until a limit of memory is reached.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.empty or kwargs.keys() - {"device", "dtype"} or torch.get_default_device().type != "cpu":
+            return func(*args, **kwargs)
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+            return func(*args, **kwargs)
+        like = func(*args, **{**kwargs, "device": "meta"})
+        return empty_tensors([(like.shape, like.dtype)])[0]
 
 
 class _Moves:

@@ -139,6 +139,14 @@ def has_offloaded_params(model: nn.Module) -> bool:
     return handle is not None and bool(handle.pieces)
 
 
+def dispatched(model: nn.Module) -> Dispatched:
+    """Return what `dispatch_model` did to a model; raises `MisuseError` if it did nothing."""
+    handle = model.__dict__.get(_HANDLE)
+    if handle is None:
+        raise MisuseError("the model was not dispatched; call dispatch_model or load_checkpoint_and_dispatch first")
+    return handle
+
+
 def stream_of(model: nn.Module) -> WeightStream | None:
     """Return what brings the weights of a dispatched model, with its counts; None if nothing is away."""
     handle = model.__dict__.get(_HANDLE)
@@ -146,12 +154,14 @@ def stream_of(model: nn.Module) -> WeightStream | None:
 
 
 @dataclass(eq=False)
-class _Dispatched:
+class Dispatched:
     """What `dispatch_model` did to a model, so that it can be undone."""
 
     model: nn.Module
     stream: WeightStream | None = None
     pieces: list[Piece] = field(default_factory=list)
+    computes: dict[str, torch.device] = field(default_factory=dict)
+    """The names of the device map that are modules, and what computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -215,7 +225,7 @@ def _dispatch(
     )
     away = [tensor for tensor in held if places.is_away(tensor)]
     sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
-    handle = _Dispatched(model)
+    handle = Dispatched(model)
     units = _units(tree, model, away, sources, handle)
     budget = _budget(tree, units, buffer_bytes)
     for piece in handle.pieces:
@@ -348,7 +358,7 @@ def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 
 
 def _units(
-    tree: Tree, model: nn.Module, away: Sequence[Held], sources: Mapping[str, Source], handle: _Dispatched
+    tree: Tree, model: nn.Module, away: Sequence[Held], sources: Mapping[str, Source], handle: Dispatched
 ) -> list[Unit]:
     """Group what is away by the module that needs it, in the model's order."""
     groups: dict[str, list[Piece]] = {}
@@ -437,12 +447,13 @@ def _computing(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> C
     return forward
 
 
-def _wrap_devices(handle: _Dispatched, tree: Tree, places: _Places, skip_keys: Sequence[str]) -> None:
+def _wrap_devices(handle: Dispatched, tree: Tree, places: _Places, skip_keys: Sequence[str]) -> None:
     """Let inputs follow the weights where there are several devices, and the output come back to the input's."""
     devices = {name: places.computes(place) for name, place in places.device_map.items()}
+    handle.computes = {name: device for name, device in devices.items() if name in tree.modules}
     if len({*devices.values(), places.main}) > 1:
-        for name, device in devices.items():
-            if name and name in tree.modules:
+        for name, device in handle.computes.items():
+            if name:
                 handle.wrap(tree.modules[name], functools.partial(_moving, device, skip_keys, False))
     if handle.stream is not None:
         handle.wrap(handle.model, functools.partial(_whole, handle.stream))

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
 
+from accel_nb.bigmodel.bnb import BnbQuantizationConfig
 from accel_nb.bigmodel.device_map import describe_device_map, main_device, place_of, plan_device_map
+from accel_nb.bigmodel.kernels import Quantization
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.sizes import Device, format_bytes, list_tensors
+from accel_nb.bigmodel.quantize import quantize_model, quantized_layers, report_quantization
+from accel_nb.bigmodel.quantized_files import prepare_for
+from accel_nb.bigmodel.shards import open_checkpoint
+from accel_nb.bigmodel.sizes import Device, format_bytes, list_tensors, parse_dtype, to_torch_device
+from accel_nb.bigmodel.workload import Demand, measure_demand, measure_pace
 from accel_nb.errors import ConfigError
 
 
@@ -25,9 +32,11 @@ def load(
     max_memory: Mapping[Device, int | str] | None = None,
     no_split_module_classes: Sequence[str] | str | None = None,
     dtype: torch.dtype | str | None = None,
-    activations: int | str = 0,
-    kv_cache: int | str = 0,
+    example: tuple[Any, ...] | None = None,
+    activations: int | str | None = None,
+    kv_cache: int | str | None = None,
     buffer_bytes: int | str | None = None,
+    quantization: str | Quantization | BnbQuantizationConfig | None = None,
     strict: bool = False,
     verbose: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
@@ -35,7 +44,11 @@ def load(
     """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
 
     Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
-    evaluation mode. ``verbose`` prints the forecast before anything is loaded. The rest is as in
+    evaluation mode. ``verbose`` prints the forecast before anything is loaded. ``example`` are the arguments of a
+    forward of the batch and length that are planned for: what it takes is found out without values, and room is left
+    for its activations, and for keys and values of each block (``activations``, ``kv_cache``: in bytes, if you know
+    better). ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time as
+    they come; a checkpoint that was written quantised needs no word of it. The rest is as in
     `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
     """
     if (model_class is None) == (builder is None):
@@ -50,6 +63,15 @@ def load(
         model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
     if not isinstance(model, nn.Module):
         raise ConfigError(f"what was built is {type(model).__name__}, and not a torch module")
+    was_quantized = prepare_for(model, checkpoint)
+    if quantization is not None:
+        if was_quantized:
+            raise ConfigError(f"{checkpoint} holds quantised weights already; leave quantization out")
+        if isinstance(quantization, BnbQuantizationConfig):
+            dtype = dtype or quantization.dtype
+            quantization = quantization.as_quantization()
+        quantize_model(model, quantization, dtype=dtype)
+    demand = None if example is None else measure_demand(model, example, dtype=dtype)
     if isinstance(device_map, str):
         device_map = plan_device_map(
             model,
@@ -57,11 +79,13 @@ def load(
             max_memory,
             no_split_module_classes,
             dtype,
-            activations=activations,
-            kv_cache=kv_cache,
+            activations=_first_given(activations, demand and demand.activations),
+            kv_cache=_first_given(kv_cache, demand and demand.kv_cache),
         )
     if verbose:
         print(forecast(model, device_map, max_memory=max_memory, dtype=dtype))
+        if demand is not None:
+            print(_describe(demand, model, device_map, checkpoint, dtype))
     load_checkpoint_and_dispatch(
         model,
         checkpoint,
@@ -72,6 +96,8 @@ def load(
         strict=strict,
         on_progress=on_progress,
     )
+    if verbose and quantized_layers(model):
+        print(report_quantization(model))
     return model.eval()
 
 
@@ -84,11 +110,7 @@ def forecast(
 ) -> str:
     """Return, as text, what each device is going to hold and what has to be moved for each forward."""
     main = main_device(device_map.values())
-    away = {"disk": 0, "cpu": 0}
-    for tensor in list_tensors(model, dtype):
-        place = str(place_of(tensor.name, device_map))
-        if not tensor.is_buffer and (place == "disk" or (place == "cpu" and main != "cpu")):
-            away[place] += tensor.nbytes
+    away = _bytes_away(model, device_map, dtype)
     lines = [describe_device_map(model, device_map, max_memory=max_memory, dtype=dtype)]
     for place, name in (("disk", "disk"), ("cpu", "memory")):
         if away[place]:
@@ -96,6 +118,44 @@ def forecast(
                 f"each forward moves {format_bytes(away[place])} from {name} to {main}, ahead of the computation"
             )
     return "\n".join(lines)
+
+
+def _bytes_away(
+    model: nn.Module, device_map: Mapping[str, Device], dtype: torch.dtype | str | None
+) -> dict[str, int]:  # fmt: skip
+    """Return how many bytes each forward moves from disk, and from memory."""
+    main = main_device(device_map.values())
+    away = {"disk": 0, "cpu": 0}
+    for tensor in list_tensors(model, dtype):
+        place = str(place_of(tensor.name, device_map))
+        if not tensor.is_buffer and (place == "disk" or (place == "cpu" and main != "cpu")):
+            away[place] += tensor.nbytes
+    return away
+
+
+def _describe(
+    demand: Demand,
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    checkpoint: str | os.PathLike[str],
+    dtype: torch.dtype | str | None,
+) -> str:
+    """Say what a forward like the example takes, and what sets its pace if weights are read for it."""
+    text = (
+        f"the example takes {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
+        f"and values a block, {demand.flops / 1e9:.3g} GFLOP"
+    )
+    away = _bytes_away(model, device_map, dtype)["disk"]
+    if not away:
+        return text
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    device = to_torch_device(main_device(device_map.values()))
+    pace = measure_pace(open_checkpoint(checkpoint), device, own if dtype is None else parse_dtype(dtype))
+    return f"{text}; {pace.describe(away, demand.flops)}"
+
+
+def _first_given(*sizes: int | str | None) -> int | str:
+    return next((size for size in sizes if size is not None), 0)
 
 
 def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.errors import ConfigError
 
 DTYPES = {
@@ -178,7 +179,8 @@ class FileTensor:
     def chunks(self, allocate: Callable[[int], Tensor] | None = None) -> Iterator[tuple[int, Tensor]]:
         """Yield parts as stored, with their first element's place; in one buffer unless ``allocate`` gives others."""
         per_chunk = max(1, CHUNK_BYTES // self.dtype.itemsize)
-        buffer = None if allocate else torch.empty(min(per_chunk, self.numel) * self.dtype.itemsize, dtype=torch.uint8)
+        nbytes = min(per_chunk, self.numel) * self.dtype.itemsize
+        buffer = None if allocate else empty_tensors([((nbytes,), torch.uint8)])[0]
         for begin in range(0, self.numel, per_chunk):
             nbytes = min(per_chunk, self.numel - begin) * self.dtype.itemsize
             target = allocate(nbytes) if allocate else buffer

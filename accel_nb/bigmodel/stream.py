@@ -8,6 +8,7 @@ read-ahead keep a part of the model from one forward to the next.
 from __future__ import annotations
 
 import threading
+import weakref
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -16,11 +17,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from accel_nb.bigmodel.host_memory import aligned
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source
 from accel_nb.errors import AccelNbError, MisuseError
 
-ALIGNMENT = 64
-"""Of each tensor in a buffer, in bytes: what torch gives tensors of their own, so that kernels take the same paths."""
 _IDLE_S = 0.25
 """After so long without work a reader's thread ends; the next forward starts another."""
 _AHEAD_BYTES = 32 << 20
@@ -61,7 +61,7 @@ class Unit:
         self.nbytes = 0
         for piece in self.pieces:
             piece.begin = self.nbytes
-            self.nbytes += -(-piece.nbytes // ALIGNMENT) * ALIGNMENT
+            self.nbytes += aligned(piece.nbytes)
 
     def __repr__(self) -> str:
         return f"Unit({self.name!r}, {self.nbytes} bytes)"
@@ -119,6 +119,10 @@ class WeightStream:
         self._now = 0
         self._near: dict[int, list[Unit]] = {}
         self._readers: list[threading.Thread] = []
+        self._is_over = threading.Event()
+        # A thread that is still in torch when the interpreter goes away takes the process down with it.
+        self.stop_readers = weakref.finalize(self, _end_readers, self._is_over, self._changed, self._readers)
+        """Waits until nothing is read ahead any more; called by itself when the interpreter ends."""
         self._own = _Thread()
         self.num_fills = 0
         """How many times a unit was read."""
@@ -256,8 +260,8 @@ class WeightStream:
             self._wake_readers()
 
     def _wake_readers(self) -> None:
-        self._readers = [reader for reader in self._readers if reader.is_alive()]
-        while len(self._readers) < self._num_readers:
+        self._readers[:] = [reader for reader in self._readers if reader.is_alive()]
+        while not self._is_over.is_set() and len(self._readers) < self._num_readers:
             reader = threading.Thread(target=self._read_ahead, name="accel_nb-read-ahead", daemon=True)
             self._readers.append(reader)
             reader.start()
@@ -265,7 +269,7 @@ class WeightStream:
 
     def _read_ahead(self) -> None:
         """Read what is needed soon into buffers, until there has been nothing to do for a while."""
-        while True:
+        while not self._is_over.is_set():
             with self._changed:
                 found = self._next_wish()
                 if found is None:
@@ -393,6 +397,16 @@ class WeightStream:
                 piece.source = HostTensor(now.detach().to("cpu", copy=True))
                 if now is not view:
                     stay.state = "stale"
+
+
+def _end_readers(is_over: threading.Event, changed: threading.Condition, readers: list[threading.Thread]) -> None:
+    """Wait until the readers have ended what they are reading."""
+    is_over.set()
+    with changed:
+        changed.notify_all()
+        alive = [reader for reader in readers if reader is not threading.current_thread()]
+    for reader in alive:
+        reader.join()
 
 
 @dataclass(frozen=True, slots=True)

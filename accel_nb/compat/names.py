@@ -86,6 +86,8 @@ _BIG = _in(
     "init_on_device load_checkpoint_and_dispatch",
 )
 _PLACING = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
+_QUANTIZING = _in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")
+_STAGES = {"prepare_pippy": "accel_nb.bigmodel.pipeline:prepare_pipeline"}
 _BIG_TOP = {
     **{name: place for name, place in _BIG.items() if name != "attach_layerwise_casting_hooks"},
     **{name: place for name, place in _PLACING.items() if name != "check_device_map"},
@@ -101,6 +103,7 @@ _TOP = {
     **_LAUNCHERS,
     **_RESUME,
     **_BIG_TOP,
+    **_STAGES,
 }
 
 MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
@@ -114,6 +117,7 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
             **_RESUME,
         },
         f"{PACKAGE}.hooks": {},
+        f"{PACKAGE}.inference": _STAGES,
         f"{PACKAGE}.launchers": _LAUNCHERS,
         f"{PACKAGE}.local_sgd": _in("accel_nb.accelerator.local_sgd", "LocalSGD"),
         f"{PACKAGE}.logging": {
@@ -127,10 +131,11 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.tracking": _TRACKERS,
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_WALKS, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
-            **_CONSTANTS, **_TQDM, **_PLACING,
+            **_CONSTANTS, **_TQDM, **_PLACING, **_QUANTIZING,
         },
+        f"{PACKAGE}.utils.bnb": _in("accel_nb", "load_and_quantize_model"),
         f"{PACKAGE}.utils.constants": _CONSTANTS,
-        f"{PACKAGE}.utils.dataclasses": _DATACLASSES,
+        f"{PACKAGE}.utils.dataclasses": {**_DATACLASSES, **_in("accel_nb", "BnbQuantizationConfig")},
         f"{PACKAGE}.utils.environment": _ENVIRONMENT,
         f"{PACKAGE}.utils.imports": _IMPORTS,
         f"{PACKAGE}.utils.memory": _MEMORY,
@@ -163,8 +168,6 @@ _PARTS = {
         "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"
     ),
     "fp8 is not served yet": "AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine",
-    "quantisation is not served yet": "BnbQuantizationConfig bnb load_and_quantize_model",
-    "pipelined inference is not served yet": "inference prepare_pippy",
     "this tracker is not served yet; tensorboard and jsonl are, and a GeneralTracker of your own": (
         "WandBTracker TrackioTracker CometMLTracker AimTracker MLflowTracker ClearMLTracker DVCLiveTracker "
         "SwanLabTracker filter_trackers get_available_trackers register_tracker_class"

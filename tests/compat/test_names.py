@@ -53,6 +53,8 @@ def test_usual_imports_give_our_objects() -> None:
         "from accelerate.utils.memory import release_memory\n"
         "import accelerate.utils.tqdm\n"
         "from accelerate.local_sgd import LocalSGD\n"
+        "from accelerate.inference import prepare_pippy\n"
+        "from accelerate.utils import BnbQuantizationConfig, load_and_quantize_model\n"
         "from accelerate.logging import get_logger\n"
         "from accelerate.state import AcceleratorState, GradientState\n",
         scope,
@@ -81,7 +83,6 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
         ("from accelerate import FullyShardedDataParallelPlugin", "sharded and engine strategies"),
         ("from accelerate.utils import DeepSpeedPlugin", "sharded and engine strategies"),
         ("import accelerate.utils.deepspeed", "sharded and engine strategies"),
-        ("from accelerate.utils import BnbQuantizationConfig", "quantisation"),
         ("import accelerate.commands.launch", "command line"),
         ("from accelerate.tracking import WandBTracker", "tracker"),
         ("from accelerate.hooks import CpuOffload", "big models"),

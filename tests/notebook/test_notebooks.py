@@ -56,10 +56,11 @@ class Executed:
         return [int(number) for number in re.findall(r"process (\d+)", self.text("processes"))]
 
 
-def execute(name: str, facts: str) -> Executed:
+def execute(name: str, facts: str, *, has_workers: bool = True) -> Executed:
     """Run a notebook and two more cells: one prints ``facts``, an expression, as JSON, the other names processes."""
     notebook = nbformat.read(FOLDER / name, as_version=4)
-    for ident, source in (("facts", f"import json\nprint(json.dumps({facts}))"), ("processes", STATUS)):
+    more = {"facts": f"import json\nprint(json.dumps({facts}))"} | ({"processes": STATUS} if has_workers else {})
+    for ident, source in more.items():
         notebook.cells.append(nbformat.v4.new_code_cell(source, id=ident))
     # The fixtures' interpreter, not whatever is installed as python3.
     client = NotebookClient(
@@ -96,6 +97,16 @@ def resume() -> Executed:
         '{"lost": lost, "repeated": repeated, "first": first, "last": max(step for _, step, _ in kept), '
         '"epochs": sorted({epoch for epoch, _, _ in kept}), "accuracy": accuracy, "schedule": scheduler.last_epoch, '
         '"left": [name for name in ("runs", "seen") if Path(name).exists()]}',
+    )
+
+
+@pytest.fixture(scope="module")
+def big_model() -> Executed:
+    return execute(
+        "06_big_model.ipynb",
+        '{"same": same, "text": text, "size": size, "limit": limit, "left": folder.exists(), '
+        '"away": sum(p.numel() * 4 for p in model.parameters() if p.is_meta)}',
+        has_workers=False,
     )
 
 
@@ -176,6 +187,27 @@ def test_resume_says_what_it_resumed(resume: Executed) -> None:
     assert "samples left" in line
     assert "1 -> 3 workers" in line
     assert any(line.startswith("saved step") for line in lines)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_a_big_model_generates_under_a_limit_below_its_size(big_model: Executed) -> None:
+    facts = big_model.facts()
+    assert big_model.errors() == {}
+    assert facts["limit"] < 0.45 * facts["size"]
+    assert "the model as a whole:" in big_model.text("set_limit")  # the system refused it
+    assert facts["away"] > 0.7 * facts["size"]
+    assert facts["text"].startswith("Once upon a time")
+    assert len(facts["text"]) == len("Once upon a time") + 24
+    assert "the same text: True" in big_model.text("compare")
+    assert facts["same"]
+    assert not facts["left"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
+def test_a_big_model_is_forecast(big_model: Executed) -> None:
+    told = big_model.text("load")
+    assert "130" in told or "124" in told  # the limit, in MB or MiB
+    assert re.search(r"each forward moves \d+\.\d MiB from disk to cpu", told)
 
 
 @pytest.mark.parametrize("name", ["quickstart", "language_model"])

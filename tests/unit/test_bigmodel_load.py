@@ -276,16 +276,17 @@ def test_a_file_cut_short_after_opening_is_an_error(tmp_path: Path) -> None:
 
 
 PEAK = """
-import resource, sys, torch
+import sys, torch
 from accel_nb.bigmodel.load import load_checkpoint_in_model
 from accel_nb.bigmodel.meta import init_empty_weights
+from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 with init_empty_weights():
     model = Transformer(width=1024, depth=8, vocabulary=1024)
 load_checkpoint_in_model(Transformer(), sys.argv[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak_bytes()
 load_checkpoint_in_model(model, sys.argv[1], dtype=sys.argv[3])
-print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024)
+print(peak_bytes() - before)
 """
 
 

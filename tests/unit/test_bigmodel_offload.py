@@ -80,6 +80,40 @@ def test_outputs_are_bit_equal_for_every_placement(tmp_path: Path, save, places:
     assert torch.equal(model(TOKENS), resident(TOKENS)), "and with gradients, and after the other modes"
 
 
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("no_split", [None, ["Block"], []], ids=["repeated", "named", "none"])
+@pytest.mark.parametrize("num_resident", [3, 4, 5])
+def test_outputs_are_bit_equal_wherever_a_plan_cuts(
+    tmp_path: Path, tied: bool, no_split: Any, num_resident: int
+) -> None:
+    resident = Transformer(depth=6, tied=tied)
+    path = save_sharded(resident, tmp_path)
+    model = load_checkpoint_and_dispatch(
+        empty(depth=6, tied=tied), path, "auto", {"cpu": num_resident * BLOCK}, no_split_module_classes=no_split
+    )
+    away = {name for name, parameter in model.named_parameters() if parameter.is_meta}
+    assert 0 < len(away) < len(list(model.named_parameters())), "some on disk and some not"
+    assert (model.head.weight is model.embedding.weight) == tied
+    with torch.inference_mode():
+        for length in (12, 5, 12):
+            assert torch.equal(model(TOKENS[:, :length]), resident(TOKENS[:, :length]))
+
+
+def test_tied_weights_stay_one_wherever_they_are(tmp_path: Path) -> None:
+    resident = Transformer()
+    path = save_single(resident, tmp_path)
+    for place in ("cpu", "disk"):
+        model = load_checkpoint_and_dispatch(
+            empty(), path, {**MAPS["blocks on disk"], "embedding": place, "head": place}
+        )
+        with torch.no_grad():
+            assert torch.equal(model(TOKENS), resident(TOKENS))
+        remove_hook_from_submodules(model)
+        assert model.head.weight is model.embedding.weight
+    with pytest.raises(ConfigError, match=r"one tied tensor is placed on several devices: embedding\.weight on 'cpu'"):
+        load_checkpoint_and_dispatch(empty(), path, {**MAPS["blocks on disk"], "head": "disk"})
+
+
 @pytest.mark.parametrize("way", ["auto", "balanced", "balanced_low_0", "sequential"])
 def test_planned_placements_keep_within_their_limits(tmp_path: Path, way: str) -> None:
     resident = Transformer(depth=8)
@@ -472,6 +506,7 @@ LIMITED = """
 import resource, sys, torch
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
+from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 torch.set_num_threads(1)
 with init_empty_weights():
@@ -485,13 +520,13 @@ try:
     torch.ones(size, dtype=torch.uint8)
 except RuntimeError:
     print("the limit holds")
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+before = peak_bytes()
 model = load_checkpoint_and_dispatch(model, sys.argv[1], {"": "disk"})
 tokens = torch.arange(4)[None]
 with torch.inference_mode():
     for _ in range(4):
         tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
-grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
+grown = peak_bytes() - before
 assert grown < size // 2, (grown, size)
 print(tokens.tolist())
 """
@@ -510,3 +545,17 @@ def test_a_model_larger_than_the_memory_limit_generates(tmp_path: Path, project:
         capture_output=True, text=True, check=False, cwd=project, env={**os.environ, "PYTHONPATH": str(project)},
     )  # fmt: skip
     assert done.stdout.splitlines() == ["the limit holds", str(tokens.tolist())], done.stderr
+    assert done.returncode == 0, done.stderr  # it has left while blocks were being read
+
+
+def test_readers_end_before_the_interpreter_does(tmp_path: Path) -> None:
+    resident, model = Transformer(width=128, depth=6), Transformer(width=128, depth=6)
+    model.load_state_dict(resident.state_dict())
+    stream = stream_of(disk_offload(model, tmp_path))
+    assert stream is not None
+    assert stream.stop_readers.atexit
+    with torch.no_grad():
+        model(TOKENS)
+        stream.stop_readers()
+        assert not [thread for thread in threading.enumerate() if thread in stream._readers]
+        assert torch.equal(model(TOKENS), resident(TOKENS)), "what is needed is read when it is needed"

@@ -11,8 +11,10 @@ from torch import nn
 
 import accel_nb
 from accel_nb.bigmodel.casting import attach_layerwise_casting_hooks
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.sizes import compute_module_sizes
 from accel_nb.bigmodel.turns import cpu_offload_with_hook
+from accel_nb.bigmodel.workload import measure_demand
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded
 from tests.support.transformer import Transformer
@@ -33,6 +35,44 @@ def test_one_line_loads_a_model_and_says_what_it_takes(tmp_path: Path, capsys: p
     assert "device" in told
     assert "each forward moves" in told
     assert "from disk to cpu" in told
+
+
+def test_room_is_left_for_the_example_and_its_pace_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    resident = Transformer(depth=8)
+    save_sharded(resident, tmp_path)
+    block = compute_module_sizes(resident)["blocks.0"]
+    resident_bytes: dict[int, int] = {}
+    for batch in (1, 4):
+        example = (torch.zeros(batch, 16, dtype=torch.long),)
+        model = accel_nb.load(
+            tmp_path, Transformer, config={"depth": 8}, max_memory={"cpu": 7 * block}, kv_cache=0, example=example
+        )
+        resident_bytes[batch] = sum(p.nbytes for p in model.parameters() if not p.is_meta)
+        told = capsys.readouterr().out
+        assert "of activations" in told
+        assert "GFLOP; a forward reads for about" in told
+    demands = [measure_demand(resident, (torch.zeros(batch, 16, dtype=torch.long),)) for batch in (1, 4)]
+    assert resident_bytes[1] - resident_bytes[4] >= demands[1].activations - demands[0].activations - block > 0
+
+
+def test_the_demand_of_a_forward_is_found_without_values() -> None:
+    with init_empty_weights():
+        model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
+    demand = measure_demand(model, (torch.empty(8, 64),))
+    assert demand.activations == 2 * 8 * 256 * 4, "before and after the activation function"
+    assert demand.flops == 2 * 2 * 8 * 64 * 256
+    assert (
+        measure_demand(model, (torch.empty(8, 64, dtype=torch.bfloat16),), dtype="bfloat16").activations == 8 * 256 * 4
+    )
+    attention = measure_demand(Transformer(), (torch.zeros(2, 16, dtype=torch.long),))
+    assert attention.kv_cache == 2 * (2 * 16 * 32) * 4
+
+    class Choosing(nn.Linear):
+        def forward(self, input: torch.Tensor) -> torch.Tensor:
+            return super().forward(input) if input.sum() > 0 else input
+
+    with pytest.raises(ConfigError, match=r"without values: .*give activations="):
+        measure_demand(Choosing(2, 2), (torch.ones(1, 2),))
 
 
 @pytest.mark.parametrize(
