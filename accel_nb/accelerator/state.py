@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import uuid
 import warnings
 from collections import OrderedDict
@@ -17,9 +18,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.saving import Saved
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.checkpoint.background import Saver
 from accel_nb.checkpoint.encoding import FromMain, Slice
+from accel_nb.checkpoint.interval import SaveCost
 from accel_nb.checkpoint.layout import Region, step_name
 from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
@@ -86,11 +89,12 @@ class TrainingState:
         self._registered: list[Any] = []
         self._save_hooks: dict[int, SaveHook] = {}
         self._load_hooks: dict[int, LoadHook] = {}
-        # Hears of each checkpoint that is complete: its step and where it is.
-        self.on_saved: Callable[[int, str], object] = lambda step, url: None
+        # Hears of each checkpoint that is complete.
+        self.on_saved: Callable[[Saved], object] = lambda saved: None
         # Hears the step of a checkpoint that was loaded.
         self.on_loaded: Callable[[int], object] | None = None
-        self._begun: tuple[int, str] | None = None
+        # The save that is on its way: its step, where it goes, and for how many seconds it held the training up.
+        self._begun: tuple[int, str, float] | None = None
         # Of loaders that a checkpoint knows and that are not prepared yet, by their number.
         self._waiting: dict[int, tuple[Position, bool, Callable[[], object] | None]] = {}
 
@@ -120,14 +124,20 @@ class TrainingState:
             root, name, keep = options.dir, step_name(self._stepper.num_steps), options.total_limit
         else:
             raise MisuseError(f"save_state() needs a folder: {_NO_FOLDER}")
+        started = time.monotonic()
         store = open_store(root)
         self.wait()
         tree = self.collect(f"{store.url}/{name}")
         url = self._saver.save(store, name, tree, self._facts(), blocking=blocking, keep=keep)
-        self._begun = self._stepper.num_steps, url
+        self._begun = self._stepper.num_steps, url, time.monotonic() - started
         if blocking:
             self._tell_saved()
         return url
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the save in the background is slower than one waits for."""
+        return self._saver.is_behind
 
     def end_replay(self) -> None:
         """Hear that no more loops of finished epochs pass by."""
@@ -146,7 +156,8 @@ class TrainingState:
     def _tell_saved(self) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
-            self.on_saved(*begun)
+            step, url, stall_s = begun
+            self.on_saved(Saved(step, url, SaveCost(self._saver.num_bytes, stall_s, max(self._saver.took_s, stall_s))))
 
     def collect(self, url: str) -> dict[str, Any]:
         """Return the state tree, whose tensors are the live ones."""

@@ -77,6 +77,11 @@ class CellProgram:
             if isinstance(value, Accelerator):
                 value.close()
 
+    def finish(self) -> bool:
+        """Let the cell end with its next step, saved; False if it does not save, or none is near."""
+        answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # each of them is to hear of it
+        return any(answers)
+
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
         sys.path[:] = body["sys_path"]
@@ -165,6 +170,8 @@ class CellProgram:
                 if result.success:
                     self._lines = [line for known in self._living() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
+        if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
+            self._lines = [line for known in self._living() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
             words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
             shell.structured_traceback = [f"RuntimeError: {words}"]
@@ -220,8 +227,8 @@ class CellProgram:
 
     def _living(self) -> list[Accelerator]:
         """Return our own accelerators, and those that the user has built and bound."""
-        known = [accelerator for _, accelerator in self._accelerators.values()]
-        known += [value for value in self._namespace.values() if isinstance(value, Accelerator)]
+        known = [accelerator for _, accelerator in list(self._accelerators.values())]
+        known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
         return [item for item in {id(item): item for item in known}.values() if not item.is_closed]
 
     @contextmanager
