@@ -582,16 +582,33 @@ class Accelerator(Placed):
         """
         return self._state.save(output_dir, blocking=blocking)
 
-    def load_state(self, input_dir: str | os.PathLike[str] | None = None, *, strict: bool = True) -> LoadReport:
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        *,
+        strict: bool = True,
+        layout: Literal["accel_nb", "accelerate"] = "accel_nb",
+    ) -> LoadReport:
         """Load a checkpoint, or the newest whole one of a folder, into what is prepared; every rank must call.
 
         Any world size may load. Everything is verified first, and nothing is loaded unless all of it fits, or
         ``strict`` is off. A prepared loader's next iteration goes on where the checkpoint was saved: what is left of
         that epoch, each sample once.
 
+        ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
+        schedulers, loss scale, registered objects and random numbers. Its pickled files are read as tensors and plain
+        values only. It knows no position in the data, so loaders begin their epoch anew.
+
         Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
         """
-        return self._state.load(input_dir, strict=strict)
+        if layout == "accel_nb":
+            return self._state.load(input_dir, strict=strict)
+        if layout != "accelerate" or input_dir is None:
+            raise MisuseError(
+                f"load_state was given the layout {layout!r} and the folder {input_dir!r}: a layout is 'accel_nb' or "
+                "'accelerate', and the latter needs a folder"
+            )
+        return self._state.load_foreign(input_dir, strict=strict)
 
     def checkpoint_every(self, steps: int | None = None, *, seconds: float | None = None) -> None:
         """Save in the background each time so many steps, or so many seconds, have passed; neither: when asked only.
