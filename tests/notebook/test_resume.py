@@ -66,7 +66,7 @@ def folder(kernel, tmp_path: Path) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in folder.glob("step_*"))
+    return sorted(int(path.name[5:]) for path in folder.glob("step_*") if path.name[5:].isdigit())
 
 
 def keep_until(folder: Path, step: int) -> None:
@@ -208,3 +208,27 @@ def test_a_kernel_that_is_to_end_saves_first(tmp_path: Path):
         assert process.returncode == -signal.SIGTERM
     assert len(steps(folder)) == 1
     assert list(folder.glob("step_*/manifest.json"))
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(kernel, folder: Path):
+    """Rank 1 dies as it writes its part of step 8: nobody commits it, and the next cell's saves work."""
+    body = (
+        "import os, signal\n"
+        "from accel_nb.checkpoint.store import LocalStore\n"
+        "write = LocalStore.write\n"
+        "def dying(self, folder, file, content):\n"
+        "    if folder.startswith('step_8.') and os.environ['RANK'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    write(self, folder, file, content)\n"
+        "LocalStore.write = dying\n" + LOOP
+    )
+    output = run(kernel, body, f"--cpus 2 --checkpoint {folder} --every 4")
+    assert output.error is not None
+    assert output.error[0] == "WorkerDied"
+    assert "rank 1" in output.error[1]
+    assert steps(folder) == [4]
+    kernel.run("build()")
+    output = done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --every 4 --resume auto")
+    assert any(text.startswith("resumed step 4 from") for text in output.texts)
+    assert steps(folder) == [4, 8, 12, 16]
+    assert not list(folder.glob("*.tmp-*"))
