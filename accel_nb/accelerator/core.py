@@ -937,13 +937,16 @@ class Accelerator(Placed):
             "notes": self._notes(objects),
         }
 
-    def close(self) -> None:
-        """Give everything back as it came and leave the world; may be called again."""
+    def close(self, *, is_alone: bool = False) -> None:
+        """Give everything back as it came and leave the world; may be called again.
+
+        Every rank must call if a save is in the background, unless ``is_alone``: a rank that is gone is not waited for.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            self._state.close()
+            self._state.close(is_alone=is_alone)
         finally:
             self._stepper.flush()
             self._preparer.release(self._preparer.objects)

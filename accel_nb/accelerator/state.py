@@ -148,8 +148,11 @@ class TrainingState:
         self._saver.wait()
         self._tell_saved()
 
-    def close(self) -> None:
-        """Wait for the save in the background, and raise if it failed."""
+    def close(self, *, is_alone: bool) -> None:
+        """Wait for the save in the background, and raise if it failed; alone, give it up if it takes longer."""
+        if is_alone:
+            self._saver.leave()
+            return
         self._saver.close()
         self._tell_saved()
 

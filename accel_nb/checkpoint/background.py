@@ -107,6 +107,13 @@ class Saver:
             self._job.join()
             self._job = None
 
+    def leave(self) -> None:
+        """Close without the other ranks, one of which may be gone; what is not written within moments is given up."""
+        if self._job is not None:
+            self._job.join(PATIENCE_S)
+        self.abort()
+        self._staging.free()
+
     def close(self) -> None:
         """Wait for what is in the background, raise if it failed, and free the copy."""
         try:
@@ -216,9 +223,9 @@ class _Job:
         """How long it has taken, or took."""
         return (self._ended or time.monotonic()) - self._started
 
-    def join(self) -> str | None:
+    def join(self, timeout_s: float | None = None) -> str | None:
         """Wait, and return what went wrong."""
-        self._thread.join()
+        self._thread.join(timeout_s)
         return self._problem
 
     def give_up(self, reason: str) -> None:

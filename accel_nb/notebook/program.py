@@ -72,10 +72,10 @@ class CellProgram:
     def reopened(self) -> None:
         """Drop what was built on the old process group; the next cell prepares anew."""
         for kind in list(self._accelerators):
-            self._close_accelerator(kind)
+            self._close_accelerator(kind, is_alone=True)
         for value in list(self._namespace.values()):
             if isinstance(value, Accelerator):
-                value.close()
+                value.close(is_alone=True)
 
     def finish(self) -> bool:
         """Let the cell end with its next step, saved; False if it does not save, or none is near."""
@@ -257,12 +257,12 @@ class CellProgram:
         if not isinstance(bound, Accelerator) or is_ours or bound.is_closed:
             self._namespace["accelerator"] = accelerator
 
-    def _close_accelerator(self, kind: str) -> None:
+    def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
         known = self._accelerators.pop(kind, None)
         if known is not None:
             if kind == "explicit":
                 self._orphans = (*self._orphans, *known[1].prepared_objects)
-            known[1].close()
+            known[1].close(is_alone=is_alone)
 
     def _is_hidden(self, name: str, value: Any) -> bool:
         return name in self._ignored or name == "accelerator" or name.startswith("__") or isinstance(value, Accelerator)
