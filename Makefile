@@ -1,6 +1,7 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
+#   make nightly faults, ten times as many
 #   make lint    all checks of style and types                           make format   apply the formatters
 
 SHELL := /bin/bash
@@ -20,10 +21,10 @@ export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-.PHONY: help setup demo test lab bench lint format clean browser unit wheel
+.PHONY: help setup demo test nightly lab bench lint format clean browser unit wheel
 
 help:
-	@sed -n '2,5p' Makefile | sed 's/^# *//'
+	@sed -n '2,6p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -72,6 +73,9 @@ test: setup lint unit wheel
 unit: setup
 	$(BIN)/python -m pytest
 	$(PACKAGE) test
+
+nightly: $(STAMPS)/develop
+	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600
 
 wheel: $(STAMPS)/develop
 	.ci/check_wheel.sh

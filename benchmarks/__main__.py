@@ -31,6 +31,7 @@ NAMES = (
     "weights_back",
     "panel_cost",
     "checkpoint",
+    "resume",
     "big_model",
     "forecast",
 )

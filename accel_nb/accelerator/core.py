@@ -37,6 +37,7 @@ from accel_nb.accelerator.prepare import Preparer, describe_object, notes_on
 from accel_nb.accelerator.profile import Profiler, profiled
 from accel_nb.accelerator.release import release_memory
 from accel_nb.accelerator.resuming import Resumer
+from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
 from accel_nb.accelerator.seeding import checked_types
 from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
 from accel_nb.accelerator.stepper import Stepper
@@ -228,13 +229,13 @@ class Accelerator(Tracked):
         self._trigger = Trigger(self._comm)
         self._metric_owners: list[int] | None = None
         self._is_closed = False
-        self._saved_steps: list[int] = []
+        self._saved: list[Saved] = []
         self._first_step = 0
-        self._state.on_saved = _noting(self._saved_steps, self._sink, self._world.rank)
+        self._state.on_saved = _noting(self._saved, self._sink, self._world.rank)
         self._autosave: Autosave | None = None
         if isinstance(options.checkpoint.every, str):
             self.checkpoint_every(seconds=seconds_of(options.checkpoint.every))
-        elif options.checkpoint.every is not None:
+        else:
             self.checkpoint_every(steps=options.checkpoint.every)
         self._resumer = Resumer(self._state, self._preparer)
         self._resumer.begin_run(options.checkpoint.resume)
@@ -584,26 +585,41 @@ class Accelerator(Tracked):
         """
         return self._state.save(output_dir, blocking=blocking)
 
-    def load_state(self, input_dir: str | os.PathLike[str] | None = None, *, strict: bool = True) -> LoadReport:
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        *,
+        strict: bool = True,
+        layout: Literal["accel_nb", "accelerate"] = "accel_nb",
+    ) -> LoadReport:
         """Load a checkpoint, or the newest whole one of a folder, into what is prepared; every rank must call.
 
         Any world size may load. Everything is verified first, and nothing is loaded unless all of it fits, or
         ``strict`` is off. A prepared loader's next iteration goes on where the checkpoint was saved: what is left of
         that epoch, each sample once.
 
+        ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
+        schedulers, loss scale, registered objects and random numbers. Its pickled files are read as tensors and plain
+        values only. It knows no position in the data, so loaders begin their epoch anew.
+
         Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
         """
-        return self._state.load(input_dir, strict=strict)
+        if layout == "accel_nb":
+            return self._state.load(input_dir, strict=strict)
+        if layout != "accelerate" or input_dir is None:
+            raise MisuseError(
+                f"load_state was given the layout {layout!r} and the folder {input_dir!r}: a layout is 'accel_nb' or "
+                "'accelerate', and the latter needs a folder"
+            )
+        return self._state.load_foreign(input_dir, strict=strict)
 
     def checkpoint_every(self, steps: int | None = None, *, seconds: float | None = None) -> None:
-        """Save in the background each time so many steps, or so many seconds, have passed; neither stops that.
+        """Save in the background each time so many steps, or so many seconds, have passed; neither: when asked only.
 
         A save is made when a loop over a prepared loader asks for its next batch, and goes to ``step_N`` in
         ``checkpoint.dir``. Every rank must call. Raises `MisuseError` without that folder.
         """
-        if steps is None and seconds is None:
-            self._autosave = self._state.on_loaded = None
-            self._preparer.set_boundary(None)
+        if steps is None and seconds is None and self._resolved.config.checkpoint.dir is None:
             return
         if self._resolved.config.checkpoint.dir is None:
             raise MisuseError(
@@ -620,14 +636,24 @@ class Accelerator(Tracked):
             lambda: stepper.num_steps,
             steps=steps,
             seconds=seconds,
+            is_behind=lambda: state.is_behind,
         )
         self._state.on_loaded = self._autosave.go_on_from
-        self._preparer.set_boundary(self._autosave.boundary)
+        autosave = self._autosave
+        # Ranks that have run out of data answer no messages.
+        self._preparer.set_boundary(lambda: None if stepper.is_joined else autosave.boundary())
 
     def ask_for_checkpoint(self) -> None:
-        """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs `checkpoint_every`."""
+        """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""
         if self._autosave is not None:
             self._autosave.ask()
+
+    def ask_to_stop(self) -> bool:
+        """Save and raise KeyboardInterrupt at the end of a step, on every rank after the same one; any thread may ask.
+
+        Returns False if this rank is in no loop that is about to end a step, or has no ``checkpoint.dir``.
+        """
+        return self._autosave is not None and self._autosave.ask_to_stop()
 
     def begin_run(self, resume: str | None = None) -> None:
         """Count epochs from here: a cell, or a script, begins; ``resume`` is what the option ``checkpoint.resume`` is.
@@ -635,25 +661,38 @@ class Accelerator(Tracked):
         With it, the checkpoint is loaded when the first loop that trains begins, and loops over epochs that it holds as
         finished pass empty.
         """
-        self._saved_steps.clear()
+        self._saved.clear()
         self._first_step = self._stepper.num_steps
         if self._autosave is not None:
-            self._autosave.is_reached = False
+            self._autosave.begin_run()
         self._resumer.begin_run(resume)
 
     def end_run(self) -> list[str]:
         """Wait for the save in the background, and return what was resumed and saved, one line each."""
         self._state.wait()
         lines = self._resumer.end_run()
-        if self._autosave and not self._autosave.is_reached and self._stepper.num_steps > self._first_step:
+        autosave, where = self._autosave, self._resolved.config.checkpoint.dir
+        has_trained = self._stepper.num_steps > self._first_step
+        if autosave and autosave.has_interval and not autosave.is_reached and has_trained:
             lines.append(
                 "--every had no effect: no prepared DataLoader was iterated to train; save_state() saves at once"
             )
-        saved, where = self._saved_steps, self._resolved.config.checkpoint.dir
-        if saved:
-            shown = [*map(str, saved[:2]), "...", str(saved[-1])] if len(saved) > 4 else list(map(str, saved))
-            lines.append(f"saved step {', '.join(shown)} ({len(saved)}) in {where or 'folders of their own'}")
-        return lines
+        return lines + describe_saves(self._saved, where, 0 if autosave is None else autosave.num_late)
+
+    def end_interrupted_run(self) -> list[str]:
+        """Return what a run that was interrupted leaves saved; waits for the other ranks only if all stopped."""
+        autosave = self._autosave
+        if autosave is None or self._stepper.num_steps == self._first_step:
+            return []
+        if autosave.stopped_step is None:
+            return [describe_nothing_saved(self._saved)]
+        try:
+            lines = self.end_run()
+        except (CheckpointError, RuntimeError) as error:  # a rank may have died meanwhile
+            return [f"stopped after step {autosave.stopped_step}, which was not saved: {error}"]
+        if autosave.problem is not None:
+            return [*lines, f"stopped after step {autosave.stopped_step}, which was not saved: {autosave.problem}"]
+        return [*lines, f"stopped after step {autosave.stopped_step}: --resume auto goes on from there"]
 
     def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
         """Return what iterates a prepared loader without its first batches of this rank; they are not read.
@@ -889,13 +928,16 @@ class Accelerator(Tracked):
             "notes": self._notes(objects),
         }
 
-    def close(self) -> None:
-        """Give everything back as it came and leave the world; may be called again."""
+    def close(self, *, is_alone: bool = False) -> None:
+        """Give everything back as it came and leave the world; may be called again.
+
+        Every rank must call if a save is in the background, unless ``is_alone``: a rank that is gone is not waited for.
+        """
         if self._is_closed:
             return
         self._is_closed = True
         try:
-            self._state.close()
+            self._state.close(is_alone=is_alone)
         finally:
             self.end_training()
             self._stepper.flush()
@@ -976,13 +1018,16 @@ def _resolve(config: Mapping[str, Any] | None, arguments: Mapping[str, Any], rec
     return resolve([*layers, *layers_of(config, arguments, records)])
 
 
-def _noting(steps: list[int], sink: Sink, rank: int) -> Callable[[int, str], None]:
+def _noting(saved: list[Saved], sink: Sink, rank: int) -> Callable[[Saved], None]:
     """Return what notes a checkpoint that is complete; does not refer to the accelerator."""
 
-    def note(step: int, url: str) -> None:
-        steps.append(step)
+    def note(item: Saved) -> None:
+        saved.append(item)
         if rank == 0:
-            sink.emit(CheckpointSaved(rank, step, time.time(), url))
+            cost = item.cost
+            sink.emit(
+                CheckpointSaved(rank, item.step, time.time(), item.url, cost.stall_s, cost.write_s, cost.num_bytes)
+            )
 
     return note
 

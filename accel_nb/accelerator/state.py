@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 import uuid
 import warnings
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timezone
@@ -17,9 +17,13 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.fitting import fit_state, listed, with_tied
+from accel_nb.accelerator.saving import Saved
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.checkpoint.background import Saver
 from accel_nb.checkpoint.encoding import FromMain, Slice
+from accel_nb.checkpoint.foreign import ForeignState, is_foreign, read_foreign
+from accel_nb.checkpoint.interval import SaveCost
 from accel_nb.checkpoint.layout import Region, step_name
 from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
@@ -27,10 +31,9 @@ from accel_nb.checkpoint.store import open_store, split
 from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
 from accel_nb.data.resume import Position
-from accel_nb.errors import CheckpointError, MisuseError
+from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
 from accel_nb.runtime import rng
 from accel_nb.runtime.comm import Communicator
-from accel_nb.strategies.base import Bundle
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
 LoadHook = Callable[[list[nn.Module], str], None]
@@ -86,11 +89,12 @@ class TrainingState:
         self._registered: list[Any] = []
         self._save_hooks: dict[int, SaveHook] = {}
         self._load_hooks: dict[int, LoadHook] = {}
-        # Hears of each checkpoint that is complete: its step and where it is.
-        self.on_saved: Callable[[int, str], object] = lambda step, url: None
+        # Hears of each checkpoint that is complete.
+        self.on_saved: Callable[[Saved], object] = lambda saved: None
         # Hears the step of a checkpoint that was loaded.
         self.on_loaded: Callable[[int], object] | None = None
-        self._begun: tuple[int, str] | None = None
+        # The save that is on its way: its step, where it goes, and for how many seconds it held the training up.
+        self._begun: tuple[int, str, float] | None = None
         # Of loaders that a checkpoint knows and that are not prepared yet, by their number.
         self._waiting: dict[int, tuple[Position, bool, Callable[[], object] | None]] = {}
 
@@ -120,14 +124,20 @@ class TrainingState:
             root, name, keep = options.dir, step_name(self._stepper.num_steps), options.total_limit
         else:
             raise MisuseError(f"save_state() needs a folder: {_NO_FOLDER}")
+        started = time.monotonic()
         store = open_store(root)
         self.wait()
         tree = self.collect(f"{store.url}/{name}")
         url = self._saver.save(store, name, tree, self._facts(), blocking=blocking, keep=keep)
-        self._begun = self._stepper.num_steps, url
+        self._begun = self._stepper.num_steps, url, time.monotonic() - started
         if blocking:
             self._tell_saved()
         return url
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the save in the background is slower than one waits for."""
+        return self._saver.is_behind
 
     def end_replay(self) -> None:
         """Hear that no more loops of finished epochs pass by."""
@@ -138,15 +148,19 @@ class TrainingState:
         self._saver.wait()
         self._tell_saved()
 
-    def close(self) -> None:
-        """Wait for the save in the background, and raise if it failed."""
+    def close(self, *, is_alone: bool) -> None:
+        """Wait for the save in the background, and raise if it failed; alone, give it up if it takes longer."""
+        if is_alone:
+            self._saver.leave()
+            return
         self._saver.close()
         self._tell_saved()
 
     def _tell_saved(self) -> None:
         begun, self._begun = self._begun, None
         if begun is not None:
-            self.on_saved(*begun)
+            step, url, stall_s = begun
+            self.on_saved(Saved(step, url, SaveCost(self._saver.num_bytes, stall_s, max(self._saver.took_s, stall_s))))
 
     def collect(self, url: str) -> dict[str, Any]:
         """Return the state tree, whose tensors are the live ones."""
@@ -190,7 +204,12 @@ class TrainingState:
         where = self._resolved.config.checkpoint.dir if input_dir is None else input_dir
         if where is None:
             raise MisuseError(f"load_state() needs a folder: {_NO_FOLDER}")
-        checkpoint = open_checkpoint(where, self._comm)
+        try:
+            checkpoint = open_checkpoint(where, self._comm)
+        except NoCheckpoint as error:
+            if is_foreign(where):
+                raise NoCheckpoint(f"{error}; a folder of accelerate is read by {_FOREIGN}") from None
+            raise
         tree: dict[str, Any] = {}
         problem: str | None = None
         try:
@@ -203,10 +222,10 @@ class TrainingState:
             hook(models, checkpoint.url)
         bundle = replace(self._stepper.bundle, models=tuple(models))
         live = self._stepper.strategy.read_state(bundle, copied=False)
-        state, problems = _fit(tree, live, bundle, self._registered)
+        state, problems = fit_state(tree, live, bundle, self._registered)
         positions = [Position.from_json(values) for values in tree.get("data", [])]
         self._waiting.clear()
-        self._agree(_listed(checkpoint.url, problems) if problems and strict else None)
+        self._agree(listed(checkpoint.url, problems) if problems and strict else None)
         self._agree(self._resume_loaders(positions, passes, tree, checkpoint))
         notes = [f"passed over: {reason}" for reason in checkpoint.passed_over] + problems
         if not tree["precision"] and live["precision"]:
@@ -231,6 +250,55 @@ class TrainingState:
         if self._comm.world.is_main and checkpoint.passed_over:
             warnings.warn(str(report), stacklevel=3)
         return report
+
+    def load_foreign(self, folder: str | os.PathLike[str], *, strict: bool) -> LoadReport:
+        """Put a folder of ``accelerate`` in; see `Accelerator.load_state`."""
+        self.wait()
+        found = ForeignState(os.fspath(folder))
+        problem: str | None = None
+        try:
+            found = read_foreign(folder)
+        except CheckpointError as error:
+            problem = str(error)
+        self._agree(problem)
+        bundle = self._stepper.bundle
+        live = self._stepper.strategy.read_state(bundle, copied=False)
+        tree = {
+            "models": [
+                {"values": with_tied(values, model), "versions": {}}
+                for values, model in zip(found.models, bundle.models, strict=False)
+            ]
+            + [{"values": values, "versions": {}} for values in found.models[len(bundle.models) :]],
+            "optimizers": found.optimizers,
+            "schedulers": found.schedulers,
+            "registered": found.registered,
+            "precision": found.precision,
+        }
+        state, problems = fit_state(tree, live, bundle, self._registered)
+        self._agree(listed(found.url, problems) if problems and strict else None)
+        notes = [*problems, *found.left_alone]
+        if not found.precision and live["precision"]:
+            state["precision"] = live["precision"]
+            notes.append("the loss scale starts anew: it was saved without fp16")
+        if found.schedulers and len(found.random) > 1:
+            notes.append(
+                f"schedulers were counted by {len(found.random)} processes; accelerate may have moved them as many "
+                "times a step, here it is once"
+            )
+        self._stepper.strategy.write_state(bundle, state)
+        for item, values in zip(self._registered, found.registered, strict=False):
+            item.load_state_dict(values)
+        for optimizer in bundle.optimizers:
+            _clear(optimizer)
+        self._stepper.resume_at(found.step, 0)
+        rank, size = self._comm.world.rank, self._comm.world.size
+        if len(found.random) == size:
+            rng.restore(found.random[rank], self._device)
+        else:
+            notes.append(f"random numbers are those of now: {len(found.random)} processes saved theirs, {size} load")
+        if self.on_loaded is not None:
+            self.on_loaded(found.step)
+        return LoadReport(found.url, found.step, max(len(found.random), 1), size, tuple(notes))
 
     def _loaders(self) -> list[DataLoader[Any]]:
         return [item for item in self._prepared() if isinstance(item, DataLoader)]
@@ -363,6 +431,7 @@ class TrainingState:
             value.grad = gradient.to(value.device, value.dtype)
 
 
+_FOREIGN = "load_state(PATH, layout='accelerate')"
 _NO_FOLDER = (
     "give one, as in save_state('checkpoints/step_100'), or set checkpoint.dir (flag --checkpoint, or "
     "config={'checkpoint': {'dir': ...}}), which names checkpoints step_N by itself"
@@ -410,67 +479,3 @@ def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
         },
         "versions": {prefix: dict(facts) for prefix, facts in getattr(values, "_metadata", {}).items()},
     }
-
-
-def _fit(
-    tree: Any, live: dict[str, Any], bundle: Bundle, registered: Sequence[Any]
-) -> tuple[dict[str, Any], list[str]]:
-    """Return what can be loaded, the live state where nothing fits, and one line for each thing that does not."""
-    problems: list[str] = []
-    for what, there in (
-        ("models", bundle.models),
-        ("optimizers", bundle.optimizers),
-        ("schedulers", bundle.schedulers),
-    ):
-        if len(tree[what]) != len(there):
-            problems.append(f"it holds {len(tree[what])} {what}, and {len(there)} are prepared")
-    if len(tree["registered"]) != len(registered):
-        problems.append(f"it holds {len(tree['registered'])} registered objects, and there are {len(registered)}")
-    models = list(live["models"])
-    for index, (saved, values) in enumerate(zip(tree["models"], live["models"], strict=False)):
-        models[index], found = _fit_model(saved, values, f"model {index}" if len(models) > 1 else "the model")
-        problems += found
-    optimizers = list(live["optimizers"])
-    for index, (saved, values) in enumerate(zip(tree["optimizers"], live["optimizers"], strict=False)):
-        sizes = [len(group["params"]) for group in saved["param_groups"]]
-        wanted = [len(group["params"]) for group in values["param_groups"]]
-        if sizes == wanted:
-            optimizers[index] = saved
-        else:
-            problems.append(f"optimizer {index} was saved with groups of {sizes} parameters, and has {wanted}")
-    schedulers = list(live["schedulers"])
-    schedulers[: len(tree["schedulers"])] = tree["schedulers"][: len(schedulers)]
-    return {
-        "models": models,
-        "optimizers": optimizers,
-        "schedulers": schedulers,
-        "precision": tree["precision"],
-    }, problems
-
-
-def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
-    values, problems = saved["values"], []
-    missing = [name for name in live if name not in values]
-    unexpected = [name for name in values if name not in live]
-    misshapen = [
-        f"{name} ({list(values[name].shape)} instead of {list(live[name].shape)})"
-        for name in live
-        if name in values
-        and isinstance(live[name], Tensor)
-        and tuple(getattr(values[name], "shape", ())) != tuple(live[name].shape)
-    ]
-    if missing:
-        problems.append(f"{what} needs what it does not hold: {', '.join(missing)}")
-    if unexpected:
-        problems.append(f"it holds what {what} does not have: {', '.join(unexpected)}")
-    if misshapen:
-        problems.append(f"other shapes in {what}: {', '.join(misshapen)}")
-    wrong = {text.partition(" (")[0] for text in misshapen}
-    fitting: Any = OrderedDict((name, live[name] if name in wrong else values.get(name, live[name])) for name in live)
-    fitting._metadata = OrderedDict(saved["versions"])
-    return fitting, problems
-
-
-def _listed(url: str, problems: Sequence[str]) -> str:
-    remedy = "nothing was loaded; strict=False loads what fits"
-    return "\n".join([f"{url} does not fit what is prepared ({remedy}):", *(f"  {problem}" for problem in problems)])

@@ -21,6 +21,8 @@ from accel_nb.errors import AccelNbError, CheckpointError
 from accel_nb.runtime.comm import Communicator
 
 PART_TIMEOUT_S = 1800.0
+PATIENCE_S = 2.0
+"""For how long a training may wait for the save before the next one."""
 _POLL_S = (0.005, 0.2)
 _ALIGNMENT = 64
 
@@ -36,11 +38,19 @@ class Saver:
         self._comm = comm
         self._staging = Staging(device)
         self._job: _Job | None = None
+        # Of the last save: its bytes on all ranks, and how long this rank worked on it.
+        self.num_bytes = 0
+        self.took_s = 0.0
 
     @property
     def is_busy(self) -> bool:
         """Whether a save is on its way in the background of this rank."""
         return self._job is not None and not self._job.is_done
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a save is on its way and takes, or the one before took, longer than a training should wait."""
+        return self.is_busy and max(self.took_s, self._job.elapsed_s if self._job else 0.0) > PATIENCE_S
 
     def save(
         self, store: Store, name: str, tree: Any, facts: Facts, *, blocking: bool = True, keep: int | None = None
@@ -51,15 +61,17 @@ class Saver:
         copied. Raises `CheckpointError` for this save, or for the one before it.
         """
         self.wait()
+        started = time.monotonic()
         plan = draft(store, name, tree, facts, self._comm)
         finish = _Finish(plan, keep)
+        self.num_bytes = sum(task.num_bytes for tasks in plan.plan.tasks for task in tasks)
         if not blocking:
             staged: dict[int, memoryview] | str
             try:
                 staged = self._staging.stage(plan)
             except (RuntimeError, MemoryError) as error:  # told by the job, since the other ranks go on
                 staged = f"{type(error).__name__}: {error}"
-            self._job = _Job(plan, staged, self._comm.world.size, finish)
+            self._job = _Job(plan, staged, self._comm.world.size, finish, started)
             return plan.url
         try:
             part = write_share(plan, lambda tasks: live_buffers(plan.leaves, tasks))
@@ -70,6 +82,7 @@ class Saver:
             raise
         problem = finish(parts) if self._comm.world.is_main else None
         _raise(self._comm.broadcast_json(problem))
+        self.took_s = time.monotonic() - started
         return plan.url
 
     def wait(self) -> None:
@@ -83,6 +96,7 @@ class Saver:
         if is_main and failed:
             job.give_up(failed[0])
         problem = job.join() if is_main else None
+        self.took_s = job.elapsed_s
         self._job = None
         _raise(self._comm.broadcast_json(problem))
 
@@ -92,6 +106,13 @@ class Saver:
             self._job.give_up("it was aborted")
             self._job.join()
             self._job = None
+
+    def leave(self) -> None:
+        """Close without the other ranks, one of which may be gone; what is not written within moments is given up."""
+        if self._job is not None:
+            self._job.join(PATIENCE_S)
+        self.abort()
+        self._staging.free()
 
     def close(self) -> None:
         """Wait for what is in the background, raise if it failed, and free the copy."""
@@ -178,11 +199,14 @@ class _Job:
         staged: dict[int, memoryview] | str,
         world_size: int,
         finish: Callable[[Sequence[Part]], str | None],
+        started: float,
     ) -> None:
         self._draft = draft
         self._staged = staged
         self._world_size = world_size
         self._finish = finish
+        self._started = started
+        self._ended: float | None = None
         self._problem: str | None = None
         self._has_given_up = threading.Event()
         self._reason = ""
@@ -194,9 +218,14 @@ class _Job:
     def is_done(self) -> bool:
         return not self._thread.is_alive()
 
-    def join(self) -> str | None:
+    @property
+    def elapsed_s(self) -> float:
+        """How long it has taken, or took."""
+        return (self._ended or time.monotonic()) - self._started
+
+    def join(self, timeout_s: float | None = None) -> str | None:
         """Wait, and return what went wrong."""
-        self._thread.join()
+        self._thread.join(timeout_s)
         return self._problem
 
     def give_up(self, reason: str) -> None:
@@ -209,6 +238,7 @@ class _Job:
             self._problem = self._save()
         except Exception as error:  # a thread has nobody to raise to: the next call does
             self._problem = f"{self._draft.url} was not saved: {type(error).__name__}: {error}"
+        self._ended = time.monotonic()
 
     def _save(self) -> str | None:
         draft = self._draft

@@ -9,7 +9,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -196,7 +196,7 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
             size = draft.store.size(draft.folder, name)
             if size != record.size:
                 raise CheckpointError(f"{draft.url} was not saved: {name} has {size} bytes instead of {record.size}")
-        refuse_foreign(draft.store, draft.name, draft.facts.run)  # again: another job may have come first
+        refuse_foreign(draft.store, draft.name, draft.facts.run)  # again: another job may have been faster
         manifest = Manifest(draft.save_id, draft.facts, state_file(draft.suffix), files, draft.plan.records())
         draft.store.commit(draft.folder, draft.name, draft.save_id, manifest.to_bytes())
     except CorruptCheckpoint as error:
@@ -216,7 +216,8 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
 def abandon(draft: Draft) -> None:
     """Remove what was written of a checkpoint that is not to be; rank 0 only."""
     files = {task.file for tasks in draft.plan.tasks for task in tasks}
-    draft.store.discard(draft.folder, (*files, state_file(draft.suffix)))
+    with suppress(AccelNbError, OSError):  # on a store that fails it stays: nothing lists it
+        draft.store.discard(draft.folder, (*files, state_file(draft.suffix)))
 
 
 def live_buffers(leaves: dict[str, Leaf], tasks: Iterable[Task]) -> Iterator[memoryview]:

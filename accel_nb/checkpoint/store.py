@@ -14,18 +14,16 @@ import stat
 import uuid
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from accel_nb.checkpoint.layout import (
     LATEST,
     MANIFEST,
-    MAX_JSON_BYTES,
     aside,
     removed_name,
     replaced_name,
     temporary_name,
 )
-from accel_nb.checkpoint.manifest import read_manifest
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
 
 Buffer = bytes | memoryview
@@ -110,12 +108,14 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     Raises `CheckpointError` for a URL whose protocol nothing serves.
     """
+    from accel_nb.checkpoint.remote import RemoteStore
+
     text = os.fspath(url)
     if "://" not in text:
         return LocalStore(text)
     if text.startswith("file://"):
         return LocalStore(text.removeprefix("file://"))
-    return FsspecStore(text)
+    return RemoteStore(text)
 
 
 def split(url: str | os.PathLike[str]) -> tuple[str, str]:
@@ -322,124 +322,3 @@ def _sync(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-class FsspecStore:
-    """Anything that fsspec serves, such as ``s3://``, ``gs://`` and ``memory://``; files are sent whole."""
-
-    renames = False
-
-    def __init__(self, url: str) -> None:
-        from fsspec.core import url_to_fs
-
-        self.url = url
-        try:
-            self._fs, root = url_to_fs(url)
-        except (ImportError, ValueError) as error:
-            raise CheckpointError(f"{url}: no store can be opened ({error})") from error
-        self._fs: Any
-        self._root = root.rstrip("/")
-        self.is_shared = not url.startswith("memory:")
-
-    def folders(self) -> list[str]:
-        """Return the names below the root that have something below them."""
-        return self._names("", "directory")
-
-    def files(self, folder: str) -> list[str]:
-        """Return the names of the files in a folder."""
-        return self._names(folder, "file")
-
-    def begin(self, name: str, save_id: str) -> str:
-        """Return the checkpoint's own folder: nothing in it counts before the manifest."""
-        self._fs.makedirs(self._path(name), exist_ok=True)
-        return name
-
-    def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
-        """Send a file; the store has it when it is closed."""
-        with self._fs.open(self._path(folder, file), "wb") as target:
-            for buffer in content:
-                target.write(buffer)
-
-    def post(self, folder: str, file: str, content: bytes) -> None:
-        """Send the file: an object is there whole or not at all."""
-        self._fs.pipe_file(self._path(folder, file), content)
-
-    def has(self, folder: str, file: str) -> bool:
-        """Whether a file is there."""
-        self._fs.invalidate_cache()
-        return bool(self._fs.isfile(self._path(folder, file)))
-
-    def read(self, folder: str, file: str, limit: int) -> bytes:
-        """Return a file's content."""
-        if self.size(folder, file) > limit:
-            raise CorruptCheckpoint(
-                f"{self._shown(folder, file)}: it is larger than the {limit} bytes that are allowed"
-            )
-        return self._fs.cat_file(self._path(folder, file))
-
-    def size(self, folder: str, file: str) -> int:
-        """Return a file's size."""
-        try:
-            facts = self._fs.info(self._path(folder, file))
-        except FileNotFoundError:
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: No such file or directory") from None
-        if facts.get("type") != "file" or facts.get("islink"):
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it is no plain file")
-        return int(facts["size"])
-
-    def map(self, folder: str, file: str, size: int) -> memoryview:
-        """Fetch a file into memory."""
-        found = self.size(folder, file)
-        if found != size:
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it has {found} bytes instead of {size}")
-        return memoryview(bytearray(self._fs.cat_file(self._path(folder, file))))
-
-    def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
-        """Send the manifest, then remove what the one before it listed."""
-        replaced: list[str] = []
-        if MANIFEST in self.files(folder):
-            before = read_manifest(self.read(folder, MANIFEST, MAX_JSON_BYTES), self._shown(folder, MANIFEST))
-            replaced = list(before.files)
-        self._fs.pipe_file(self._path(folder, MANIFEST), manifest)
-        self.remove_files(folder, replaced)
-
-    def point_latest(self, name: str) -> None:
-        """Send the name."""
-        self._fs.pipe_file(self._path(LATEST), name.encode() + b"\n")
-
-    def remove_files(self, folder: str, files: Iterable[str]) -> None:
-        """Remove files."""
-        for file in files:
-            try:
-                self._fs.rm_file(self._path(folder, file))
-            except FileNotFoundError:
-                continue
-
-    def discard(self, folder: str, files: Sequence[str]) -> None:
-        """Remove the files of one save."""
-        self.remove_files(folder, files)
-
-    def remove(self, name: str) -> None:
-        """Remove the manifest first."""
-        self.remove_files(name, [MANIFEST])
-        self._fs.invalidate_cache()
-        if self._fs.exists(self._path(name)):
-            self._fs.rm(self._path(name), recursive=True)
-
-    def sweep(self) -> None:
-        """Do nothing: who wrote a file here, and whether they live, cannot be told."""
-
-    def _names(self, folder: str, kind: str) -> list[str]:
-        self._fs.invalidate_cache()
-        try:
-            found = self._fs.ls(self._path(folder), detail=True)
-        except FileNotFoundError:
-            return []
-        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind]
-        return [name for name in names if name]
-
-    def _path(self, *parts: str) -> str:
-        return "/".join((self._root, *(part for part in parts if part)))
-
-    def _shown(self, folder: str, file: str) -> str:
-        return "/".join((self.url.rstrip("/"), folder, file))

@@ -257,13 +257,16 @@ def _remaining(draws_from: Any, resumed: Position, deals: bool, was: Drawing) ->
     return items
 
 
+_PART = 1 << 14  # indices that are made Python numbers at a time: the first batch need not wait for all
+
+
 def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[Any]]:
     """Return the first indices that a sampler draws, and all from ``start`` on; at once for torch's usual ones."""
     order = _order(sampler)
     if order is not None:
-        rest = order[start:]
         head = order[:num_head] if start else order[:0]
-        return list(_plain(head)), iter(_plain(rest))
+        parts = (order[first : first + _PART] for first in range(start, len(order), _PART))
+        return list(_plain(head)), chain.from_iterable(map(_plain, parts))
     indices = iter(sampler)
     head = list(islice(indices, min(num_head, start)))
     return head, islice(indices, max(start - len(head), 0), None)

@@ -13,6 +13,8 @@ class Presses:
 
     def __init__(self) -> None:
         self.count = 0
+        # SIGTERM came: this process is to end.
+        self.is_to_end = False
 
     def __call__(self) -> int:
         """Return the count."""
@@ -20,11 +22,12 @@ class Presses:
 
 
 @contextmanager
-def counted_interrupts() -> Iterator[Presses]:
+def counted_interrupts(*, terminations: bool = False) -> Iterator[Presses]:
     """Count interrupts inside of the block instead of raising, so that no message is torn apart by one.
 
-    The kernel's own handler is back in place when the block ends. Outside of the main thread, where Python allows no
-    handlers, nothing is counted.
+    With ``terminations`` SIGTERM is noted too, and counts as the first interrupt; whoever asked for that has to raise
+    it again. The kernel's own handlers are back in place when the block ends. Outside of the main thread, where Python
+    allows no handlers, nothing is counted.
     """
     presses = Presses()
     if threading.current_thread() is not threading.main_thread():
@@ -34,8 +37,14 @@ def counted_interrupts() -> Iterator[Presses]:
     def count(signum: int, frame: object) -> None:
         presses.count += 1
 
-    before = signal.signal(signal.SIGINT, count)
+    def end(signum: int, frame: object) -> None:
+        presses.is_to_end = True
+        presses.count = max(presses.count, 1)
+
+    handlers = {signal.SIGINT: count, **({signal.SIGTERM: end} if terminations else {})}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield presses
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

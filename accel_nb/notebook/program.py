@@ -72,10 +72,15 @@ class CellProgram:
     def reopened(self) -> None:
         """Drop what was built on the old process group; the next cell prepares anew."""
         for kind in list(self._accelerators):
-            self._close_accelerator(kind)
+            self._close_accelerator(kind, is_alone=True)
         for value in list(self._namespace.values()):
             if isinstance(value, Accelerator):
-                value.close()
+                value.close(is_alone=True)
+
+    def finish(self) -> bool:
+        """Let the cell end with its next step, saved; False if it does not save, or none is near."""
+        answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # each of them is to hear of it
+        return any(answers)
 
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
@@ -165,6 +170,8 @@ class CellProgram:
                 if result.success:
                     self._lines = [line for known in self._living() for line in known.end_run()]
         error = result.error_before_exec or result.error_in_exec
+        if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
+            self._lines = [line for known in self._living() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
             words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
             shell.structured_traceback = [f"RuntimeError: {words}"]
@@ -220,8 +227,8 @@ class CellProgram:
 
     def _living(self) -> list[Accelerator]:
         """Return our own accelerators, and those that the user has built and bound."""
-        known = [accelerator for _, accelerator in self._accelerators.values()]
-        known += [value for value in self._namespace.values() if isinstance(value, Accelerator)]
+        known = [accelerator for _, accelerator in list(self._accelerators.values())]
+        known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
         return [item for item in {id(item): item for item in known}.values() if not item.is_closed]
 
     @contextmanager
@@ -250,12 +257,12 @@ class CellProgram:
         if not isinstance(bound, Accelerator) or is_ours or bound.is_closed:
             self._namespace["accelerator"] = accelerator
 
-    def _close_accelerator(self, kind: str) -> None:
+    def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
         known = self._accelerators.pop(kind, None)
         if known is not None:
             if kind == "explicit":
                 self._orphans = (*self._orphans, *known[1].prepared_objects)
-            known[1].close()
+            known[1].close(is_alone=is_alone)
 
     def _is_hidden(self, name: str, value: Any) -> bool:
         return name in self._ignored or name == "accelerator" or name.startswith("__") or isinstance(value, Accelerator)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -72,6 +73,8 @@ class Session:
     _surroundings: Surroundings = field(default_factory=Surroundings)
     _last_cell_s: float | None = None
     _has_lost_ranks: bool = False
+    _is_to_end: bool = False
+    """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
 
     def warm_up(self) -> None:
         """Start the process that workers are forked from, in the background; returns at once."""
@@ -108,6 +111,8 @@ class Session:
             output.finish(status, lines)
             self._last_cell_s = time.monotonic() - started
             self.on_change()
+            if self._is_to_end:
+                signal.raise_signal(signal.SIGTERM)
         if error is not None:
             raise error
 
@@ -233,6 +238,7 @@ class Session:
                 output,
                 descriptors=[] if parcel is None else [parcel.descriptor],
                 timeout_s=resolved.config.timeout,
+                finishes=resolved.config.checkpoint.dir is not None,
             )
             self._has_lost_ranks = False
             if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
@@ -254,11 +260,19 @@ class Session:
         *,
         descriptors: Sequence[int] = (),
         timeout_s: float | None = None,
+        finishes: bool = False,
     ) -> tuple[list[Answer], Reason | None]:
-        with counted_interrupts() as presses:
+        with counted_interrupts(terminations=finishes) as presses:
             answers, reason = pool.run(
-                task, bodies, listener, descriptors=descriptors, presses=presses, timeout_s=timeout_s
+                task,
+                bodies,
+                listener,
+                descriptors=descriptors,
+                presses=presses,
+                timeout_s=timeout_s,
+                finishes=finishes,
             )
+        self._is_to_end = presses.is_to_end
         return answers, reason
 
     def _forget_if_died(self, answers: Iterable[Answer]) -> None:

@@ -5,6 +5,10 @@ waits in a collective, which no signal ends, has the connections of its process 
 both. A rank that has not answered after the grace time, or when the user interrupts again, is killed and replaced;
 its state is lost.
 
+A request that saves checkpoints has one more rung below these: its ranks are told to finish the step and save, and
+stop at the same place, with their process group whole. That is given up, for the first rung above, when a rank
+says that no end of a step is near, when ranks stop at different places, or when the user interrupts again.
+
 Connections are cut when the ranks stand still, not at once: gloo forgets a send that meets a closed connection, and
 whoever waits for it waits on. Once one rank has stopped, the others come to the first collective without it and
 wait there with nothing left to send.
@@ -19,9 +23,11 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import Cut, Interrupt
+from accel_nb.pool.messages import Cut, Finish, Interrupt
 
 GRACE_S = 2.0
+FINISH_PATIENCE_S = 30.0
+"""How long ranks that are about to end a step may take to come there."""
 QUIET_S = 0.05
 """How long after one rank has stopped the others may still finish what they were sending."""
 CUT_PATIENCE_S = 0.5
@@ -50,6 +56,8 @@ class Ladder:
     engine: Engine
     number: int
     size: int
+    finishes: bool = False
+    """Whether ranks are told to finish before they are interrupted."""
     clock: Callable[[], float] = time.monotonic
     reason: Reason | None = None
     killed: set[int] = field(default_factory=set)
@@ -57,6 +65,8 @@ class Ladder:
     _running: set[int] = field(default_factory=set)
     _quiet_since: float = 0.0
     _has_cut: bool = False
+    _finishing_at: float | None = None
+    _promised: set[int] = field(default_factory=set)
     _asked_at: float | None = None
     _failed_at: float | None = None
     _presses_seen: int = 0
@@ -80,6 +90,13 @@ class Ladder:
         """Note that a rank's user code has ended; it packs what was trained, which may take longer than the grace."""
         self._stopped.add(rank)
 
+    def answered_finish(self, rank: int, will: bool) -> None:
+        """Note whether a rank that was told to finish is about to; one that is not ends the wait of all."""
+        if will:
+            self._promised.add(rank)
+        else:
+            self.finishes = False
+
     def climb(self, waiting: set[int], presses: int, *, timed_out: bool = False) -> None:
         """Take the next step, if one is due."""
         new_press = presses > self._presses_seen
@@ -92,6 +109,12 @@ class Ladder:
             peers_late = self._failed_at is not None and now - self._failed_at >= PEER_PATIENCE_S
             if new_press or timed_out or peers_late:
                 self.reason = self.reason or ("interrupt" if new_press else "timeout" if timed_out else "failure")
+            if self.reason is None:
+                return
+            if self.finishes and self._finishing_at is None and not peers_late:
+                self._finishing_at = now
+                self._tell(waiting, Finish(self.number))
+            elif new_press or peers_late or (running and not self._is_finishing(running, now)):
                 self._asked_at = now
                 self._tell(waiting, Interrupt(self.number))
         elif new_press or now - self._asked_at > GRACE_S:
@@ -102,11 +125,19 @@ class Ladder:
             self._has_cut = True
             self._tell(running, Cut(self.number))
 
+    def _is_finishing(self, running: set[int], now: float) -> bool:
+        """Whether ranks that were told to finish may still come to the end of their step."""
+        if self._finishing_at is None or not self.finishes:
+            return False
+        is_torn = len(running) < self.size and now - self._quiet_since > GRACE_S
+        patience_s = FINISH_PATIENCE_S if running <= self._promised else GRACE_S
+        return not is_torn and now - self._finishing_at <= patience_s
+
     def _stand_still(self, asked_s: float, quiet_s: float) -> bool:
         some_stopped = 0 < len(self._running) < self.size
         return (some_stopped and min(asked_s, quiet_s) > QUIET_S) or (self.size > 1 and asked_s > CUT_PATIENCE_S)
 
-    def _tell(self, ranks: set[int], record: Cut | Interrupt) -> None:
+    def _tell(self, ranks: set[int], record: Finish | Interrupt | Cut) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 

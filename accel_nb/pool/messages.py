@@ -2,7 +2,8 @@
 
 kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
-kernel -> worker's monitor thread: `Interrupt`, `Cut` (it reads a channel of its own, also while the worker is busy).
+kernel -> worker's monitor thread: `Finish`, `Interrupt`, `Cut` (it reads a channel of its own, also while the worker
+is busy).
 """
 
 from __future__ import annotations
@@ -14,6 +15,9 @@ from accel_nb.pool.channel import ChannelError, Message
 
 STOPPED = "stopped"
 """Topic of the `Note` with which a rank says, after an interrupt, that user code has ended."""
+
+FINISHING = "finishing"
+"""Topic of the `Note` that answers `Finish`: ``will`` says whether the rank is about to come to a good place."""
 
 Outcome = Literal["done", "raised", "interrupted"]
 
@@ -107,6 +111,14 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class Finish:
+    """If request ``number`` is still running: end it at the next place where nothing is lost; say if there is one."""
+
+    kind: ClassVar[str] = "finish"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """If request ``number`` is still running: raise KeyboardInterrupt in it."""
 
@@ -153,6 +165,7 @@ _RECORDS: dict[str, type] = {
         Exited,
         WorkerReady,
         Request,
+        Finish,
         Interrupt,
         Cut,
         Note,

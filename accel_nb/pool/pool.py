@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from accel_nb.errors import PoolError
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, WorkerSpec
 from accel_nb.pool.failure import Answer, Ladder, Reason
-from accel_nb.pool.messages import STOPPED, Note, Reply, Request, WorkerReady
+from accel_nb.pool.messages import FINISHING, STOPPED, Note, Reply, Request, WorkerReady
 from accel_nb.pool.state import State, move
 from accel_nb.telemetry.events import Event
 
@@ -111,17 +111,19 @@ class Pool:
         descriptors: Sequence[int] = (),
         presses: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
+        finishes: bool = False,
     ) -> tuple[list[Answer], Reason | None]:
         """Run a task on the ranks that ``bodies`` names and wait until each is through.
 
         Never waits for a rank that cannot finish: when one raises or dies, or ``presses()`` (the user's interrupts
         so far) goes up, the others are stopped, by force in the end. Returns the answers in the order in which they
-        came and why the request was stopped early, if it was.
+        came and why the request was stopped early, if it was. With ``finishes`` ranks are told to end their step, and
+        may save, before they are interrupted.
         """
         self.wait_ready(presses)
         self._state = move(self._state, "busy")
         self._number += 1
-        ladder = Ladder(self._engine, self._number, self.size)
+        ladder = Ladder(self._engine, self._number, self.size, finishes)
         answers: list[Answer] = []
         waiting = set(bodies)
         unsent = {
@@ -138,8 +140,7 @@ class Pool:
                 arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:
-                if isinstance(arrival, Arrived) and _says_stopped(arrival.record, self._number):
-                    ladder.stopped(arrival.rank)
+                if isinstance(arrival, Arrived) and _is_for(ladder, arrival, self._number):
                     continue
                 answer = self._take(arrival, listener, waiting, ladder.killed)
                 if answer is not None:
@@ -258,5 +259,13 @@ class Pool:
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
-def _says_stopped(record: object, number: int) -> bool:
-    return isinstance(record, Note) and record.topic == STOPPED and record.number == number
+def _is_for(ladder: Ladder, arrival: Arrived, number: int) -> bool:
+    """Give the ladder what a rank's monitor says, and return whether it was that."""
+    record = arrival.record
+    if not isinstance(record, Note) or record.number != number or record.topic not in (STOPPED, FINISHING):
+        return False
+    if record.topic == STOPPED:
+        ladder.stopped(arrival.rank)
+    else:
+        ladder.answered_finish(arrival.rank, bool(record.body.get("will")))
+    return True

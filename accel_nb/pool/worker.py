@@ -21,8 +21,10 @@ from typing import Any, Protocol
 
 from accel_nb.pool.channel import Channel
 from accel_nb.pool.messages import (
+    FINISHING,
     STOPPED,
     Cut,
+    Finish,
     Interrupt,
     Note,
     Outcome,
@@ -65,6 +67,13 @@ class Program(Protocol):
 
     def reopened(self) -> None:
         """Hear that the process group is a new one."""
+        ...
+
+    def finish(self) -> bool:
+        """End the running task at the next place where nothing is lost, with KeyboardInterrupt, on every rank at once.
+
+        Called in the monitor thread: it only leaves a note. Returns False if no such place is near.
+        """
         ...
 
 
@@ -196,6 +205,10 @@ class Worker:
             with self._cutting:
                 if self._running != record.number:
                     self._tell_stopped(record.number)
+                elif isinstance(record, Finish):
+                    self._interrupted = record.number
+                    will = self._program.finish()
+                    self._control.send(encode(Note(record.number, FINISHING, {"will": will})))
                 elif isinstance(record, Interrupt):
                     self._interrupted = record.number
                     signal.pthread_kill(main, signal.SIGINT)

@@ -34,7 +34,8 @@ class Zygote:
     def serve(self, preload: list[str]) -> None:
         """Import ``preload``, then serve until the kernel is gone."""
         started, kernel = time.monotonic(), os.getppid()
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        for number in (signal.SIGINT, signal.SIGTERM):  # where all processes are told to end, workers may still save
+            signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
         for name in preload:
@@ -85,7 +86,8 @@ class Zygote:
             code = 1
             try:
                 signal.set_wakeup_fd(-1)
-                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                for number in (signal.SIGCHLD, signal.SIGTERM):
+                    signal.signal(number, signal.SIG_DFL)
                 self._control.close()
                 os.close(self._wakeup_read)
                 os.close(self._wakeup_write)

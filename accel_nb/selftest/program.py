@@ -32,3 +32,7 @@ class CheckProgram:
 
     def reopened(self) -> None:
         """Do nothing: no check keeps anything of the group."""
+
+    def finish(self) -> bool:
+        """Return False: a check has no steps."""
+        return False

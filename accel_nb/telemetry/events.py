@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass, fields
 from typing import Any, ClassVar, Protocol
 
-EVENT_VERSION = 1
+EVENT_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +91,19 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is complete; ``time`` is when the run learned of it."""
+    """A checkpoint is complete; ``time`` is when the run learned of it.
+
+    It held the training up for ``stall_s``, and was durable after ``write_s``, counted from the same moment.
+    """
 
     kind: ClassVar[str] = "checkpoint"
     rank: int
     step: int
     time: float
     url: str
+    stall_s: float
+    write_s: float
+    num_bytes: int
 
 
 Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted | CheckpointSaved

@@ -9,7 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from accel_nb.telemetry.events import Event, Interrupted, MemorySample, MetricLogged, Prepared, RankFailed, StepDone
+from accel_nb.telemetry.events import (
+    CheckpointSaved,
+    Event,
+    Interrupted,
+    MemorySample,
+    MetricLogged,
+    Prepared,
+    RankFailed,
+    StepDone,
+)
 from accel_nb.ui.table import Table
 
 Status = Literal["running", "done", "failed", "interrupted"]
@@ -28,6 +37,8 @@ MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cach
 
 MAX_TEXT = 256
 MAX_MARKS = 200
+MAX_CHECKPOINT_MARKS = 64
+"""Of more checkpoints every second one is marked, again and again, so that they leave room for what went wrong."""
 MAX_METRICS = 32
 MAX_MEMORY_ROWS = 100_000
 MAX_SNAPSHOT_ROWS = 40_000
@@ -42,7 +53,7 @@ class Mark:
     """Something that happened at a place on the step axis."""
 
     x: float
-    kind: Literal["nan", "skipped", "restart", "failed", "interrupted"]
+    kind: Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint"]
     rank: int
     text: str
 
@@ -310,6 +321,16 @@ class PanelState:
             self._mark(track.last_x, "failed", event.rank, reason)
         elif isinstance(event, Interrupted):
             self._mark(track.last_x, "interrupted", event.rank, "")
+        elif isinstance(event, CheckpointSaved):
+            self._fold_checkpoint(event, track)
+
+    def _fold_checkpoint(self, event: CheckpointSaved, track: RankTrack) -> None:
+        x, url = float(event.step) + track.offset, str(event.url)
+        known = [mark for mark in self.marks if mark.kind == "checkpoint"]
+        if len(known) >= MAX_CHECKPOINT_MARKS:
+            dropped = set(map(id, known[1::2]))
+            self.marks = [mark for mark in self.marks if id(mark) not in dropped]
+        self._mark(x, "checkpoint", event.rank, f"saved to {url}")
 
     def _fold_step(self, event: StepDone, track: RankTrack) -> None:
         loss, rate, step_s, time = (

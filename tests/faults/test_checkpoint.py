@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
+import re
 import resource
 import select
 import shutil
@@ -12,6 +14,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +32,7 @@ from accel_nb.runtime.group import Group
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
-NUM_KILLS = 20
+NUM_KILLS = int(os.environ.get("KILLS", "20"))
 
 
 def facts(step: int, run: str = "r") -> Facts:
@@ -87,7 +90,7 @@ def kill_again_and_again(world: World, folder: Path, seed: int, is_blocking: boo
 
 @pytest.mark.parametrize("is_blocking", [False, True])
 def test_a_kill_at_any_moment_leaves_the_newest_complete_checkpoint_readable(tmp_path: Path, is_blocking: bool) -> None:
-    (done,) = run_ranks(kill_again_and_again, 1, tmp_path, 5, is_blocking)
+    (done,) = run_ranks(kill_again_and_again, 1, tmp_path, 5, is_blocking, timeout_s=60 + NUM_KILLS)
     assert done >= NUM_KILLS - 2
     saver = Saver(LocalComm(), torch.device("cpu"))
     saver.save(LocalStore(str(tmp_path)), step_name(10**9), tree_of(1), facts(1), keep=1)
@@ -155,6 +158,112 @@ def test_a_full_disk_leaves_the_old_checkpoint_and_the_training(small_disk: Path
     saver.save(store, "step_3", tree_of(3), facts(3), blocking=is_blocking)
     saver.close()
     assert loaded_step(small_disk) == 3
+
+
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_disk_that_fails_leaves_the_old_checkpoint_and_the_training(
+    tmp_path: Path, is_blocking: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
+    saver.save(store, "step_1", tree_of(1), facts(1))
+    for name, number in (("fsync", errno.EIO), ("fsync", errno.EDQUOT), ("rename", errno.EROFS)):
+        with monkeypatch.context() as broken:
+
+            def fail(*args: Any, number: int = number) -> None:
+                raise OSError(number, os.strerror(number))
+
+            broken.setattr(os, name, fail)
+            with pytest.raises(CheckpointError, match=re.escape(os.strerror(number))):
+                _save_and_wait(saver, store, 2, is_blocking)
+        assert loaded_step(tmp_path) == 1
+    _save_and_wait(saver, store, 3, is_blocking)
+    saver.close()
+    assert loaded_step(tmp_path) == 3
+    saver.save(store, "step_4", tree_of(4), facts(4))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1", "step_3", "step_4"]
+
+
+def test_clocks_that_jump_back_change_nothing(tmp_path: Path) -> None:
+    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path))
+    for step in (9, 10, 11):  # the newest by step is the oldest by every clock
+        created = f"20{30 - step}-01-01T00:00:00+00:00"
+        saver.save(store, step_name(step), tree_of(step), replace(facts(step), created=created), keep=2)
+        os.utime(tmp_path / step_name(step), (10_000 - step, 10_000 - step))
+    (tmp_path / "latest").write_text("step_10\n")
+    assert loaded_step(tmp_path) == 11
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_10", "step_11"]
+
+
+# --- loss of power ---
+
+
+class Disk:
+    """Notes what a store does to a folder, and says what a loss of power leaves of it after any number of these acts.
+
+    Content counts once its file is synced. Names come in two ways: all that were given, or only those whose folder has
+    been synced since; disks do both.
+    """
+
+    def __init__(self, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.root = root
+        self.acts: list[tuple[str, str, str | bytes]] = []
+        rename, sync = os.rename, os.fsync
+
+        def renamed(source: Any, target: Any) -> None:
+            rename(source, target)
+            self.acts.append(("rename", self._name(source), self._name(target)))
+
+        def synced(descriptor: int) -> None:
+            sync(descriptor)
+            path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+            content = b"" if path.is_dir() else path.read_bytes()
+            self.acts.append(("folder" if path.is_dir() else "file", self._name(path), content))
+
+        monkeypatch.setattr(os, "rename", renamed)
+        monkeypatch.setattr(os, "replace", renamed)
+        monkeypatch.setattr(os, "fsync", synced)
+
+    def _name(self, path: Any) -> str:
+        return os.path.relpath(path, self.root)
+
+    def after(self, num_acts: int, *, keeps_names: bool) -> dict[str, bytes]:
+        """Return the files by name: what was synced, under the names that have survived."""
+        now: dict[str, bytes] = {}
+        durable: dict[str, bytes] = {}
+        for act, name, rest in self.acts[:num_acts]:
+            if act == "file":
+                assert isinstance(rest, bytes)
+                now[name] = rest
+                durable.update({known: rest for known in durable if known == name})
+            elif act == "rename":
+                assert isinstance(rest, str)
+                inside = {known: content for known, content in now.items() if (known + "/").startswith(name + "/")}
+                now = {known: content for known, content in now.items() if known not in inside}
+                now.update({rest + known[len(name) :]: content for known, content in inside.items()})
+            else:
+                durable = dict(now) if name == "." else durable
+        return now if keeps_names else durable
+
+
+def test_a_loss_of_power_at_any_moment_leaves_the_newest_complete_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    saver, store = Saver(LocalComm(), torch.device("cpu")), LocalStore(str(tmp_path / "disk"))
+    with monkeypatch.context() as watched:
+        disk = Disk(tmp_path / "disk", watched)
+        done: list[tuple[int, int]] = []
+        for step in (1, 2, 2, 3):  # a checkpoint may replace one of the same name
+            saver.save(store, step_name(step), tree_of(step), facts(step))
+            done.append((len(disk.acts), step))
+    for keeps_names in (True, False):
+        for num_acts in range(done[0][0], len(disk.acts) + 1):
+            left = tmp_path / f"{num_acts}-{keeps_names}"
+            for name, content in disk.after(num_acts, keeps_names=keeps_names).items():
+                (left / name).parent.mkdir(parents=True, exist_ok=True)
+                (left / name).write_bytes(content)
+            saved = max(step for acts, step in done if acts <= num_acts)
+            assert loaded_step(left) >= saved, f"after {disk.acts[num_acts - 1][:2]}"
+            shutil.rmtree(left)
 
 
 # --- damage ---

@@ -97,6 +97,56 @@ def test_mismatched_collectives_are_interrupted(pool):
     assert results(pool) == HEALTHY
 
 
+FINISHING = """
+import threading
+told = threading.Event()
+def finish():
+    told.set()
+    return {will}
+before = globals().get("reopened", 0)
+"""
+FINISH = "told.wait(100)\nraise KeyboardInterrupt"
+
+
+def test_ranks_that_finish_by_themselves_keep_their_group(pool):
+    run_code(pool, FINISHING.format(will=True))
+    answers, reason = run_code(pool, FINISH, presses=after(0.2), finishes=True)
+    assert reason == "interrupt"
+    assert {answer.outcome for answer in answers} == {"interrupted"}
+    answers, _ = run_code(pool, "result = globals().get('reopened', 0) - before")
+    assert [answer.body["result"] for answer in answers] == [0, 0]
+    assert results(pool) == HEALTHY
+
+
+def test_a_rank_that_will_not_finish_is_interrupted_at_once(pool):
+    run_code(pool, FINISHING.format(will="worker.world.rank == 0"))
+    started = time.monotonic()
+    answers, reason = run_code(
+        pool, "threading.Event().wait(100)", REDUCE + "threading.Event().wait(100)", presses=after(0.2), finishes=True
+    )
+    assert reason == "interrupt"
+    assert {answer.outcome for answer in answers} <= {"interrupted", "raised"}
+    assert time.monotonic() - started < 20  # far from the patience with ranks that promise to finish
+    assert results(pool) == HEALTHY
+
+
+def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
+    run_code(pool, FINISHING.format(will=True))
+    start = time.monotonic()
+    answers, _ = run_code(
+        pool, "threading.Event().wait(100)", presses=lambda: int((time.monotonic() - start) / 0.3), finishes=True
+    )
+    assert "done" not in {answer.outcome for answer in answers}
+    assert results(pool) == HEALTHY
+
+
+def test_a_timeout_lets_ranks_finish_too(pool):
+    run_code(pool, FINISHING.format(will=True))
+    answers, reason = run_code(pool, FINISH, timeout_s=0.2, finishes=True)
+    assert reason == "timeout"
+    assert {answer.outcome for answer in answers} == {"interrupted"}
+
+
 def test_endless_loop_is_interrupted(pool):
     answers, _ = run_code(pool, "while True: pass", presses=after(0.1))
     assert {answer.outcome for answer in answers} == {"interrupted"}

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 
+from tests.conftest import wait_for
 from tests.notebook.test_cells import done, run
+from tests.support.kernel import running_kernel
 
 SETUP = """
 import torch
@@ -62,7 +66,7 @@ def folder(kernel, tmp_path: Path) -> Path:
 
 
 def steps(folder: Path) -> list[int]:
-    return sorted(int(path.name[5:]) for path in folder.glob("step_*"))
+    return sorted(int(path.name[5:]) for path in folder.glob("step_*") if path.name[5:].isdigit())
 
 
 def keep_until(folder: Path, step: int) -> None:
@@ -141,3 +145,90 @@ def test_a_worker_that_is_to_end_saves_first(kernel, folder: Path):
     )
     done(kernel, body, f"--cpus 2 --checkpoint {folder} --every 1000000")
     assert len(steps(folder)) == 1
+
+
+LONG = """
+sizes = []
+for epoch in range(400):
+    sizes.append(0)
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        sizes[-1] += 1
+        if epoch == 2: print("go", flush=True)
+    scheduler.step()
+"""
+
+
+def test_an_interrupt_saves_the_step_and_keeps_the_workers(kernel, folder: Path):
+    done(kernel, LONG, "--cpus 2")
+    whole = kernel.value("weights()")
+    kernel.run("build()")
+    output = run(kernel, LONG, f"--cpus 2 --checkpoint {folder}", interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    (step,) = steps(folder)
+    assert kernel.value("sum(sizes)") == step, "the notebook holds what was saved"
+    assert any(text.startswith(f"saved step {step} (1) in {folder}") for text in output.texts)
+    assert any(text.startswith(f"stopped after step {step}: --resume auto") for text in output.texts)
+    kernel.run("build()")
+    done(kernel, LONG, f"--cpus 2 --checkpoint {folder} --resume auto")
+    assert kernel.value("sum(sizes)") == 2400 - step
+    assert kernel.value("weights()") == whole
+
+
+def test_an_interrupt_far_from_the_end_of_a_step_says_that_nothing_was_saved(kernel, folder: Path):
+    body = (
+        f"import threading\n{LOOP}\nthreading.Event().wait(1.5)\nprint('go', flush=True)\nthreading.Event().wait(100)\n"
+    )
+    output = run(kernel, body, f"--cpus 2 --checkpoint {folder} --every 4", interrupt_on="go")
+    assert output.error is not None
+    assert output.error[0] == "KeyboardInterrupt"
+    assert any(text.startswith("not saved at the interrupt") for text in output.texts)
+
+
+def test_a_kernel_that_is_to_end_saves_first(tmp_path: Path):
+    """As where a session's time is up: the kernel gets SIGTERM while a cell runs."""
+    folder = tmp_path / "runs"
+    with running_kernel() as kernel:
+        assert kernel.run("%load_ext accel_nb").error is None
+        assert kernel.run(SETUP).error is None
+        pid = kernel.pid
+        body = LONG.replace("range(400)", "range(10**9)")
+        kernel.client.execute(f"%%accelerate --cpus 2 --checkpoint {folder}\n{body}")
+        text = ""
+        while "go" not in text:
+            message = kernel.client.get_iopub_msg(timeout=60)
+            if message["msg_type"] == "stream":
+                text += message["content"]["text"]
+        os.kill(pid, signal.SIGTERM)
+        process = kernel.manager.provisioner.process
+        assert wait_for(lambda: process.poll() is not None, 30)
+        assert process.returncode == -signal.SIGTERM
+    assert len(steps(folder)) == 1
+    assert list(folder.glob("step_*/manifest.json"))
+
+
+def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(kernel, folder: Path):
+    """Rank 1 dies as it writes its part of step 8: nobody commits it, and the next cell's saves work."""
+    body = (
+        "import os, signal\n"
+        "from accel_nb.checkpoint.store import LocalStore\n"
+        "write = LocalStore.write\n"
+        "def dying(self, folder, file, content):\n"
+        "    if folder.startswith('step_8.') and os.environ['RANK'] == '1':\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    write(self, folder, file, content)\n"
+        "LocalStore.write = dying\n" + LOOP
+    )
+    output = run(kernel, body, f"--cpus 2 --checkpoint {folder} --every 4")
+    assert output.error is not None
+    assert output.error[0] == "WorkerDied"
+    assert "rank 1" in output.error[1]
+    assert steps(folder) == [4]
+    kernel.run("build()")
+    output = done(kernel, LOOP, f"--cpus 2 --checkpoint {folder} --every 4 --resume auto")
+    assert any(text.startswith("resumed step 4 from") for text in output.texts)
+    assert steps(folder) == [4, 8, 12, 16]
+    assert not list(folder.glob("*.tmp-*"))

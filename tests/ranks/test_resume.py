@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -339,39 +338,117 @@ def test_skipped_batches_are_the_first_ones(size: int, tmp_path: Path) -> None:
         assert lengths[0] == lengths[1] - 2
 
 
-def train_until_killed(world: World, folder: Path, log: Path, kill_at: int) -> None:
-    """Save in the background after each step, write down what was trained on, and die without a word."""
-    training = Training(world, "shuffle", folder, batch="global")
-    step = 0
-    with (log / str(world.rank)).open("w") as lines:
-        while True:
-            for indices, values in training.loader:
-                training.accelerator.backward(training.model(values).square().mean())
-                training.optimizer.step()
-                training.optimizer.zero_grad()
-                step += 1
-                lines.write(json.dumps([step, indices.tolist()]) + "\n")
-                lines.flush()
-                training.accelerator.save_state(blocking=False)
-                if step == kill_at and world.rank == kill_at % world.size:
-                    os.kill(os.getpid(), signal.SIGKILL)
+class Written(Samples):
+    """Writes each sample's id to a file of this process when it is read; nothing is read ahead here."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor]:
+        with self.path.open("a") as lines:
+            lines.write(f"{index}\n")
+        return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("kill_at", [4, 8, 13])
-@pytest.mark.parametrize(("saved", "loading"), [(2, 1), (2, 3), (3, 2)])
-def test_after_a_kill_nothing_is_lost(kill_at: int, saved: int, loading: int, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.mkdir()
-    with pytest.raises(RankError):
-        run_ranks(train_until_killed, saved, tmp_path / "runs", log, kill_at)
-    after = run_ranks(load_and_train, loading, "shuffle", tmp_path / "runs", [None], {"batch": "global"})
-    latest = max(int(path.name[5:]) for path in (tmp_path / "runs").glob("step_*") if path.name[5:].isdigit())
-    found = Counter(index for ids, _ in after for index in ids[0])
-    per_epoch = -(-NUM_SAMPLES // 6)
-    first = latest // per_epoch * per_epoch  # whose steps are the present epoch's
+def train_on_written(world: World, folder: Path, log: Path, kill_at: int | None) -> None:
+    """Train two epochs, save in the background after each step, and die without a word after one of them.
+
+    The log of each rank has the ids of a step's samples, as the dataset wrote them, and then the step's number.
+    """
+    torch.manual_seed(world.rank)  # what ranks drew before does not matter
+    log.mkdir(exist_ok=True)
+    dataset = Written(log / str(world.rank))
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    loader = DataLoader(dataset, batch_size=6, shuffle=True)
+    config = {"checkpoint": {"dir": str(folder), "resume": "auto"}}
+    accelerator = Accelerator(world=world, cpu=True, config=config, batch="global", seed=3)
+    accelerator.prepare(model, optimizer, loader)
+    for _ in range(2):
+        for _, values in loader:
+            accelerator.backward(model(values).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            step = accelerator._stepper.num_steps
+            with dataset.path.open("a") as lines:
+                lines.write(f"step {step}\n")
+            accelerator.save_state(blocking=False)
+            if step == kill_at and world.rank == kill_at % world.size:
+                os.kill(os.getpid(), signal.SIGKILL)
+    accelerator.end_run()
+    accelerator.close()
+
+
+def read_logs(log: Path) -> dict[int, list[int]]:
+    """Return the ids of each step that was made, of all ranks."""
+    steps: dict[int, list[int]] = {}
     for path in log.iterdir():
+        ids: list[int] = []
         for line in path.read_text().splitlines():
-            step, ids = json.loads(line)
-            if first < step <= latest:
-                found.update(ids)
-    assert found == Counter(range(NUM_SAMPLES))
+            if line.startswith("step "):
+                steps.setdefault(int(line[5:]), []).extend(ids)
+                ids = []
+            else:
+                ids.append(int(line))
+    return steps
+
+
+@pytest.mark.parametrize("loading", [1, 2, 3, 4])
+@pytest.mark.parametrize("saved", [1, 2, 3, 4])
+def test_after_a_kill_nothing_is_lost_and_nothing_repeated(saved: int, loading: int, tmp_path: Path) -> None:
+    per_epoch = -(-NUM_SAMPLES // 6)
+    kill_at = random.Random(f"{saved} {loading}").randint(2, 2 * per_epoch - 1)
+    with pytest.raises(RankError):
+        run_ranks(train_on_written, saved, tmp_path / "runs", tmp_path / "before", kill_at)
+    run_ranks(train_on_written, loading, tmp_path / "runs", tmp_path / "after", None)
+    before, after = read_logs(tmp_path / "before"), read_logs(tmp_path / "after")
+    # Steps that were made and not saved died with the weights that they led to.
+    made = {step: ids for step, ids in before.items() if step < min(after)} | after
+    assert sorted(made) == list(range(1, 2 * per_epoch + 1))
+    for epoch in range(2):
+        seen = Counter(index for step in range(per_epoch) for index in made[epoch * per_epoch + step + 1])
+        assert seen == Counter(range(NUM_SAMPLES)), f"epoch {epoch}: samples were lost or repeated"
+
+
+class Few(Samples):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+
+def train_few(world: World, folder: Path, length: int, num_epochs: int, loads: bool) -> list[list[int]]:
+    torch.manual_seed(0)
+    loader = DataLoader(Few(length), batch_size=2)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator(world=world, cpu=True, config={"checkpoint": {"dir": str(folder)}})
+    accelerator.prepare(model, optimizer, loader)
+    if loads:
+        accelerator.load_state()
+    epochs: list[list[int]] = []
+    for number in range(num_epochs):
+        epochs.append([])
+        for indices, values in loader:
+            accelerator.backward(model(values).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+            share = accelerator._stepper.window.share
+            epochs[-1] += indices[: share.num_valid].tolist() if share else []
+            if not loads and number == num_epochs - 1:
+                break
+    if not loads:
+        accelerator.save_state()
+    accelerator.close()
+    return epochs
+
+
+@pytest.mark.parametrize("length", [0, 1, 3, 5])
+@pytest.mark.parametrize(("saved", "loading"), [(4, 4), (4, 1), (1, 4), (3, 2)])
+def test_fewer_samples_than_ranks_and_none_at_all(length: int, saved: int, loading: int, tmp_path: Path) -> None:
+    before = run_ranks(train_few, saved, tmp_path, length, 2, False)
+    after = run_ranks(train_few, loading, tmp_path, length, 2, True)
+    assert sorted(index for epochs in after for index in epochs[1]) == list(range(length))
+    resumed = [epochs[-1] for epochs in before] + [epochs[0] for epochs in after]
+    assert sorted(index for ids in resumed for index in ids) == list(range(length))

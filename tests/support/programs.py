@@ -30,6 +30,9 @@ class EvalProgram:
     def reopened(self) -> None:
         self.names["reopened"] = self.names.get("reopened", 0) + 1
 
+    def finish(self) -> bool:
+        return self.names["finish"]() if "finish" in self.names else False
+
 
 def refuse_processes() -> None:
     """Make this process, a zygote, unable to fork."""

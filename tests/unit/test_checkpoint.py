@@ -24,7 +24,8 @@ from accel_nb.checkpoint.layout import Region, step_name, tiles, whole
 from accel_nb.checkpoint.load import StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.plan import TensorPlan, plan_writes
-from accel_nb.checkpoint.store import FsspecStore, LocalStore, Store, open_store, split
+from accel_nb.checkpoint.remote import RemoteStore
+from accel_nb.checkpoint.store import LocalStore, Store, open_store, split
 from accel_nb.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from accel_nb.runtime.comm import LocalComm
 
@@ -287,7 +288,7 @@ def test_urls_are_split_into_root_and_name(tmp_path: Path) -> None:
     assert split("s3://bucket") == ("s3://bucket", "")
     assert split(tmp_path / "a") == (str(tmp_path), "a")
     assert split(f"file://{tmp_path}/a") == (str(tmp_path), "a")
-    assert isinstance(open_store("memory://x"), FsspecStore)
+    assert isinstance(open_store("memory://x"), RemoteStore)
     with pytest.raises(CheckpointError, match="no store can be opened"):
         open_store("nonsense://x")
     with pytest.raises(NoCheckpoint, match="no complete checkpoint"):

@@ -7,7 +7,15 @@ import time
 import numpy as np
 import pytest
 
-from accel_nb.telemetry.events import Interrupted, MemorySample, MetricLogged, Prepared, RankFailed, StepDone
+from accel_nb.telemetry.events import (
+    CheckpointSaved,
+    Interrupted,
+    MemorySample,
+    MetricLogged,
+    Prepared,
+    RankFailed,
+    StepDone,
+)
 from accel_nb.ui.view import MAX_METRICS, MEAN_RANK, PanelState, packed
 from tests.ui.synthetic import training_events
 
@@ -108,6 +116,21 @@ def test_metrics_are_capped_in_number_and_length():
     assert len(state.metrics) == MAX_METRICS
     assert state.num_dropped == 1000 - MAX_METRICS
     assert max(map(len, state.metrics)) <= 64
+
+
+def test_checkpoints_are_marked_at_their_steps_and_leave_room():
+    state = PanelState("run", 1)
+    for number in range(1, 501):
+        state.fold([step(number)])
+        if number % 2 == 0:
+            state.fold([CheckpointSaved(0, number, 1.0, "runs/digits/x", 0.01, 0.2, 1000)])
+    state.fold([step(501, loss=float("nan"))])
+    marks = [mark for mark in state.marks if mark.kind == "checkpoint"]
+    assert 32 <= len(marks) <= 64
+    assert all(mark.x % 2 == 0 for mark in marks)
+    assert (marks[0].x, marks[-1].x) == (2, 500)
+    assert marks[0].text == "saved to runs/digits/x"
+    assert state.marks[-1].kind == "nan"
 
 
 def test_failure_and_interrupt_are_marks_with_a_short_note():

@@ -329,10 +329,13 @@ export class CurveChart {
       }
       ctx.strokeStyle = MARK_COLOURS[mark.kind];
       ctx.fillStyle = MARK_COLOURS[mark.kind];
-      ctx.beginPath();
-      ctx.moveTo(left, bbox.top);
-      ctx.lineTo(left, bbox.top + bbox.height);
-      ctx.stroke();
+      // Checkpoints come often, and are what is hoped for: no line through the curve.
+      if (mark.kind !== 'checkpoint') {
+        ctx.beginPath();
+        ctx.moveTo(left, bbox.top);
+        ctx.lineTo(left, bbox.top + bbox.height);
+        ctx.stroke();
+      }
       ctx.beginPath();
       ctx.moveTo(left - 4 * ratio, bbox.top);
       ctx.lineTo(left + 4 * ratio, bbox.top);

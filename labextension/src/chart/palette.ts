@@ -29,7 +29,8 @@ export const MARK_COLOURS = {
   skipped: '#e69f00',
   restart: '#7f7f7f',
   failed: '#d55e00',
-  interrupted: '#8c6bb1'
+  interrupted: '#8c6bb1',
+  checkpoint: '#009e73'
 } as const;
 
 export type MarkKind = keyof typeof MARK_COLOURS;

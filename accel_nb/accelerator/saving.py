@@ -1,0 +1,56 @@
+"""What is said at the end of a run about the checkpoints that it has written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from accel_nb.checkpoint.interval import SaveCost
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A checkpoint that is complete."""
+
+    step: int
+    url: str
+    cost: SaveCost
+
+
+def describe_saves(saved: Sequence[Saved], folder: str | None, num_late: int) -> list[str]:
+    """Return which steps were saved where and what that cost, and how many saves had to wait for a slow store."""
+    lines: list[str] = []
+    if saved:
+        steps = [str(item.step) for item in saved]
+        shown = [*steps[:2], "...", steps[-1]] if len(steps) > 4 else steps
+        costs = [item.cost for item in saved]
+        stall_s, write_s = max(cost.stall_s for cost in costs), max(cost.write_s for cost in costs)
+        lines.append(
+            f"saved step {', '.join(shown)} ({len(saved)}) in {folder or 'folders of their own'} · "
+            f"{_size(costs[-1].num_bytes)}, at most {_time(stall_s)} of the training's time, on disk after "
+            f"{_time(write_s)}"
+        )
+    if num_late:
+        lines.append(
+            f"{num_late} save{'s' if num_late > 1 else ''} put off until the one before was written: a longer --every "
+            "or a faster store saves more regularly"
+        )
+    return lines
+
+
+def describe_nothing_saved(saved: Sequence[Saved]) -> str:
+    """Return what is left of a run that was interrupted in the middle of a step."""
+    newest = f"step {saved[-1].step}" if saved else "one of an earlier run, if there is one"
+    return f"not saved at the interrupt: no end of a step was near on every rank; the newest checkpoint is {newest}"
+
+
+def _size(num_bytes: float) -> str:
+    for unit in ("B", "KB", "MB", "GB"):
+        if num_bytes < 1000:
+            return f"{num_bytes:.3g} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.3g} TB"
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{seconds * 1e3:.3g} ms"

@@ -1,0 +1,171 @@
+"""A store behind a URL, served by fsspec. Object stores have no rename: the manifest completes a checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from accel_nb.checkpoint.layout import LATEST, MANIFEST, MAX_JSON_BYTES
+from accel_nb.checkpoint.manifest import read_manifest
+from accel_nb.checkpoint.store import Buffer
+from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
+
+
+@contextmanager
+def _as_os_errors(what: str) -> Iterator[None]:
+    """Turn the errors of clients, each of which has a family of its own, into `OSError`."""
+    try:
+        yield
+    except (AccelNbError, OSError):
+        raise
+    except Exception as error:
+        raise OSError(f"{what}: {type(error).__name__}: {error}") from error
+
+
+class RemoteStore:
+    """Anything that fsspec serves, such as ``s3://``, ``gs://`` and ``memory://``; files are sent whole."""
+
+    renames = False
+
+    def __init__(self, url: str) -> None:
+        from fsspec.core import url_to_fs
+
+        self.url = url
+        try:
+            self._fs, root = url_to_fs(url)
+        except (ImportError, ValueError) as error:
+            raise CheckpointError(f"{url}: no store can be opened ({error})") from error
+        self._fs: Any
+        self._root = root.rstrip("/")
+        self.is_shared = not url.startswith("memory:")
+
+    def folders(self) -> list[str]:
+        """Return the names below the root that have something below them."""
+        return self._names("", "directory")
+
+    def files(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder."""
+        return self._names(folder, "file")
+
+    def begin(self, name: str, save_id: str) -> str:
+        """Return the checkpoint's own folder: nothing in it counts before the manifest."""
+        with _as_os_errors(self._shown(name)):
+            self._fs.makedirs(self._path(name), exist_ok=True)
+        return name
+
+    def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
+        """Send a file; the store has it when it is closed."""
+        with _as_os_errors(self._shown(folder, file)), self._fs.open(self._path(folder, file), "wb") as target:
+            for buffer in content:
+                target.write(buffer)
+
+    def post(self, folder: str, file: str, content: bytes) -> None:
+        """Send the file: an object is there whole or not at all."""
+        with _as_os_errors(self._shown(folder, file)):
+            self._fs.pipe_file(self._path(folder, file), content)
+
+    def has(self, folder: str, file: str) -> bool:
+        """Whether a file is there."""
+        self._fs.invalidate_cache()
+        with _as_os_errors(self._shown(folder, file)):
+            return bool(self._fs.isfile(self._path(folder, file)))
+
+    def read(self, folder: str, file: str, limit: int) -> bytes:
+        """Return a file's content."""
+        if self.size(folder, file) > limit:
+            raise CorruptCheckpoint(
+                f"{self._shown(folder, file)}: it is larger than the {limit} bytes that are allowed"
+            )
+        with _as_os_errors(self._shown(folder, file)):
+            return self._fs.cat_file(self._path(folder, file))
+
+    def size(self, folder: str, file: str) -> int:
+        """Return a file's size."""
+        try:
+            with _as_os_errors(self._shown(folder, file)):
+                facts = self._fs.info(self._path(folder, file))
+        except FileNotFoundError:
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: No such file or directory") from None
+        if facts.get("type") != "file" or facts.get("islink"):
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it is no plain file")
+        return int(facts["size"])
+
+    def map(self, folder: str, file: str, size: int) -> memoryview:
+        """Fetch a file into memory."""
+        found = self.size(folder, file)
+        if found != size:
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it has {found} bytes instead of {size}")
+        with _as_os_errors(self._shown(folder, file)):
+            content = self._fs.cat_file(self._path(folder, file))
+        if len(content) != size:  # it was replaced meanwhile
+            raise CorruptCheckpoint(f"{self._shown(folder, file)}: {len(content)} of {size} bytes arrived")
+        return memoryview(bytearray(content))
+
+    def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
+        """Send the manifest, then remove what the one before it listed.
+
+        An answer may be lost on its way back: what counts is whether the manifest is there.
+        """
+        replaced: list[str] = []
+        found = self._manifest(folder)
+        if found is not None:
+            with suppress(CorruptCheckpoint):  # a damaged one is replaced; what it listed stays
+                replaced = list(read_manifest(found, self._shown(folder, MANIFEST)).files)
+        try:
+            with _as_os_errors(self._shown(folder, MANIFEST)):
+                self._fs.pipe_file(self._path(folder, MANIFEST), manifest)
+        except OSError:
+            if self._manifest(folder) != manifest:
+                raise
+        self.remove_files(folder, replaced)
+
+    def point_latest(self, name: str) -> None:
+        """Send the name."""
+        with _as_os_errors(self._shown(LATEST)):
+            self._fs.pipe_file(self._path(LATEST), name.encode() + b"\n")
+
+    def remove_files(self, folder: str, files: Iterable[str]) -> None:
+        """Remove files."""
+        for file in files:
+            try:
+                with _as_os_errors(self._shown(folder, file)):
+                    self._fs.rm_file(self._path(folder, file))
+            except FileNotFoundError:
+                continue
+
+    def discard(self, folder: str, files: Sequence[str]) -> None:
+        """Remove the files of one save, unless a manifest lists them: it may have arrived without our hearing of it."""
+        found = self._manifest(folder)
+        if found is None or not set(read_manifest(found, self._shown(folder, MANIFEST)).files) & set(files):
+            self.remove_files(folder, files)
+
+    def remove(self, name: str) -> None:
+        """Remove the manifest first."""
+        self.remove_files(name, [MANIFEST])
+        self._fs.invalidate_cache()
+        with _as_os_errors(self._shown(name)):
+            if self._fs.exists(self._path(name)):
+                self._fs.rm(self._path(name), recursive=True)
+
+    def sweep(self) -> None:
+        """Do nothing: who wrote a file here, and whether they live, cannot be told."""
+
+    def _manifest(self, folder: str) -> bytes | None:
+        return self.read(folder, MANIFEST, MAX_JSON_BYTES) if self.has(folder, MANIFEST) else None
+
+    def _names(self, folder: str, kind: str) -> list[str]:
+        self._fs.invalidate_cache()
+        try:
+            with _as_os_errors(self._shown(folder)):
+                found = self._fs.ls(self._path(folder), detail=True)
+        except FileNotFoundError:
+            return []
+        names = [entry["name"].rstrip("/").rpartition("/")[2] for entry in found if entry["type"] == kind]
+        return [name for name in names if name]
+
+    def _path(self, *parts: str) -> str:
+        return "/".join((self._root, *(part for part in parts if part)))
+
+    def _shown(self, *parts: str) -> str:
+        return "/".join((self.url.rstrip("/"), *(part for part in parts if part)))
