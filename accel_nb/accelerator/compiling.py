@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from accel_nb.strategies.inplace import give_forward, take_forward_back
+from accel_nb.strategies.units import repeated_blocks
 
 _DYNAMIC = {"auto": None, "yes": True, "no": False}
 
@@ -93,21 +93,6 @@ class Compiler:
             return None
         what = f"{len(blocks)} blocks" if blocks else "as a whole"
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
-
-
-def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules that stand in a list with others of their class, and have parameters."""
-    for child in model.children():
-        inside = list(child.children())
-        if isinstance(child, nn.ModuleList | nn.Sequential) and _is_repeated(inside):
-            yield from inside
-        else:
-            yield from repeated_blocks(child)
-
-
-def _is_repeated(blocks: list[nn.Module]) -> bool:
-    # Layers such as a Linear gain nothing from being compiled alone.
-    return len(blocks) > 1 and len({type(block) for block in blocks}) == 1 and any(True for _ in blocks[0].children())
 
 
 def _forward_of(model: nn.Module) -> Any:

@@ -42,6 +42,7 @@ from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHoo
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.trigger import Trigger
 from accel_nb.checkpoint.export import save_plain, save_weights
+from accel_nb.checkpoint.whole import whole_weights
 from accel_nb.config import Resolved, ambient_layers, environment_layer, resolve
 from accel_nb.config.schema import AutocastOptions, seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
@@ -501,7 +502,7 @@ class Accelerator(Placed):
                 "even_batches=True would repeat samples until ranks are even, which prepared loaders never do; "
                 "leave it out"
             )
-        if self._strategy.capabilities.shards_params:
+        if not self._strategy.capabilities.keeps_local:
             raise MisuseError(
                 f"uneven inputs cannot be joined under the strategy {self._strategy.name!r}, whose ranks hold a part "
                 "of the model each; prepare the loader, which gives every rank as many batches"
@@ -681,13 +682,19 @@ class Accelerator(Placed):
 
     def get_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return a copy of a model's whole state dict; every rank must call."""
-        return self._strategy.read_state(Bundle((model,)))["models"][0]
+        state = self._strategy.read_state(Bundle((model,)))["models"][0]
+        return dict(whole_weights(state, self._comm))
 
     def save_model(
         self, model: nn.Module, save_directory: str | os.PathLike[str], max_shard_size: int | str = "5GB"
     ) -> None:
         """Write a model's weights as safetensors that other libraries load; every rank must call, rank 0 writes."""
-        weights = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
+        state = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
+        weights = {
+            name: value.cpu() if isinstance(value, Tensor) else value
+            for name, value in whole_weights(state, self._comm)
+            if self.is_main_process
+        }
         self._on_main(lambda: save_weights(weights, save_directory, max_shard_size))
 
     def save(self, obj: Any, path: str | os.PathLike[str]) -> None:

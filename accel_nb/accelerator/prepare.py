@@ -260,7 +260,8 @@ class Preparer:
         return roots
 
     def _move(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-        if not self._is_placed(model):
+        # What is divided among the ranks may be too large for a device: it is moved part by part.
+        if not self._is_placed(model) or self._stepper.strategy.capabilities.shards_params:
             return
         if any(tensor.device != self._device for tensor in (*model.parameters(), *model.buffers())):
             move_tied(model, lambda model: nn.Module.to(model, self._device), optimizers)
