@@ -48,7 +48,7 @@ from accel_nb.config.schema import AutocastOptions, seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
-from accel_nb.runtime import rng
+from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16, use
@@ -357,6 +357,18 @@ class Accelerator(Placed):
     def prepared_objects(self) -> tuple[Any, ...]:
         """Everything that is prepared, in the order in which it came."""
         return tuple(self._preparer.objects)
+
+    def divided_tensors(self) -> list[Tensor]:
+        """Return the prepared parameters, and tensors of optimizers, of which this rank holds a part.
+
+        They are the same in the same order on every rank.
+        """
+        bundle = self._stepper.bundle
+        found = [value for model in bundle.models for value in model.parameters()]
+        for optimizer in bundle.optimizers:
+            entries = [optimizer.state.get(value, {}) for group in optimizer.param_groups for value in group["params"]]
+            found += [value for values in entries for value in values.values()]
+        return [value for value in found if sharded.is_sharded(value)]
 
     @property
     def is_closed(self) -> bool:

@@ -189,11 +189,10 @@ class DdpOptions(Section):
 class FsdpOptions(Section):
     """Options of PyTorch's fully_shard: each worker holds a part of the model."""
 
-    wrap: Annotated[Literal["blocks", "size", "classes", "none"], BeforeValidator(_read_text)] = _option(
+    wrap: Annotated[Literal["blocks", "size", "classes", "model"], BeforeValidator(_read_text)] = _option(
         "blocks",
         "What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params "
-        "parameters, modules of the given classes, or none, which is the model as a whole.",
-        allowed="blocks, size, classes or none",
+        "parameters, modules of the given classes, or the model as a whole.",
     )
     min_params: Annotated[Annotated[Whole, Field(ge=1, le=MAX_SEED)], BeforeValidator(_read_whole)] = _option(
         1_000_000, "How many parameters a module has that is gathered by size.", unit="parameters"

@@ -110,6 +110,11 @@ def whole(tensor: Any) -> Any:
     return require_reading()(tensor)
 
 
+def is_reading() -> bool:
+    """Whether `whole` can read here."""
+    return _reader.get() is not None
+
+
 def require_reading() -> Callable[[Any], Any]:
     """Return what reads whole tensors here; raises `MisuseError` as `whole` does."""
     read = _reader.get()
@@ -125,6 +130,16 @@ def require_reading() -> Callable[[Any], Any]:
 def together(comm: Communicator) -> Iterator[None]:
     """Let `whole` gather in the block; every rank makes the same calls."""
     token = _reader.set(lambda tensor: gather(tensor, comm))
+    try:
+        yield
+    finally:
+        _reader.reset(token)
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """Leave tensors in parts in the block."""
+    token = _reader.set(None)
     try:
         yield
     finally:

@@ -169,8 +169,7 @@ class Fsdp(Stepping):
             vars(model).pop(name, None)
         if self.options.mixed_precision == "autocast" and self.precision.policy.compute is not None:
             take_forward_back(model)
-        if part.is_pending:
-            part.average_pending()
+        part.average_pending()
         back = part.undo()
         for optimizer in self._living():
             repoint(optimizer, back, lambda new, value: self._whole(value))
@@ -202,15 +201,10 @@ class Fsdp(Stepping):
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average what was not averaged in a backward pass, and multiply all by ``factor``."""
-        owned = {
-            id(value)
-            for optimizer in bundle.optimizers
-            for group in optimizer.param_groups
-            for value in group["params"]
-        }
+        groups = [group for optimizer in bundle.optimizers for group in optimizer.param_groups]
+        owned = {id(value) for group in groups for value in group["params"]}
         for part in self._models.values():
-            if part.is_pending:
-                part.average_pending()
+            part.average_pending()
             for value in part.replicated:
                 if id(value) in owned and value.requires_grad:
                     value.grad = torch.zeros_like(value) if value.grad is None else value.grad
@@ -250,15 +244,16 @@ class Fsdp(Stepping):
         """Return all training state, a `Slice` for each tensor of which this rank holds a part."""
         for model in bundle.models:
             part = self._models.get(id(model))
-            if part is not None and part.is_pending:
+            if part is not None:
                 part.average_pending()
-        state = {
-            "models": [_sliced(model.state_dict(), copied) for model in bundle.models],
+        with sharded.apart():
+            weights = [model.state_dict() for model in bundle.models]
+        return {
+            "models": [_sliced(values, copied) for values in weights],
             "optimizers": [_sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
             "schedulers": [_sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
             "precision": self.precision.state_dict(),
         }
-        return state
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
         """Load state back: of tensors that are whole, or not read yet, this rank takes its part only."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed import _composable_state
+from torch.distributed import _composable_state, distributed_c10d
 from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
@@ -49,7 +49,8 @@ class _Place:
 class ShardedModel:
     """A model in its sharded form; making it divides the model, `undo` makes it whole. Every rank must do both.
 
-    ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left. Rank 0's values become everyone's.
+    ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left of the model. Rank 0's values
+    become everyone's.
     """
 
     def __init__(
@@ -110,9 +111,17 @@ class ShardedModel:
             self._root.set_requires_gradient_sync(enabled)
 
     def average_pending(self) -> None:
-        """Average what backward passes have left on this rank; every rank must call."""
+        """Average what backward passes have left on this rank; every rank must call.
+
+        What was left in a process group that is gone is forgotten.
+        """
+        if not self.is_pending:
+            return
         self.is_pending = False
         for group in self._groups():
+            if group._reduce_scatter_process_group not in distributed_c10d._world.pg_map:
+                self.drop_pending()
+                return
             if any(_is_pending(param) for param in group.fsdp_params):
                 reduces, group.reduce_grads = group.reduce_grads, True
                 group.post_backward()
@@ -132,7 +141,8 @@ class ShardedModel:
     @torch.no_grad()
     def undo(self) -> dict[int, nn.Parameter]:
         """Make the model whole, and return what takes the place of each sharded parameter, by its id."""
-        self._root.reshard()
+        for group in self._groups():
+            group._to_sharded()  # also where an interrupt has left them gathered
         back: dict[int, nn.Parameter] = {}
         pairs = list(self.parameters())
         present = torch.tensor([now.grad is not None for now, _ in pairs], dtype=torch.int32)
@@ -248,14 +258,18 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
     """Return what a sharded module does in another way than one of its plain class."""
 
     def named_parameters(self: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the sharded parameters, also where an evaluation has left the root's gathered."""
+        """Yield the sharded parameters, also where an evaluation has left some gathered."""
         _rest(self)
         return plain.named_parameters(self, *args, **kwargs)
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the sharded parameters, also where an evaluation has left the root's gathered."""
+        """Return the parameters: whole where ranks read together, as in a plain cell, else sharded."""
         _rest(self)
-        return plain.state_dict(self, *args, **kwargs)
+        state = plain.state_dict(self, *args, **kwargs)
+        if sharded.is_reading() and not args and kwargs.get("destination") is None:
+            for name, value in state.items():
+                state[name] = sharded.whole(value)
+        return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """Load whole tensors, of which each rank takes its part."""
@@ -275,8 +289,10 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
 
 def _rest(unit: Any) -> None:
     """Let go of parameters that are gathered although nothing computes with them."""
-    if _state_of(unit)._training_state.name == "IDLE":
-        unit.reshard()
+    for state in _state_of(unit)._state_ctx.all_states:
+        if state._training_state.name == "IDLE":
+            for group in state._fsdp_param_groups:
+                group.reshard()
 
 
 def divided_state(model: nn.Module, state: Any) -> Any:

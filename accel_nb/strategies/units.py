@@ -10,7 +10,7 @@ from torch import nn
 
 from accel_nb.errors import ConfigError
 
-Wrap = Literal["blocks", "size", "classes", "none"]
+Wrap = Literal["blocks", "size", "classes", "model"]
 
 
 def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
@@ -29,7 +29,7 @@ def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[st
     A module is left out whose parameters are tied to some outside of it, since one unit must hold all of a tie, and one
     that cannot be called. Raises `ConfigError` for classes that the model does not have.
     """
-    if wrap == "none":
+    if wrap == "model":
         return []
     if wrap == "classes":
         _check_classes(model, classes)

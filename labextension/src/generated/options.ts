@@ -88,8 +88,8 @@ export interface IDdpOptions {
 
 /** Options of PyTorch's fully_shard: each worker holds a part of the model. */
 export interface IFsdpOptions {
-  /** What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params parameters, modules of the given classes, or none, which is the model as a whole. */
-  wrap?: 'blocks' | 'size' | 'classes' | 'none';
+  /** What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params parameters, modules of the given classes, or the model as a whole. */
+  wrap?: 'blocks' | 'size' | 'classes' | 'model';
   /** How many parameters a module has that is gathered by size. [parameters] */
   min_params?: number;
   /** Class names of the modules that are gathered at a time. */
