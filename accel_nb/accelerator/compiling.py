@@ -66,7 +66,7 @@ class Compiler:
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
-            give_forward(model, torch.compile(_forward_of(model), **self._settings))
+            give_forward(model, torch.compile(forward_of(model), **self._settings))
 
     def undo(self, model: nn.Module) -> None:
         """Give a model its plain code back; does nothing to one that is not compiled."""
@@ -95,6 +95,7 @@ class Compiler:
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
 
 
-def _forward_of(model: nn.Module) -> Any:
+def forward_of(model: nn.Module) -> Any:
+    """Return the function that computes when a module is called: one that was set on the instance, or its class's."""
     own = vars(model).get("forward")
     return own if own is not None else type(model).forward.__get__(model)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.activations import Recomputer
 from accel_nb.accelerator.autosave import Autosave
 from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.enter import enter
@@ -207,12 +208,14 @@ class Accelerator(Placed):
             has_sentinels=options.sentinels,
         )
         self._compiler = Compiler(options.compile)
+        self._recomputer = Recomputer(options.activation_checkpointing)
         self._preparer = Preparer(
             self,
             self._stepper,
             self._comm,
             self._device,
             compiler=self._compiler,
+            recomputer=self._recomputer,
             schedule=options.schedule,
             data=options.data,
             seed=options.seed,
@@ -969,7 +972,11 @@ class Accelerator(Placed):
 
     def _notes(self, objects: Sequence[Any]) -> list[str]:
         notes = notes_on(objects, self._world.size, self._device)
-        notes += filter(None, (self._compiler.describe(item) for item in objects if isinstance(item, nn.Module)))
+        models = [item for item in objects if isinstance(item, nn.Module)]
+        notes += filter(None, map(self._compiler.describe, models))
+        notes += filter(None, map(self._recomputer.describe, models))
+        if models:
+            notes += [f"{name} {value}" for name, value in self._strategy.describe().items()]
         if self.gradient_accumulation_steps > 1:
             notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
         if self._resolved.config.clip is not None:

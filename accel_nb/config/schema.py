@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from keyword import iskeyword
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -212,10 +213,10 @@ class FsdpOptions(Section):
         unit="workers",
     )
     cpu_offload: Switch = _option(False, "Keep parameters, gradients and optimizer state in host memory.")
-    mixed_precision: Literal["native", "autocast"] = _option(
-        "native",
-        "How bf16 and fp16 are applied: native gathers half as many bytes and computes in it throughout, autocast "
-        "chooses for each operation as on one device. Weights stay as they are, and are stepped in that.",
+    autocast: Switch = _option(
+        False,
+        "Choose the number format for each operation, as on one device; else bf16 and fp16 are gathered and computed "
+        "in throughout, which is half the traffic. Either way weights are kept and stepped as they are.",
     )
     reduce_dtype: Literal["fp32", "compute"] = _option(
         "fp32", "What gradients of half precision are averaged in: float32, or the format of the computation."
@@ -398,11 +399,14 @@ class CheckpointOptions(Section):
 
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
-"""What ``strategy`` may be."""
+"""What ``strategy`` may be, beside what other packages have installed."""
+
+STRATEGY_GROUP = "accel_nb.strategies"
+"""The entry points under which strategies are installed."""
 
 
 def _strategy(value: str) -> str:
-    if value not in STRATEGIES:
+    if value not in STRATEGIES and value not in entry_points(group=STRATEGY_GROUP).names:
         raise ValueError("not a strategy")
     return value
 
@@ -442,6 +446,11 @@ class Config(StrategySections):
     )
     autocast: AutocastOptions = Field(default_factory=AutocastOptions, description="Options of torch.autocast.")
     scaler: ScalerOptions = Field(default_factory=ScalerOptions, description="Loss scaling of fp16.")
+    activation_checkpointing: Switch = _option(
+        False,
+        "Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, "
+        "about a third more computing.",
+    )
     compile: CompileOptions = Field(default_factory=CompileOptions, description="torch.compile for prepared models.")
     group: GroupOptions = Field(default_factory=GroupOptions, description="The process group under torchrun.")
     sentinels: Switch = _option(

@@ -68,8 +68,8 @@ class FsdpOptions(Protocol):
         ...
 
     @property
-    def mixed_precision(self) -> Literal["native", "autocast"]:
-        """How the run's precision is applied."""
+    def autocast(self) -> bool:
+        """Apply the run's precision as on one device."""
         ...
 
     @property
@@ -98,7 +98,7 @@ class DefaultFsdpOptions:
     reshard_after_forward: bool = True
     hybrid_shard_size: int | None = None
     cpu_offload: bool = False
-    mixed_precision: Literal["native", "autocast"] = "native"
+    autocast: bool = False
     reduce_dtype: Literal["fp32", "compute"] = "fp32"
     average_unused: bool = False
     forward_methods: tuple[str, ...] = ()
@@ -151,7 +151,7 @@ class Fsdp(Stepping):
                 register_fsdp_forward_method(model, name)
             if options.average_unused:
                 root.set_reduce_scatter_unused_params(True)
-            if options.mixed_precision == "autocast" and self.precision.policy.compute is not None:
+            if options.autocast and self.precision.policy.compute is not None:
                 give_forward(model, plain_forward(model, self.precision))
         known = {id(optimizer) for optimizer in self._living()}
         self._optimizers += [weakref.ref(item) for item in bundle.optimizers if id(item) not in known]
@@ -167,7 +167,7 @@ class Fsdp(Stepping):
             return model
         for name in self.options.forward_methods:
             vars(model).pop(name, None)
-        if self.options.mixed_precision == "autocast" and self.precision.policy.compute is not None:
+        if self.options.autocast and self.precision.policy.compute is not None:
             take_forward_back(model)
         part.average_pending()
         back = part.undo()
@@ -269,13 +269,18 @@ class Fsdp(Stepping):
         self.precision.load_state_dict(state["precision"])
 
     def describe(self) -> dict[str, Any]:
-        """Return the options that differ from the defaults, and what weights are kept in."""
+        """Return into how many units the models are divided, what weights are kept in, and options that were chosen."""
+        parts = list(self._models.values())
+        facts: dict[str, Any] = {"units": sum(part.num_units for part in parts)} if parts else {}
+        if self.precision.policy.compute is not None and parts:
+            kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
+            facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
         defaults = DefaultFsdpOptions()
-        return {
-            name: getattr(self.options, name)
-            for name in DefaultFsdpOptions.__dataclass_fields__
-            if getattr(self.options, name) != getattr(defaults, name)
-        }
+        for name in DefaultFsdpOptions.__dataclass_fields__:
+            value = getattr(self.options, name)
+            if value != getattr(defaults, name):
+                facts[name] = list(value) if isinstance(value, tuple) else value
+        return facts
 
     def close(self) -> None:
         """Make every model whole."""
@@ -303,7 +308,7 @@ class Fsdp(Stepping):
                 shape, names = ((self._num_replicas, size), ("replicate", "shard"))
             self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
         policy, options = self.precision.policy, self.options
-        compute = policy.compute if options.mixed_precision == "native" else None
+        compute = None if options.autocast else policy.compute
         is_half = compute is not None or any(value.dtype in _HALF for value in model.parameters())
         reduce = torch.float32 if is_half and options.reduce_dtype == "fp32" else None
         settings: dict[str, Any] = {

@@ -94,6 +94,11 @@ class ShardedModel:
                     place.original.grad = None
                 place.original.data = place.original.data.new_empty(0)
 
+    @property
+    def num_units(self) -> int:
+        """How many units are gathered one at a time, what is left of the model included."""
+        return len(self._units)
+
     def parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
         """Yield each sharded parameter that is still there with what stands for it outside, in the same order."""
         here = {id(value) for value in self.model.parameters()}

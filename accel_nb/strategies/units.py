@@ -9,6 +9,7 @@ from typing import Literal
 from torch import nn
 
 from accel_nb.errors import ConfigError
+from accel_nb.strategies.inplace import plain_class
 
 Wrap = Literal["blocks", "size", "classes", "model"]
 
@@ -50,7 +51,11 @@ def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[st
 
 def _is_repeated(blocks: list[nn.Module]) -> bool:
     # Layers such as a Linear gain nothing from being taken one at a time.
-    return len(blocks) > 1 and len({type(block) for block in blocks}) == 1 and any(True for _ in blocks[0].children())
+    return (
+        len(blocks) > 1
+        and len({plain_class(block) for block in blocks}) == 1
+        and any(True for _ in blocks[0].children())
+    )
 
 
 def _inside_out(model: nn.Module) -> list[nn.Module]:

@@ -306,3 +306,40 @@ def coordinates(world: World, strategy: str) -> tuple[int, int]:
     inner = Registry().get(strategy)(None, build_precision("no", "cpu"))
     inner.open(world, TorchComm(world, Group.adopt(world)))
     return inner.data_coords()
+
+
+class Layer(nn.Module):
+    """A block that counts how often it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return x + torch.tanh(self.linear(x))
+
+
+def recomputes(world: World, strategy: str, is_on: bool) -> tuple[list[int], list[float], list[str]]:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Dropout(0.3), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"activation_checkpointing": is_on}
+    accelerator = Accelerator(world=world, strategy=strategy, cpu=True, seed=3, config=options)
+    accelerator.prepare(model, optimizer)
+    losses = [step(accelerator, model, optimizer, seed) for seed in range(3)]
+    notes = accelerator.describe()["notes"]
+    accelerator.close()
+    assert all(type(block) is Layer for block in model[0])
+    return [block.num_calls for block in model[0]], losses, notes
+
+
+def test_activations_are_computed_again_where_asked(strategy: str) -> None:
+    plain = on_smallest_world(strategy, recomputes, False)
+    for (calls, losses, notes), (_, expected, _) in zip(
+        on_smallest_world(strategy, recomputes, True), plain, strict=True
+    ):
+        assert calls == [6, 6]
+        assert losses == pytest.approx(expected, abs=1e-6)
+        assert any("2 blocks of Sequential compute" in note for note in notes)

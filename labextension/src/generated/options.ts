@@ -100,8 +100,8 @@ export interface IFsdpOptions {
   hybrid_shard_size?: number | null;
   /** Keep parameters, gradients and optimizer state in host memory. */
   cpu_offload?: boolean;
-  /** How bf16 and fp16 are applied: native gathers half as many bytes and computes in it throughout, autocast chooses for each operation as on one device. Weights stay as they are, and are stepped in that. */
-  mixed_precision?: 'native' | 'autocast';
+  /** Choose the number format for each operation, as on one device; else bf16 and fp16 are gathered and computed in throughout, which is half the traffic. Either way weights are kept and stepped as they are. */
+  autocast?: boolean;
   /** What gradients of half precision are averaged in: float32, or the format of the computation. */
   reduce_dtype?: 'fp32' | 'compute';
   /** Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different parameters in one step. */
@@ -163,6 +163,8 @@ export interface IOptions {
   autocast?: IAutocastOptions;
   /** Loss scaling of fp16. */
   scaler?: IScalerOptions;
+  /** Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, about a third more computing. */
+  activation_checkpointing?: boolean;
   /** torch.compile for prepared models. */
   compile?: ICompileOptions;
   /** The process group under torchrun. */
@@ -210,6 +212,7 @@ export type OptionName =
   | 'strategy'
   | 'accumulate'
   | 'schedule'
+  | 'activation_checkpointing'
   | 'sentinels'
   | 'clip'
   | 'seed'
@@ -244,7 +247,7 @@ export type OptionName =
   | 'fsdp.reshard_after_forward'
   | 'fsdp.hybrid_shard_size'
   | 'fsdp.cpu_offload'
-  | 'fsdp.mixed_precision'
+  | 'fsdp.autocast'
   | 'fsdp.reduce_dtype'
   | 'fsdp.average_unused'
   | 'fsdp.forward_methods'
