@@ -32,6 +32,7 @@ NAMES = (
     "panel_cost",
     "checkpoint",
     "big_model",
+    "sharding",
 )
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _MARK = "BENCHMARK_RUN"
