@@ -1,6 +1,6 @@
 """What does a model that is divided among workers cost beyond hand-written `fully_shard`?
 
-Two gloo ranks train copies of one transformer in both ways, blocks in a random order: forward, backward, clipping, AdamW.
+Two gloo ranks train copies of one transformer in both ways, blocks in a random order: forward, backward, clip, AdamW.
 Wall time of rank 0, and the bytes that it holds of parameters, gradients and optimizer state between two steps.
 """
 
