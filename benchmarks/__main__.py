@@ -34,6 +34,7 @@ NAMES = (
     "resume",
     "big_model",
     "forecast",
+    "sharding",
 )
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _MARK = "BENCHMARK_RUN"

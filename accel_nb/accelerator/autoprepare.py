@@ -26,6 +26,7 @@ from accel_nb.accelerator.prepare import Kinds
 from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
 from accel_nb.data.loader import is_sharded
 from accel_nb.errors import UnsyncedGradientError
+from accel_nb.runtime import sharded
 
 _FACTORIES = (
     "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
@@ -134,6 +135,8 @@ class PlainCells:
             replace(nn.Module, "cuda", _cuda(accelerator.device))
             for name in _FACTORIES:
                 replace(torch, name, _factory(getattr(torch, name), move))
+            if self._stepper.strategy.capabilities.shards_params:
+                stack.enter_context(sharded.together(accelerator._comm))
             if self._stepper.world.size > 1:
                 replace(torch, "save", _save(torch.save, self._stepper.world.rank))
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from accel_nb.strategies.inplace import give_forward, take_forward_back
+from accel_nb.strategies.units import repeated_blocks
 
 _DYNAMIC = {"auto": None, "yes": True, "no": False}
 
@@ -66,7 +66,7 @@ class Compiler:
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
-            give_forward(model, torch.compile(_forward_of(model), **self._settings))
+            give_forward(model, torch.compile(forward_of(model), **self._settings))
 
     def undo(self, model: nn.Module) -> None:
         """Give a model its plain code back; does nothing to one that is not compiled."""
@@ -95,21 +95,7 @@ class Compiler:
         return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
 
 
-def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules that stand in a list with others of their class, and have parameters."""
-    for child in model.children():
-        inside = list(child.children())
-        if isinstance(child, nn.ModuleList | nn.Sequential) and _is_repeated(inside):
-            yield from inside
-        else:
-            yield from repeated_blocks(child)
-
-
-def _is_repeated(blocks: list[nn.Module]) -> bool:
-    # Layers such as a Linear gain nothing from being compiled alone.
-    return len(blocks) > 1 and len({type(block) for block in blocks}) == 1 and any(True for _ in blocks[0].children())
-
-
-def _forward_of(model: nn.Module) -> Any:
+def forward_of(model: nn.Module) -> Any:
+    """Return the function that computes when a module is called: one that was set on the instance, or its class's."""
     own = vars(model).get("forward")
     return own if own is not None else type(model).forward.__get__(model)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.activations import Recomputer
 from accel_nb.accelerator.autosave import Autosave
 from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.enter import enter
@@ -44,12 +45,13 @@ from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.tracking import Tracked
 from accel_nb.accelerator.trigger import Trigger
 from accel_nb.checkpoint.export import save_plain, save_weights
+from accel_nb.checkpoint.whole import whole_weights
 from accel_nb.config import Resolved, ambient_layers, environment_layer, resolve
 from accel_nb.config.schema import AutocastOptions, seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
-from accel_nb.runtime import rng
+from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16, use
@@ -210,12 +212,14 @@ class Accelerator(Tracked):
             has_sentinels=options.sentinels,
         )
         self._compiler = Compiler(options.compile)
+        self._recomputer = Recomputer(options.activation_checkpointing)
         self._preparer = Preparer(
             self,
             self._stepper,
             self._comm,
             self._device,
             compiler=self._compiler,
+            recomputer=self._recomputer,
             schedule=options.schedule,
             data=options.data,
             seed=options.seed,
@@ -361,6 +365,18 @@ class Accelerator(Tracked):
         """Everything that is prepared, in the order in which it came."""
         return tuple(self._preparer.objects)
 
+    def divided_tensors(self) -> list[Tensor]:
+        """Return the prepared parameters, and tensors of optimizers, of which this rank holds a part.
+
+        They are the same in the same order on every rank.
+        """
+        bundle = self._stepper.bundle
+        found = [value for model in bundle.models for value in model.parameters()]
+        for optimizer in bundle.optimizers:
+            entries = [optimizer.state.get(value, {}) for group in optimizer.param_groups for value in group["params"]]
+            found += [value for values in entries for value in values.values()]
+        return [value for value in found if sharded.is_sharded(value)]
+
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""
@@ -505,7 +521,7 @@ class Accelerator(Tracked):
                 "even_batches=True would repeat samples until ranks are even, which prepared loaders never do; "
                 "leave it out"
             )
-        if self._strategy.capabilities.shards_params:
+        if not self._strategy.capabilities.keeps_local:
             raise MisuseError(
                 f"uneven inputs cannot be joined under the strategy {self._strategy.name!r}, whose ranks hold a part "
                 "of the model each; prepare the loader, which gives every rank as many batches"
@@ -723,13 +739,19 @@ class Accelerator(Tracked):
 
     def get_state_dict(self, model: nn.Module) -> dict[str, Any]:
         """Return a copy of a model's whole state dict; every rank must call."""
-        return self._strategy.read_state(Bundle((model,)))["models"][0]
+        state = self._strategy.read_state(Bundle((model,)))["models"][0]
+        return dict(whole_weights(state, self._comm))
 
     def save_model(
         self, model: nn.Module, save_directory: str | os.PathLike[str], max_shard_size: int | str = "5GB"
     ) -> None:
         """Write a model's weights as safetensors that other libraries load; every rank must call, rank 0 writes."""
-        weights = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
+        state = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
+        weights = {
+            name: value.cpu() if isinstance(value, Tensor) else value
+            for name, value in whole_weights(state, self._comm)
+            if self.is_main_process
+        }
         self._on_main(lambda: save_weights(weights, save_directory, max_shard_size))
 
     def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
@@ -984,7 +1006,11 @@ class Accelerator(Tracked):
 
     def _notes(self, objects: Sequence[Any]) -> list[str]:
         notes = notes_on(objects, self._world.size, self._device)
-        notes += filter(None, (self._compiler.describe(item) for item in objects if isinstance(item, nn.Module)))
+        models = [item for item in objects if isinstance(item, nn.Module)]
+        notes += filter(None, map(self._compiler.describe, models))
+        notes += filter(None, map(self._recomputer.describe, models))
+        if models:
+            notes += [f"{name} {value}" for name, value in self._strategy.describe().items()]
         if self.gradient_accumulation_steps > 1:
             notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
         if self._resolved.config.clip is not None:

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from accel_nb.checkpoint.encoding import Slice
 from accel_nb.runtime.tied import find_tied
 from accel_nb.strategies.base import Bundle
 
@@ -65,7 +66,7 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
         f"{name} ({list(values[name].shape)} instead of {list(live[name].shape)})"
         for name in live
         if name in values
-        and isinstance(live[name], Tensor)
+        and isinstance(live[name], Tensor | Slice)
         and tuple(getattr(values[name], "shape", ())) != tuple(live[name].shape)
     ]
     if missing:

@@ -42,7 +42,7 @@ class LocalSGD:
             raise MisuseError(f"local_sgd_steps is {local_sgd_steps!r}; it is a whole number of at least 1")
         if not any(known is model for known in self._stepper.bundle.models):
             raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
-        if self._is_enabled and strategy.capabilities.shards_params:
+        if self._is_enabled and not strategy.capabilities.keeps_local:
             raise MisuseError(
                 f"the strategy {strategy.name!r} holds a part of the model on each rank: nothing to average"
             )

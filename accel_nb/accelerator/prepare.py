@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.activations import Recomputer
 from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.metrics import WholeReading
 from accel_nb.accelerator.seeding import synchronize_rng_states
@@ -86,6 +87,7 @@ class Preparer:
         device: torch.device,
         *,
         compiler: Compiler,
+        recomputer: Recomputer,
         schedule: Literal["steps", "samples", "calls"] = "steps",
         data: DataOptions | None = None,
         seed: int | None = None,
@@ -97,6 +99,7 @@ class Preparer:
         self._comm = comm
         self._device = device
         self._compiler = compiler
+        self._recomputer = recomputer
         self._schedule: Literal["steps", "samples", "calls"] = schedule
         # How loaders are read that are prepared from now on.
         self.data = data or DataOptions()
@@ -143,6 +146,8 @@ class Preparer:
             self._move_state(optimizer)
         bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
         self._stepper.strategy.wrap(bundle)
+        for model in models:
+            self._recomputer.apply(model)
         self._claim_models(models)
         for optimizer in kinds.optimizers:
             gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
@@ -176,6 +181,8 @@ class Preparer:
             self._move(model, self._stepper.bundle.optimizers)
             self._compiler.compile(model)
         self._stepper.strategy.wrap(Bundle(tuple(changed)))
+        for model in changed:
+            self._recomputer.apply(model)
         self._claim_models(changed)
         self._stepper.learn_anew(changed)
 
@@ -222,6 +229,7 @@ class Preparer:
                 setattr(type(model), _CLAIM, Claim(self._owner, self._free_model))
 
     def _free_model(self, model: nn.Module) -> None:
+        self._recomputer.undo(model)
         if id(model) in self._evaluated:
             self._evaluated.discard(id(model))
             if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
@@ -260,7 +268,8 @@ class Preparer:
         return roots
 
     def _move(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
-        if not self._is_placed(model):
+        # What is divided among the ranks may be too large for a device: it is moved part by part.
+        if not self._is_placed(model) or self._stepper.strategy.capabilities.shards_params:
             return
         if any(tensor.device != self._device for tensor in (*model.parameters(), *model.buffers())):
             move_tied(model, lambda model: nn.Module.to(model, self._device), optimizers)

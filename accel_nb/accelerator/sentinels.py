@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.sharded import local
 from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0
@@ -51,11 +52,11 @@ class FirstStep:
         self._check_learning_rate()
         groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
         self._check_owner([value for _, value in groups])
-        moving = [(group, value) for group, value in groups if _is_plain(value) and value.grad is not None]
+        moving = [(group, value) for group, value in groups if _is_plain(local(value)) and value.grad is not None]
         self._parameters = [value for _, value in moving]
         if not moving:
             return
-        self._before = _marks(self._parameters)
+        self._before = _marks([local(value) for value in self._parameters])
         self._is_expected = torch.stack([_has_effect(value, group.get("lr", 0.0)) for group, value in moving])
 
     @torch.no_grad()
@@ -63,7 +64,7 @@ class FirstStep:
         """Raise `MisuseError` for a parameter that did not move, or that differs between ranks."""
         if self._before is None or self._is_expected is None:
             return
-        after = _marks(self._parameters)
+        after = _marks([local(value) for value in self._parameters])
         stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
         if self._has_replicas and self._comm.world.size > 1:
             self._compare(after)
@@ -149,7 +150,7 @@ def _mark(bits: Tensor) -> Tensor:
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
     """Whether a plain gradient step would change the largest of a parameter's numbers; others need less."""
-    grad = value.grad
+    grad, value = local(value.grad), local(value)
     assert grad is not None, "only parameters with a gradient are looked at"
     largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()
     threshold = _MARGIN * torch.finfo(value.dtype).eps * value.detach().abs().max().float()

@@ -32,7 +32,7 @@ from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
 from accel_nb.data.resume import Position
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
-from accel_nb.runtime import rng
+from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import Communicator
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
@@ -231,7 +231,8 @@ class TrainingState:
         if not tree["precision"] and live["precision"]:
             state["precision"] = live["precision"]
             notes.append("the loss scale starts anew: the checkpoint was saved without fp16")
-        self._stepper.strategy.write_state(bundle, materialise(state))
+        strategy = self._stepper.strategy
+        strategy.write_state(bundle, state if strategy.capabilities.shards_params else materialise(state))
         for item, values in zip(self._registered, tree["registered"], strict=False):
             item.load_state_dict(_owned(materialise(values)))
         notes += self._restore_window(tree, checkpoint)
@@ -381,7 +382,10 @@ class TrainingState:
     # --- the open accumulation window ---
 
     def _gradients(self) -> list[dict[str, Slice]]:
-        """Return what an open window has summed up so far: each rank's own, as rows of one tensor."""
+        """Return what an open window has summed up so far: each rank's own, as rows of one tensor.
+
+        Of gradients that are sharded there is one row: their mean over ranks.
+        """
         rank, size = self._comm.world.rank, self._comm.world.size
         parameters = [
             (index, name, value)
@@ -393,16 +397,21 @@ class TrainingState:
         anywhere = self._comm.all_reduce(present, "max").tolist()
         found: list[dict[str, Slice]] = [{} for _ in self._stepper.bundle.models]
         for (index, name, value), is_there in zip(parameters, anywhere, strict=True):
-            if is_there:
-                gradient = torch.zeros_like(value) if value.grad is None else value.grad
-                offsets = (rank, *(0 for _ in value.shape))
-                found[index][name] = Slice(gradient.detach()[None], offsets, (size, *value.shape))
+            if not is_there:
+                continue
+            held = sharded.local(value)
+            gradient = torch.zeros_like(held) if value.grad is None else sharded.local(value.grad)
+            if sharded.is_sharded(value):  # of the mean over ranks, which is one row, each holds a part
+                start, num_rows, place = sharded.start_of(value), 1, 0
+            else:
+                start, num_rows, place = 0, size, rank
+            offsets = (place, start, *(0 for _ in value.shape[1:])) if value.dim() else (place,)
+            found[index][name] = Slice(gradient.detach()[None], offsets, (num_rows, *value.shape))
         return found
 
     def _restore_window(self, tree: dict[str, Any], checkpoint: Checkpoint) -> list[str]:
         window, progress = self._stepper.window, tree["progress"]
-        for optimizer in self._stepper.bundle.optimizers:
-            _clear(optimizer)
+        self._stepper.strategy.drop_gradients(self._stepper.bundle)
         held, notes = progress["held"], []
         if held and progress["accumulate"] != window.size:
             held = 0
@@ -412,20 +421,25 @@ class TrainingState:
             )
         if held:
             for model, gradients in zip(self._stepper.bundle.models, tree["gradients"], strict=False):
-                self._restore_gradients(model, gradients, checkpoint.manifest.facts.world_size)
+                self._restore_gradients(model, gradients)
         self._stepper.resume_at(progress["step"], held)
         return notes
 
-    def _restore_gradients(self, model: nn.Module, saved: dict[str, StoredTensor], before: int) -> None:
-        """Give each rank its own sum back; on another world size rank 0 gets all, scaled to the same mean."""
+    def _restore_gradients(self, model: nn.Module, saved: dict[str, StoredTensor]) -> None:
+        """Give each rank its own sum back; where there are more or fewer, rank 0 gets all, scaled to the same mean."""
         rank, size = self._comm.world.rank, self._comm.world.size
         for name, value in model.named_parameters():
             if name not in saved:
                 continue
-            if before == size:
+            num_rows = saved[name].shape[0]
+            if sharded.is_sharded(value):
+                gradient = sharded.own_part(value, saved[name].read().mean(0))
+                value.grad = sharded.like(value, gradient.to(value.device, value.dtype))
+                continue
+            if num_rows == size:
                 gradient = _row(saved[name], rank).clone()
             elif rank == 0:
-                gradient = saved[name].read().sum(0) * (size / before)
+                gradient = saved[name].read().sum(0) * (size / num_rows)
             else:
                 gradient = torch.zeros(value.shape, dtype=value.dtype)
             value.grad = gradient.to(value.device, value.dtype)
@@ -442,13 +456,6 @@ def _add(hooks: dict[int, Any], hook: Any) -> HookHandle:
     handle = HookHandle(hooks)
     hooks[id(handle)] = hook
     return handle
-
-
-def _clear(optimizer: torch.optim.Optimizer) -> None:
-    """Clear gradients although an accumulation window holds them back."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = None
 
 
 def _row(stored: StoredTensor, row: int) -> Tensor:

@@ -56,7 +56,7 @@ class Stepper:
         self._comm = comm
         self.bundle = Bundle()
         num_shares = strategy.data_coords()[1]
-        self.window = Window(accumulate, num_shares, self._set_sync, on_drop=self._clear_gradients, options=window)
+        self.window = Window(accumulate, num_shares, self._set_sync, on_drop=self._drop_gradients, options=window)
         self.gates: dict[int, OptimizerGate] = {}
         # A loss that is a sum over samples is to count as on one device, not as the mean over workers.
         self.keeps_sums = False
@@ -268,10 +268,8 @@ class Stepper:
         for model in self.bundle.models:
             self.strategy.grad_sync(model, is_on)
 
-    def _clear_gradients(self) -> None:
-        for optimizer in self.bundle.optimizers:
-            for parameter in _parameters(optimizer):
-                parameter.grad = None
+    def _drop_gradients(self) -> None:
+        self.strategy.drop_gradients(self.bundle)
 
     def _step_with_closure(self, gate: OptimizerGate, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:

@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import entry_points
 from keyword import iskeyword
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
@@ -186,6 +187,53 @@ class DdpOptions(Section):
     )
 
 
+class FsdpOptions(Section):
+    """Options of PyTorch's fully_shard: each worker holds a part of the model."""
+
+    wrap: Annotated[Literal["blocks", "size", "classes", "model"], BeforeValidator(_read_text)] = _option(
+        "blocks",
+        "What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params "
+        "parameters, modules of the given classes, or the model as a whole.",
+    )
+    min_params: Annotated[Annotated[Whole, Field(ge=1, le=MAX_SEED)], BeforeValidator(_read_whole)] = _option(
+        1_000_000, "How many parameters a module has that is gathered by size.", unit="parameters"
+    )
+    classes: Annotated[tuple[Name, ...], BeforeValidator(_read_names), AfterValidator(_unique)] = _option(
+        (),
+        "Class names of the modules that are gathered at a time.",
+        metavar="NAMES",
+        allowed="class names, separated by commas",
+    )
+    reshard_after_forward: Switch = _option(
+        True, "Let go of parameters between forward and backward, and gather them again: less memory, more traffic."
+    )
+    hybrid_shard_size: Annotated[Workers | None, BeforeValidator(_read_whole)] = _option(
+        None,
+        "How many workers share one copy of the model, such as those of one machine; none given: all.",
+        unit="workers",
+    )
+    cpu_offload: Switch = _option(False, "Keep parameters, gradients and optimizer state in host memory.")
+    autocast: Switch = _option(
+        False,
+        "Choose the number format for each operation, as on one device; else bf16 and fp16 are gathered and computed "
+        "in throughout, which is half the traffic. Either way weights are kept and stepped as they are.",
+    )
+    reduce_dtype: Literal["fp32", "compute"] = _option(
+        "fp32", "What gradients of half precision are averaged in: float32, or the format of the computation."
+    )
+    average_unused: Switch = _option(
+        False,
+        "Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different "
+        "parameters in one step.",
+    )
+    forward_methods: Annotated[tuple[Name, ...], BeforeValidator(_read_names), AfterValidator(_unique)] = _option(
+        (),
+        "Methods other than forward that compute with the model's parameters, such as encode.",
+        metavar="NAMES",
+        allowed="names of methods, separated by commas",
+    )
+
+
 class AccumulationOptions(Section):
     """What becomes of accumulation windows; how many batches one has is the option ``accumulate``."""
 
@@ -300,6 +348,9 @@ class StrategySections(Section):
     ddp: DdpOptions = Field(
         default_factory=DdpOptions, description="PyTorch DistributedDataParallel: one model replica per rank."
     )
+    fsdp: FsdpOptions = Field(
+        default_factory=FsdpOptions, description="PyTorch fully_shard (FSDP2): a part of the model on each rank."
+    )
 
 
 class CheckpointOptions(Section):
@@ -348,11 +399,14 @@ class CheckpointOptions(Section):
 
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
-"""What ``strategy`` may be."""
+"""What ``strategy`` may be, beside what other packages have installed."""
+
+STRATEGY_GROUP = "accel_nb.strategies"
+"""The entry points under which strategies are installed."""
 
 
 def _strategy(value: str) -> str:
-    if value not in STRATEGIES:
+    if value not in STRATEGIES and value not in entry_points(group=STRATEGY_GROUP).names:
         raise ValueError("not a strategy")
     return value
 
@@ -392,6 +446,11 @@ class Config(StrategySections):
     )
     autocast: AutocastOptions = Field(default_factory=AutocastOptions, description="Options of torch.autocast.")
     scaler: ScalerOptions = Field(default_factory=ScalerOptions, description="Loss scaling of fp16.")
+    activation_checkpointing: Switch = _option(
+        False,
+        "Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, "
+        "about a third more computing.",
+    )
     compile: CompileOptions = Field(default_factory=CompileOptions, description="torch.compile for prepared models.")
     group: GroupOptions = Field(default_factory=GroupOptions, description="The process group under torchrun.")
     sentinels: Switch = _option(
@@ -632,6 +691,8 @@ def clashes(config: Config) -> list[Clash]:
     ]
     if not config.bring_back and config.pull:
         found.append(Clash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+    if config.fsdp.wrap == "classes" and not config.fsdp.classes:
+        found.append(Clash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
     if config.checkpoint.dir is None and config.checkpoint.every is not None:
         found.append(
             Clash(("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)")
@@ -671,6 +732,9 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
         and config.strategy not in ("auto", option.section)
     }
     hook = config.ddp.comm_hook
+    for name, needed in (("min_params", "size"), ("classes", "classes")):
+        if f"fsdp.{name}" in given and config.fsdp.wrap != needed:
+            idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
     for name in given:
         if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
             idle.setdefault(name, "it goes around ddp.comm_hook, which is no")

@@ -26,10 +26,10 @@ from accel_nb.errors import AccelNbError
 from accel_nb.notebook.shell import make_shell
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
-from accel_nb.pool.returning import Returner, Snapshot
+from accel_nb.pool.returning import Parcels, Returner, Snapshot
 from accel_nb.pool.shipping import Delivery
 from accel_nb.pool.worker import Handled, Worker
-from accel_nb.runtime import rng
+from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.runtime.environment import set_variables
 from accel_nb.runtime.world import World
@@ -54,6 +54,8 @@ class CellProgram:
         self._variables: dict[str, str | None] = {}
         # What the cells' own accelerator had prepared before it was replaced.
         self._orphans: tuple[Any, ...] = ()
+        # Accelerators of an old process group, with models that are still divided.
+        self._suspended: list[Accelerator] = []
         # What is said below the running cell.
         self._lines: list[str] = []
 
@@ -71,10 +73,15 @@ class CellProgram:
 
     def reopened(self) -> None:
         """Drop what was built on the old process group; the next cell prepares anew."""
-        for kind in list(self._accelerators):
-            self._close_accelerator(kind, is_alone=True)
+        # What is divided among the ranks is made whole by all of them, and not all may be here: the next cell knows.
+        self._suspended = [accelerator for accelerator in self._living() if accelerator.divided_tensors()]
+        for kind, (_, accelerator) in list(self._accelerators.items()):
+            if accelerator in self._suspended:
+                del self._accelerators[kind]
+            else:
+                self._close_accelerator(kind, is_alone=True)
         for value in list(self._namespace.values()):
-            if isinstance(value, Accelerator):
+            if isinstance(value, Accelerator) and value not in self._suspended:
                 value.close(is_alone=True)
 
     def finish(self) -> bool:
@@ -88,6 +95,9 @@ class CellProgram:
         self._follow_surroundings(body["variables"], body["reloaded"])
         if body["default_dtype"] is not None:
             torch.set_default_dtype(getattr(torch, body["default_dtype"]))
+        suspended, self._suspended = self._suspended, []
+        for accelerator in suspended if not body["has_lost_ranks"] else ():
+            accelerator.close(is_alone=True)
         if body["parcel"] is not None:
             parcel = Parcel.from_table(descriptors[0], body["parcel"])
             Delivery.unpack(parcel, self._namespace).apply(self._namespace)
@@ -113,16 +123,43 @@ class CellProgram:
             outcome, reply = "raised", {"error": self._describe(error, lines)}
         if self._worker.world.is_main:
             reply["lines"] = self._lines
-        if before is None:
+
+        def collect(before: Snapshot) -> Parcels:
+            return self._returner.collect(
+                self._namespace,
+                before,
+                hidden=self._is_hidden,
+                wanted=resolved.config.pull,
+                rng=rng.capture() if body["wants_rng"] else None,
+            )
+
+        parcels = None
+        if outcome == "done" and resolved.config.bring_back and not body["is_partial"]:
+            parcels = self._read_together(lambda: None if before is None else collect(before))
+        if parcels is None and before is not None:
+            parcels = collect(before)
+        if parcels is None:
             return Handled(outcome, {**reply, "returned": None})
-        parcels = self._returner.collect(
-            self._namespace,
-            before,
-            hidden=self._is_hidden,
-            wanted=resolved.config.pull,
-            rng=rng.capture() if body["wants_rng"] else None,
-        )
         return Handled(outcome, {**reply, "returned": parcels.body}, tuple(parcels.descriptors))
+
+    def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
+        """Let rank 0 collect while the others help it to what they hold parts of; None if nothing is in parts.
+
+        It may be interrupted, since it waits for ranks that may be gone.
+        """
+        tensors = [tensor for accelerator in self._living() for tensor in accelerator.divided_tensors()]
+        if not tensors or self._worker.group is None:
+            return None
+        comm = TorchComm(self._worker.world, self._worker.group)
+        try:
+            with self._worker.interruptible():
+                if not self._worker.world.is_main:
+                    sharded.follow(comm, tensors)
+                    return None
+                with sharded.leading(comm, tensors):
+                    return collect()
+        except (KeyboardInterrupt, RuntimeError):
+            return None
 
     def _follow_surroundings(self, variables: dict[str, str | None], reloaded: list[str]) -> None:
         """Set what the notebook has changed in its environment, and load its modules anew where it did."""
@@ -182,15 +219,21 @@ class CellProgram:
         missing = [name for name in body["names"] if name not in self._namespace]
         if missing:
             raise NameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
-        if not self._worker.world.is_main:
+
+        def collect() -> Parcels | None:
+            if not self._worker.world.is_main:
+                return None
+            before = Snapshot.take(self._namespace, [], shared=body["shared"])
+            return self._returner.collect(
+                self._namespace,
+                before,
+                hidden=lambda name, value: name not in body["names"],
+                wanted=body["names"],
+            )
+
+        parcels = self._read_together(collect) or collect()
+        if parcels is None:
             return Handled("done", {"returned": None})
-        before = Snapshot.take(self._namespace, [], shared=body["shared"])
-        parcels = self._returner.collect(
-            self._namespace,
-            before,
-            hidden=lambda name, value: name not in body["names"],
-            wanted=body["names"],
-        )
         return Handled("done", {"returned": parcels.body}, tuple(parcels.descriptors))
 
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:

@@ -11,6 +11,8 @@ from typing import Any
 from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.parts import content_of, fill
 from accel_nb.pool.pickling import SharedId, digest, dump
+from accel_nb.runtime.sharded import divided, is_sharded, local, whole
+from accel_nb.runtime.sharded import fill as fill_tensor
 
 _PLAIN = bool | int | float | complex | str | bytes | None
 _TORCHS_OWN = frozenset(
@@ -116,7 +118,7 @@ def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, .
     marks: list[Any] = []
     sums: dict[Any, list[Any]] = {}
     for tensor in tensors:
-        data = tensor.detach()
+        data = local(tensor).detach()
         marks.append((tensor._version, tuple(data.shape), str(data.dtype)))
         if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
             continue
@@ -160,7 +162,7 @@ def own_attributes(module: Any) -> dict[str, dict[str, Any]]:
             name: value
             for name, value in vars(part).items()
             if name not in _TORCHS_OWN
-            and not name.startswith("_accel_nb")
+            and not name.startswith(("_accel_nb", "__composable_api"))
             and not (hides_private and name.startswith("_"))
         }
         if own:
@@ -242,11 +244,17 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
     with torch.no_grad():
         for path, tensor in module_tensors(module).items():
             if path in state["tensors"]:
-                tensor.copy_(state["tensors"][path])
+                fill_tensor(tensor, state["tensors"][path])
             if tensor.is_leaf and tensor.is_floating_point():
                 tensor.requires_grad_(path not in frozen)
     for path, part in module.named_modules():
         part.training = path not in evaluating
+
+
+def is_divided(value: Any) -> bool:
+    """Whether this rank holds only a part of a module's weights, or of what an optimizer keeps."""
+    tensors = module_tensors(value).values() if is_module(value) else state_tensors(value)
+    return any(is_sharded(tensor) for tensor in tensors)
 
 
 def group_sizes(optimizer: Any) -> tuple[int, ...]:
@@ -271,10 +279,10 @@ def optimizer_bytes(optimizer: Any) -> int:
 
 def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
     """Return hyperparameters, and with ``with_tensors`` the state too."""
-    return {
-        "groups": hyperparameters(optimizer),
-        "state": optimizer.state_dict()["state"] if with_tensors else None,
-    }
+    kept = optimizer.state_dict()["state"] if with_tensors else None
+    if kept is not None:
+        kept = {key: {name: whole(value) for name, value in values.items()} for key, values in kept.items()}
+    return {"groups": hyperparameters(optimizer), "state": kept}
 
 
 def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
@@ -282,7 +290,9 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
     for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
         group.update(values)
     if state["state"] is not None:
-        optimizer.load_state_dict({"state": state["state"], "param_groups": optimizer.state_dict()["param_groups"]})
+        parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        own = {key: divided(values, parameters[key]) for key, values in state["state"].items()}
+        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
 
 
 def is_unwatched(value: Any) -> bool:

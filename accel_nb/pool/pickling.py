@@ -22,6 +22,7 @@ import cloudpickle
 
 from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler
 from accel_nb.pool.parts import find
+from accel_nb.runtime.sharded import is_sharded, whole
 
 SharedId = tuple[str, str, str]
 """How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
@@ -146,6 +147,12 @@ class _Pickler(cloudpickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
+        if is_sharded(obj):
+            is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
+            found = whole(obj)
+            return self._reduce_tensor(torch, torch.nn.Parameter(found, obj.requires_grad) if is_parameter else found)  # type: ignore[union-attr]
+        if hasattr(type(obj), "_accel_nb_reduce"):
+            return obj._accel_nb_reduce()
         if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
             return self._reduce_tensor(torch, obj)
         if isinstance(obj, types.CellType):

@@ -18,6 +18,7 @@ from accel_nb.pool.arena import Parcel, ReturnArena
 from accel_nb.pool.contents import (
     Mark,
     copyable,
+    is_divided,
     is_unwatched,
     mark_of,
     module_attributes,
@@ -31,6 +32,7 @@ from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.parts import Attributes, content_of, find, is_trained, parts_of, root_of
 from accel_nb.pool.pickling import SharedId, digest, dump, shared_ids
 from accel_nb.pool.shipping import Delivery, Namespace, Watch
+from accel_nb.runtime.sharded import is_reading, whole
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
@@ -154,6 +156,8 @@ class Returner:
 
     def __init__(self) -> None:
         self._arena: ReturnArena | None = None
+        # Names whose weights could not be read whole when they should have gone back.
+        self._owed: set[str] = set()
 
     def collect(
         self,
@@ -170,6 +174,7 @@ class Returner:
         which is empty where it is not worth a word.
         """
         delivery, weights, kept = Delivery(rng=rng), {}, {}
+        wanted, self._owed = {*wanted, *self._owed}, set()
         living = before.living()
         shared = before.shared_ids()
         for name, value in namespace.items():
@@ -229,8 +234,8 @@ class Returner:
         else:
             kept[name] = "" if _is_used_up(value) and not is_wanted else reason
 
-    @staticmethod
     def _add_change(
+        self,
         path: str,
         value: Any,
         mark: Mark,
@@ -245,14 +250,20 @@ class Returner:
         is_wanted = known is None
         if is_module(value):
             if known is None or mark.content.weights != known.content.weights:
-                weights[path] = value
+                if is_divided(value) and not is_reading():
+                    self._owed.add(root_of(path))
+                    kept[path] = "its weights are divided among the workers; they come back with the next cell"
+                else:
+                    weights[path] = value
             if known is None or mark.content.attributes != known.content.attributes:
                 delivery.attributes[path] = module_attributes(value, namespace, shared)
         elif is_optimizer(value):
             fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
+            fits = fits and (is_reading() or not is_divided(value))
             delivery.optimizers[path] = optimizer_state(value, with_tensors=fits)
             if not fits:
-                kept[path] = f"its state of {_size(optimizer_bytes(value))} is large"
+                size = _size(optimizer_bytes(value))
+                kept[path] = f"its state of {size} is {'divided' if is_divided(value) else 'large'}"
         elif is_scheduler(value):
             delivery.schedulers[path] = value.state_dict()
         else:
@@ -312,7 +323,7 @@ class Returner:
                 for path, tensor in module_tensors(module).items():
                     place = places[id(tensor)]
                     dtype = str(tensor.dtype).removeprefix("torch.")
-                    view_tensor(self._arena, place, tensor.nbytes, dtype, list(tensor.shape)).copy_(tensor)
+                    view_tensor(self._arena, place, tensor.nbytes, dtype, list(tensor.shape)).copy_(whole(tensor))
                     entries.append([path, place, dtype, list(tensor.shape)])
                 tables[name] = {
                     "entries": entries,

@@ -14,6 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.sharded import local
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
@@ -25,7 +26,7 @@ class Capabilities:
 
     ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
     ``native_step`` says that `Strategy.step` does more than the precision does: without it and without loss scaling
-    the optimizer's own step is called.
+    the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served.
     """
 
     min_world: int = 1
@@ -35,6 +36,7 @@ class Capabilities:
     shards_params: bool = False
     native_precision: bool = False
     native_step: bool = False
+    keeps_local: bool = True
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""
@@ -128,6 +130,10 @@ class Strategy(Protocol):
         """Before clipping and stepping: average what is not averaged yet, and multiply by ``factor``."""
         ...
 
+    def drop_gradients(self, bundle: Bundle) -> None:
+        """Forget the gradients of the bundle's optimizers, and what waits to be averaged into them."""
+        ...
+
     def unscale(self, optimizer: Optimizer) -> None:
         """Make the gradients of an optimizer readable, where the precision scales losses."""
         ...
@@ -143,11 +149,17 @@ class Strategy(Protocol):
         ...
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return all training state, as a copy or as it is in memory; every rank calls."""
+        """Return all training state, as a copy or as it is in memory; every rank calls.
+
+        A tensor of which this rank holds a part is a `Slice` of it.
+        """
         ...
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Put the state of `read_state` back; every rank calls."""
+        """Put the state of `read_state` back; every rank calls.
+
+        Where ``capabilities.shards_params`` is set, tensors may be handles of a checkpoint that are not read yet.
+        """
         ...
 
     def describe(self) -> dict[str, Any]:
@@ -159,16 +171,31 @@ class Strategy(Protocol):
         ...
 
 
-class ReplicaStrategy:
-    """The part that strategies share whose every rank holds the whole model: precision, clipping, stepping, state."""
+class Stepping:
+    """The part that strategies share which leave scaling and stepping to the precision."""
 
     def __init__(self, options: Any, precision: Precision) -> None:
         self.options = options
         self.precision = precision
 
+    def drop_gradients(self, bundle: Bundle) -> None:
+        """Forget gradients, although an accumulation window may hold them back."""
+        for optimizer in bundle.optimizers:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the loss scale, once for each step."""
         self.precision.unscale_(optimizer)
+
+    def step(self, optimizer: Optimizer) -> StepOutcome:
+        """Step the optimizer unless its gradients overflowed."""
+        return "ran" if self.precision.step(optimizer) else "skipped"
+
+
+class ReplicaStrategy(Stepping):
+    """The part that strategies share whose every rank holds the whole model: clipping and state."""
 
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
@@ -179,13 +206,9 @@ class ReplicaStrategy:
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
         return torch.nn.utils.clip_grad.clip_grad_norm_(clipped, max_norm, norm_type)
 
-    def step(self, optimizer: Optimizer) -> StepOutcome:
-        """Step the optimizer unless its gradients overflowed."""
-        return "ran" if self.precision.step(optimizer) else "skipped"
-
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
         """Return every state dict, as a copy or as it is in memory."""
-        take = _copied if copied else _as_it_is
+        take = copied_state if copied else _as_it_is
         return {
             "models": [take(model.state_dict()) for model in bundle.models],
             "optimizers": [take(optimizer.state_dict()) for optimizer in bundle.optimizers],
@@ -198,9 +221,9 @@ class ReplicaStrategy:
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(values)
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(_copied(values))
+            optimizer.load_state_dict(copied_state(values))
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
-            scheduler.load_state_dict(_copied(values))
+            scheduler.load_state_dict(copied_state(values))
         self.precision.load_state_dict(state["precision"])
 
 
@@ -209,7 +232,7 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
     gradients = {
-        id(parameter): parameter.grad
+        id(parameter): local(parameter.grad)
         for optimizer in bundle.optimizers
         for group in optimizer.param_groups
         for parameter in group["params"]
@@ -228,11 +251,12 @@ def _as_it_is(state: Any) -> Any:
     return state
 
 
-def _copied(state: Any) -> Any:
+def copied_state(state: Any) -> Any:
+    """Return a state with a copy of each tensor."""
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, dict):
-        return {key: _copied(value) for key, value in state.items()}
+        return {key: copied_state(value) for key, value in state.items()}
     if isinstance(state, list):
-        return [_copied(value) for value in state]
+        return [copied_state(value) for value in state]
     return state

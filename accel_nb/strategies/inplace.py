@@ -23,12 +23,16 @@ _PLAIN = "_accel_nb_plain_class"
 _OWN_FORWARD = "_accel_nb_own_forward"
 
 
-def specialise(instance: T, methods: dict[str, Callable[..., Any]]) -> T:
-    """Give one instance methods of its own, in place; `restore` takes them away again."""
-    plain = type(instance)
+def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
+    """Give one instance methods of its own, in place; `restore` takes them away again.
+
+    ``plain`` is the class that it shows and is given back; none given: the one that it has.
+    """
+    base = type(instance)
+    plain = plain or base
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        return _without_class_check(_as_plain(self, lambda: self.__reduce_ex__(protocol)))
+        return reduce_plainly(self, protocol)
 
     body: dict[str, Any] = {
         "__module__": plain.__module__,
@@ -36,14 +40,14 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]]) -> T:
         "__doc__": plain.__doc__,
         "__reduce_ex__": __reduce_ex__,
         _PLAIN: plain,
-        **methods,
     }
     if hasattr(plain, "__deepcopy__"):
         body["__deepcopy__"] = lambda self, memo: _as_plain(self, lambda: copy.deepcopy(self, memo))
     if hasattr(plain, "__copy__"):
         body["__copy__"] = lambda self: _as_plain(self, lambda: copy.copy(self))
+    body.update(methods)
     try:
-        instance.__class__ = type(plain)(plain.__name__, (plain,), body)
+        instance.__class__ = type(base)(plain.__name__, (base,), body)
     except TypeError as error:
         raise MisuseError(
             f"a {plain.__qualname__} cannot be prepared in place ({error}); prepare the module that it was made from"
@@ -85,7 +89,12 @@ def plain_view(model: nn.Module, precision: Precision | None, *, keeps_inner: bo
     return specialise(view, {"forward": lambda self, *args, **kwargs: forward(*args, **kwargs)})
 
 
-def _without_class_check(reduced: Any) -> Any:
+def reduce_plainly(instance: Any, protocol: Any) -> Any:
+    """Return the reduction of an object as one of its plain class."""
+    return without_class_check(_as_plain(instance, lambda: instance.__reduce_ex__(protocol)))
+
+
+def without_class_check(reduced: Any) -> Any:
     """Return a reduction that pickle takes although its class is not the object's: the plain one.
 
     pickle compares the two for ``copyreg.__newobj__`` only; ``copyreg._reconstructor``, of older protocols, does the

@@ -7,16 +7,15 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from accel_nb.config.schema import STRATEGY_GROUP
 from accel_nb.errors import ConfigError
 from accel_nb.strategies.base import Strategy
-
-GROUP = "accel_nb.strategies"
 
 
 @cache
 def _installed() -> tuple[EntryPoint, ...]:
     """Return the group's entry points. Reading them opens a file of every installed package: once is enough."""
-    return tuple(entry_points(group=GROUP))
+    return tuple(entry_points(group=STRATEGY_GROUP))
 
 
 class Registry:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.runtime.device import memory
+from accel_nb.runtime.sharded import local
 from accel_nb.telemetry.events import MemorySample, Sink
 
 PERIOD_S = 0.2
@@ -78,10 +79,10 @@ class MemoryMeter:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Return the size of the storages behind the tensors in bytes, each counted once however many share it."""
+    """Return the size of the storages behind the tensors on this rank in bytes, each counted once."""
     storages = {}
     for tensor in tensors:
-        storage = tensor.untyped_storage()
+        storage = local(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())
 

@@ -12,6 +12,15 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells
 from accel_nb.runtime.world import World
+from accel_nb.strategies import Registry
+
+WORLDS = [
+    (strategy, size)
+    for size in (1, 2, 3)
+    for strategy in Registry().names
+    if Registry().get(strategy).capabilities.fits(World(size=size))
+]
+"""Every installed strategy on every small world that it serves."""
 
 SCALE = 2.0**10
 """Of losses in fp16: small enough that no step is skipped."""
@@ -105,12 +114,12 @@ def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Te
     return weights_of(model)
 
 
-def plain(world: World, recipe: Recipe, *, zero_first: bool = False) -> dict[str, torch.Tensor]:
+def plain(world: World, recipe: Recipe, *, strategy: str, zero_first: bool = False) -> dict[str, torch.Tensor]:
     """Train the recipe as a plain cell; accumulation and clipping come from the options."""
     model, optimizer, scheduler, loader = parts(recipe)
     accelerator = Accelerator(
         world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True,
-        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}},
+        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, strategy=strategy,
     )  # type: ignore[arg-type]  # fmt: skip
     cells = PlainCells(accelerator)
     cells.prepare(locals(), ["model", "optimizer", "scheduler", "loader"])

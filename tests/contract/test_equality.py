@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from accel_nb.runtime.world import World
-from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit, plain
+from tests.contract.recipes import WORLDS, Recipe, assert_equal_weights, by_hand, explicit, plain
 from tests.ranks.launch import run_ranks
 
 GRID = [
@@ -22,22 +22,22 @@ HALF = [
 MORE = [Recipe(optimizer="adamw", accumulate=2), Recipe(reduction="sum"), Recipe(reduction="sum", accumulate=3)]
 
 
-def train_all(world: World, recipes: list[Recipe]) -> list[dict[str, object]]:
+def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[str, object]]:
     """Run every recipe in one launch: a process group may serve any number of runs."""
     return [
         {
-            "explicit": explicit(world, recipe),
-            "plain": plain(world, recipe),
-            "zero first": plain(world, recipe, zero_first=True),
+            "explicit": explicit(world, recipe, strategy=strategy),
+            "plain": plain(world, recipe, strategy=strategy),
+            "zero first": plain(world, recipe, strategy=strategy, zero_first=True),
         }
         for recipe in recipes
     ]
 
 
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_weights_equal_those_of_one_plain_process(size: int) -> None:
+@pytest.mark.parametrize(("strategy", "size"), WORLDS)
+def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
     recipes = GRID + HALF + MORE
-    per_rank = run_ranks(train_all, size, recipes) if size > 1 else [train_all(World(), recipes)]
+    per_rank = run_ranks(train_all, size, strategy, recipes) if size > 1 else [train_all(World(), strategy, recipes)]
     for number, recipe in enumerate(recipes):
         expected = by_hand(recipe)
         for rank, (way, found) in itertools.product(range(size), per_rank[0][number].items()):

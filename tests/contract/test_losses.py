@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells
 from accel_nb.runtime.world import World
+from tests.contract.recipes import WORLDS
 from tests.ranks.launch import run_ranks
 
 BATCH, TOKENS, CLASSES = 5, 4, 5
@@ -61,11 +62,11 @@ def by_hand(name: str, accumulate: int) -> list[float]:
     return torch.cat([value.detach().flatten() for value in model.parameters()]).tolist()
 
 
-def plain(world: World, names: list[str], accumulate: int) -> list[list[float]]:
+def plain(world: World, strategy: str, names: list[str], accumulate: int) -> list[list[float]]:
     found = []
     for name in names:
         model, optimizer, loader = parts()
-        accelerator = Accelerator(world=world, cpu=True, gradient_accumulation_steps=accumulate)
+        accelerator = Accelerator(world=world, cpu=True, gradient_accumulation_steps=accumulate, strategy=strategy)
         cells = PlainCells(accelerator)
         cells.prepare({"model": model, "optimizer": optimizer, "loader": loader}, ["model", "optimizer", "loader"])
         with cells.running():
@@ -74,14 +75,14 @@ def plain(world: World, names: list[str], accumulate: int) -> list[list[float]]:
                     LOSSES[name](model(x), y).backward()
                     optimizer.step()
                     optimizer.zero_grad()
-        found.append(torch.cat([value.detach().flatten() for value in model.parameters()]).tolist())
         accelerator.close()
+        found.append(torch.cat([value.detach().flatten() for value in model.parameters()]).tolist())
     return found
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize("size", [2, 3])
-def test_weights_equal_those_of_one_plain_process(size: int, accumulate: int) -> None:
-    for weights in run_ranks(plain, size, list(LOSSES), accumulate):
+@pytest.mark.parametrize(("strategy", "size"), [place for place in WORLDS if place[1] > 1])
+def test_weights_equal_those_of_one_plain_process(strategy: str, size: int, accumulate: int) -> None:
+    for weights in run_ranks(plain, size, strategy, list(LOSSES), accumulate):
         for name, found in zip(LOSSES, weights, strict=True):
             assert found == pytest.approx(by_hand(name, accumulate), abs=1e-9), name

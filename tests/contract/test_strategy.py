@@ -12,7 +12,9 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
+from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.runtime.group import Group
 from accel_nb.runtime.world import World
@@ -125,28 +127,34 @@ def test_step_is_skipped_on_every_rank_when_float16_overflows_on_one(strategy: s
 def leaves_no_trace(world: World, strategy: str, precision: str) -> dict[str, bool]:
     model, optimizer, scheduler, _ = parts(Recipe(), dtype=torch.float32)
     plain, keys, scheduler_keys = type(model), list(model.state_dict()), set(scheduler.state_dict())
-    optimizer_before = dict(vars(optimizer))
+    optimizer_before, before = dict(vars(optimizer)), list(map(id, model.parameters()))
     accelerator = Accelerator(world=world, strategy=strategy, mixed_precision=precision, cpu=True)
     same = accelerator.prepare(model, optimizer, scheduler) == (model, optimizer, scheduler)
     step(accelerator, model, optimizer, 1)
     stream = io.BytesIO()
-    torch.save(model, stream)
-    stream.seek(0)
-    copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
-    copies.append(torch.load(stream, weights_only=False))
+    with sharded.together(accelerator._comm):  # as in a plain cell
+        torch.save(model, stream)
+        stream.seek(0)
+        copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
+        copies.append(torch.load(stream, weights_only=False))
+        pickled = pickle.dumps((model, optimizer, scheduler))
+    whole = accelerator.get_state_dict(model)
     facts = {
         "same objects": same,
         "is instance": isinstance(model, plain) and type(model).__name__ == plain.__name__,
         "keys": list(model.state_dict()) == keys and set(scheduler.state_dict()) == scheduler_keys,
         "plain copies": all(type(copied) is plain for copied in copies),
-        "equal copies": all(torch.equal(copied[0].weight, model[0].weight) for copied in copies),
+        "equal copies": all(torch.equal(copied[0].weight, whole["0.weight"]) for copied in copies),
         "plain optimizer copy": "step" not in vars(copy.deepcopy(optimizer))
         or "accel_nb" not in repr(vars(copy.deepcopy(optimizer))["step"]),
         "plain scheduler copy": type(pickle.loads(pickle.dumps(scheduler))) is type(scheduler).__mro__[1],
-        "no word of ours": b"accel_nb" not in pickle.dumps((model, optimizer, scheduler)),
+        "no word of ours": b"accel_nb" not in pickled,
     }
     accelerator.unwrap_model(model)
     accelerator.close()
+    facts["whole after close"] = all(torch.equal(value, whole[name]) for name, value in model.state_dict().items())
+    facts["same parameters"] = list(map(id, model.parameters())) == before
+    facts["optimizer has them"] = list(map(id, optimizer.param_groups[0]["params"])) == before
     facts["plain after close"] = type(model) is plain and vars(optimizer).keys() <= optimizer_before.keys() | {
         "_opt_called"
     }
@@ -257,7 +265,20 @@ def keeps_local(world: World, strategy: str) -> list[list[float]]:
     return found
 
 
+def refuses_local(world: World, strategy: str) -> bool:
+    accelerator, model, *_ = build(world, strategy, "no", Recipe())
+    with pytest.raises(MisuseError, match=strategy):
+        accelerator._strategy.keep_local(model, True)
+    with pytest.raises(MisuseError, match=strategy):
+        accelerator.join_uneven_inputs([])
+    accelerator.close()
+    return True
+
+
 def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) -> None:
+    if not Registry().get(strategy).capabilities.keeps_local:
+        assert all(on_smallest_world(strategy, refuses_local))
+        return
     per_rank = on_smallest_world(strategy, keeps_local)
     for rank, (own, shared) in enumerate(per_rank):
         model, *_ = parts(Recipe(), dtype=torch.float32)
@@ -285,3 +306,40 @@ def coordinates(world: World, strategy: str) -> tuple[int, int]:
     inner = Registry().get(strategy)(None, build_precision("no", "cpu"))
     inner.open(world, TorchComm(world, Group.adopt(world)))
     return inner.data_coords()
+
+
+class Layer(nn.Module):
+    """A block that counts how often it computes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(5, 5)
+        self.num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return x + torch.tanh(self.linear(x))
+
+
+def recomputes(world: World, strategy: str, is_on: bool) -> tuple[list[int], list[float], list[str]]:
+    torch.manual_seed(4)
+    model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Dropout(0.3), nn.Linear(5, 3))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    options = {"activation_checkpointing": is_on}
+    accelerator = Accelerator(world=world, strategy=strategy, cpu=True, seed=3, config=options)
+    accelerator.prepare(model, optimizer)
+    losses = [step(accelerator, model, optimizer, seed) for seed in range(3)]
+    notes = accelerator.describe()["notes"]
+    accelerator.close()
+    assert all(type(block) is Layer for block in model[0])
+    return [block.num_calls for block in model[0]], losses, notes
+
+
+def test_activations_are_computed_again_where_asked(strategy: str) -> None:
+    plain = on_smallest_world(strategy, recomputes, False)
+    for (calls, losses, notes), (_, expected, _) in zip(
+        on_smallest_world(strategy, recomputes, True), plain, strict=True
+    ):
+        assert calls == [6, 6]
+        assert losses == pytest.approx(expected, abs=1e-6)
+        assert any("2 blocks of Sequential compute" in note for note in notes)

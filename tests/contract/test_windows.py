@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.world import World
+from tests.contract.recipes import WORLDS
 from tests.ranks.launch import run_ranks
 
 TOKENS, CLASSES = 5, 3
@@ -37,6 +38,7 @@ def sum_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
 
 def weighted(
     world: World,
+    strategy: str,
     accumulate: int,
     batch: int,
     tail: str = "step",
@@ -47,7 +49,7 @@ def weighted(
     model, optimizer, data = parts()
     accelerator = Accelerator(
         world=world, cpu=True, gradient_accumulation_steps=accumulate, batch=meaning,
-        config={"accumulation": {"tail": tail}},
+        config={"accumulation": {"tail": tail}}, strategy=strategy,
     )  # fmt: skip
     model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=batch))
     for _ in range(2):
@@ -58,9 +60,8 @@ def weighted(
                     accelerator.clip_grad_norm_(model.parameters(), clip)
                 optimizer.step()
                 optimizer.zero_grad()
-    weights = flat(model)
     accelerator.close()
-    return weights
+    return flat(model)
 
 
 def big_batches(sizes: list[list[int]], clip: float | None = None) -> list[float]:
@@ -81,22 +82,24 @@ def big_batches(sizes: list[list[int]], clip: float | None = None) -> list[float
 
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("accumulate", [1, 2, 3])
-@pytest.mark.parametrize("size", [1, 2, 3])
-def test_token_weights_give_the_gradient_of_one_big_batch(size: int, accumulate: int, clip: float | None) -> None:
+@pytest.mark.parametrize(("strategy", "size"), WORLDS)
+def test_token_weights_give_the_gradient_of_one_big_batch(
+    strategy: str, size: int, accumulate: int, clip: float | None
+) -> None:
     window = 2 * size * accumulate
     epoch = [min(window, 13 - start) for start in range(0, 13, window)]
     expected = big_batches([epoch, epoch], clip)
-    args = (accumulate, 2, "step", "per-worker", clip)
+    args = (strategy, accumulate, 2, "step", "per-worker", clip)
     found = run_ranks(weighted, size, *args) if size > 1 else [weighted(World(), *args)]
     for weights in found:
         assert weights == pytest.approx(expected, abs=1e-10)
 
 
-@pytest.mark.parametrize("size", [1, 2])
-def test_a_window_cut_short_is_carried_or_dropped_as_asked(size: int) -> None:
+@pytest.mark.parametrize(("strategy", "size"), [place for place in WORLDS if place[1] < 3])
+def test_a_window_cut_short_is_carried_or_dropped_as_asked(strategy: str, size: int) -> None:
     def train(tail: str) -> list[list[float]]:
         # Seven batches of the whole world in an epoch make two windows of four: one whole, one cut short.
-        args = (4, 2 // size, tail)
+        args = (strategy, 4, 2 // size, tail)
         return run_ranks(weighted, size, *args) if size > 1 else [weighted(World(), *args)]
 
     for weights in train("drop"):

@@ -93,7 +93,10 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch._dynamo
 
-    import accel_nb.accelerator  # noqa: F401
+    from accel_nb.strategies import Registry
+
+    for strategy in Registry().names:
+        Registry().get(strategy)
 
     torch.set_num_threads(1)
     while True:

@@ -213,8 +213,8 @@ def test_planned_value_is_refused_by_name():
 
 def test_unknown_strategy_lists_the_served_ones():
     (problem,) = problems_of(code(strategy="magic"))
-    assert "auto, single or ddp" in problem
-    assert STRATEGIES == ("auto", "single", "ddp")
+    assert "auto, single, ddp or fsdp" in problem
+    assert STRATEGIES == ("auto", "single", "ddp", "fsdp")
 
 
 def test_unknown_variable_gets_the_nearest():

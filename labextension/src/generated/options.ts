@@ -86,6 +86,30 @@ export interface IDdpOptions {
   power_sgd_seed?: number;
 }
 
+/** Options of PyTorch's fully_shard: each worker holds a part of the model. */
+export interface IFsdpOptions {
+  /** What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params parameters, modules of the given classes, or the model as a whole. */
+  wrap?: 'blocks' | 'size' | 'classes' | 'model';
+  /** How many parameters a module has that is gathered by size. [parameters] */
+  min_params?: number;
+  /** Class names of the modules that are gathered at a time. */
+  classes?: readonly string[];
+  /** Let go of parameters between forward and backward, and gather them again: less memory, more traffic. */
+  reshard_after_forward?: boolean;
+  /** How many workers share one copy of the model, such as those of one machine; none given: all. [workers] */
+  hybrid_shard_size?: number | null;
+  /** Keep parameters, gradients and optimizer state in host memory. */
+  cpu_offload?: boolean;
+  /** Choose the number format for each operation, as on one device; else bf16 and fp16 are gathered and computed in throughout, which is half the traffic. Either way weights are kept and stepped as they are. */
+  autocast?: boolean;
+  /** What gradients of half precision are averaged in: float32, or the format of the computation. */
+  reduce_dtype?: 'fp32' | 'compute';
+  /** Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different parameters in one step. */
+  average_unused?: boolean;
+  /** Methods other than forward that compute with the model's parameters, such as encode. */
+  forward_methods?: readonly string[];
+}
+
 /** Options of the process group, where this process opens it itself (under torchrun). */
 export interface IGroupOptions {
   /** What carries messages between ranks; auto is nccl for CUDA devices and gloo for the rest. */
@@ -117,6 +141,8 @@ export interface IOptions {
   single?: ISingleOptions;
   /** PyTorch DistributedDataParallel: one model replica per rank. */
   ddp?: IDdpOptions;
+  /** PyTorch fully_shard (FSDP2): a part of the model on each rank. */
+  fsdp?: IFsdpOptions;
   /**  */
   checkpoint?: ICheckpointOptions;
   /** Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker. [GPUs] */
@@ -126,7 +152,7 @@ export interface IOptions {
   /** Number format of the forward and backward pass; auto takes the best that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'auto';
   /** How the workers share the training; auto chooses by worker count and devices. */
-  strategy?: 'auto' | 'single' | 'ddp';
+  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp';
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
   accumulate?: number;
   /** What becomes of accumulation windows. */
@@ -137,6 +163,8 @@ export interface IOptions {
   autocast?: IAutocastOptions;
   /** Loss scaling of fp16. */
   scaler?: IScalerOptions;
+  /** Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, about a third more computing. */
+  activation_checkpointing?: boolean;
   /** torch.compile for prepared models. */
   compile?: ICompileOptions;
   /** The process group under torchrun. */
@@ -184,6 +212,7 @@ export type OptionName =
   | 'strategy'
   | 'accumulate'
   | 'schedule'
+  | 'activation_checkpointing'
   | 'sentinels'
   | 'clip'
   | 'seed'
@@ -212,6 +241,16 @@ export type OptionName =
   | 'ddp.power_sgd_error_feedback'
   | 'ddp.power_sgd_warm_start'
   | 'ddp.power_sgd_seed'
+  | 'fsdp.wrap'
+  | 'fsdp.min_params'
+  | 'fsdp.classes'
+  | 'fsdp.reshard_after_forward'
+  | 'fsdp.hybrid_shard_size'
+  | 'fsdp.cpu_offload'
+  | 'fsdp.autocast'
+  | 'fsdp.reduce_dtype'
+  | 'fsdp.average_unused'
+  | 'fsdp.forward_methods'
   | 'checkpoint.dir'
   | 'checkpoint.every'
   | 'checkpoint.resume'

@@ -1,0 +1,370 @@
+"""PyTorch's `fully_shard`: each rank holds a part of every parameter, its gradient and its optimizer state.
+
+Parameters are gathered one unit at a time, just before it computes, and let go of after it; gradients are averaged and
+divided as they come. An optimizer stays the object that it is: it is given the divided parameters in place of its own.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, register_fsdp_forward_method
+from torch.optim import Optimizer
+
+from accel_nb.checkpoint.encoding import Slice
+from accel_nb.checkpoint.layout import Region
+from accel_nb.checkpoint.load import StoredTensor, materialise
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.precision.policy import Precision
+from accel_nb.runtime import sharded
+from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.world import World
+from accel_nb.strategies.base import Bundle, Capabilities, Stepping, copied_state, multiply_gradients
+from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
+from accel_nb.strategies.sharding import ShardedModel, repoint
+from accel_nb.strategies.units import Wrap, units_of
+
+
+class FsdpOptions(Protocol):
+    """The section of the configuration that this strategy reads."""
+
+    @property
+    def wrap(self) -> Wrap:
+        """What is gathered at a time."""
+        ...
+
+    @property
+    def min_params(self) -> int:
+        """How many parameters a unit has by size."""
+        ...
+
+    @property
+    def classes(self) -> Sequence[str]:
+        """Class names of units."""
+        ...
+
+    @property
+    def reshard_after_forward(self) -> bool:
+        """Let go of a unit's parameters between forward and backward."""
+        ...
+
+    @property
+    def hybrid_shard_size(self) -> int | None:
+        """How many ranks share one copy of the model; None: all."""
+        ...
+
+    @property
+    def cpu_offload(self) -> bool:
+        """Keep the parts in host memory."""
+        ...
+
+    @property
+    def autocast(self) -> bool:
+        """Apply the run's precision as on one device."""
+        ...
+
+    @property
+    def reduce_dtype(self) -> Literal["fp32", "compute"]:
+        """What gradients are averaged in."""
+        ...
+
+    @property
+    def average_unused(self) -> bool:
+        """Count parameters that took no part on a rank as zero gradients there."""
+        ...
+
+    @property
+    def forward_methods(self) -> Sequence[str]:
+        """Methods other than forward that compute with a model's parameters."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultFsdpOptions:
+    """The defaults, for use without a configuration."""
+
+    wrap: Wrap = "blocks"
+    min_params: int = 1_000_000
+    classes: tuple[str, ...] = ()
+    reshard_after_forward: bool = True
+    hybrid_shard_size: int | None = None
+    cpu_offload: bool = False
+    autocast: bool = False
+    reduce_dtype: Literal["fp32", "compute"] = "fp32"
+    average_unused: bool = False
+    forward_methods: tuple[str, ...] = ()
+
+
+class Fsdp(Stepping):
+    """Trains one model that is divided among the ranks; see the module."""
+
+    name: ClassVar[str] = "fsdp"
+    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=40, shards_params=True, keeps_local=False)
+
+    def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
+        super().__init__(options or DefaultFsdpOptions(), precision)
+        self._models: dict[int, ShardedModel] = {}
+        # In the order in which they came, which is the same on every rank.
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._mesh: Any = None
+
+    def open(self, world: World, comm: Communicator) -> None:
+        """Enter the world; its default process group must be open."""
+        self._world = world
+        self._comm = comm
+        self._device = torch.device(world.device)
+        size = self.options.hybrid_shard_size or world.size
+        if world.size % size:
+            raise ConfigError(
+                f"fsdp.hybrid_shard_size is {size}, which does not divide the {world.size} workers; "
+                f"use one of {', '.join(str(n) for n in range(1, world.size + 1) if world.size % n == 0)}"
+            )
+        self._num_replicas = world.size // size
+
+    def model_init(self) -> AbstractContextManager[Any]:
+        """Return a context that changes nothing: models are built on the CPU, and divided from there."""
+        return nullcontext()
+
+    def wrap(self, bundle: Bundle) -> Bundle:
+        """Divide every model that has parameters, and let the optimizers step the parts."""
+        for model in bundle.models:
+            if id(model) in self._models or not any(True for _ in model.parameters()):
+                continue
+            options = self.options
+            units = units_of(model, options.wrap, options.min_params, options.classes)
+            missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
+            if missing:
+                raise ConfigError(f"fsdp.forward_methods names {missing[0]}, which a {type(model).__name__} lacks")
+            part = ShardedModel(model, units, self._comm, self._device, *self._settings_for(model))
+            self._models[id(model)] = part
+            root: Any = model
+            for name in options.forward_methods:
+                register_fsdp_forward_method(model, name)
+            if options.average_unused:
+                root.set_reduce_scatter_unused_params(True)
+            if options.autocast and self.precision.policy.compute is not None:
+                give_forward(model, plain_forward(model, self.precision))
+        known = {id(optimizer) for optimizer in self._living()}
+        self._optimizers += [weakref.ref(item) for item in bundle.optimizers if id(item) not in known]
+        changed = {key: new for part in self._models.values() for key, new in part.changed.items()}
+        for optimizer in self._living():
+            repoint(optimizer, changed, _divided)
+        return bundle
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Make a model whole on every rank, and its optimizers' state; every rank must call."""
+        part = self._models.pop(id(model), None)
+        if part is None:
+            return model
+        for name in self.options.forward_methods:
+            vars(model).pop(name, None)
+        if self.options.autocast and self.precision.policy.compute is not None:
+            take_forward_back(model)
+        part.average_pending()
+        back = part.undo()
+        for optimizer in self._living():
+            repoint(optimizer, back, lambda new, value: self._whole(value))
+        return model
+
+    def data_coords(self) -> tuple[int, int]:
+        """Return rank and size: each rank reads a share of its own."""
+        return self._world.rank, self._world.size
+
+    def grad_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Say whether the next backward pass averages the model's gradients."""
+        part = self._models.get(id(model))
+        if part is not None:
+            part.sync(enabled)
+
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Refuse: a gradient is divided among the ranks as it comes."""
+        raise MisuseError(
+            "gradients cannot stay on each rank under the strategy 'fsdp', whose ranks hold a part of each: use ddp"
+        )
+
+    def backward(
+        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Compute gradients of the scaled loss; they are averaged and divided on the way."""
+        for part in self._models.values():
+            part.is_pending = part.is_pending or not part.syncs
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
+        """Average what was not averaged in a backward pass, and multiply all by ``factor``."""
+        groups = [group for optimizer in bundle.optimizers for group in optimizer.param_groups]
+        owned = {id(value) for group in groups for value in group["params"]}
+        for part in self._models.values():
+            part.average_pending()
+            for value in part.replicated:
+                if id(value) in owned and value.requires_grad:
+                    value.grad = torch.zeros_like(value) if value.grad is None else value.grad
+                    self._comm.all_reduce(value.grad, "mean")
+        multiply_gradients(bundle, factor)
+
+    def drop_gradients(self, bundle: Bundle) -> None:
+        """Forget gradients, those of whole parameters that wait on each rank included."""
+        super().drop_gradients(bundle)
+        for part in self._models.values():
+            part.drop_pending()
+
+    @torch.no_grad()
+    def clip_grad_norm(
+        self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
+        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one message of one number."""
+        for optimizer in bundle.optimizers:
+            self.precision.unscale_(optimizer)
+        clipped = list(bundle.parameters()) if parameters is None else list(parameters)
+        gradients = [value.grad for value in clipped if value.grad is not None]
+        parts = [sharded.local(gradient) for gradient in gradients if sharded.is_sharded(gradient)]
+        whole = [gradient for gradient in gradients if not sharded.is_sharded(gradient)]
+        own = self._norm([part for part in parts if part.numel()], norm_type)
+        same = self._norm(whole, norm_type)
+        if math.isinf(norm_type):
+            total = torch.maximum(self._comm.all_reduce(own, "max"), same)
+        else:
+            power = self._comm.all_reduce(own**norm_type) / self._num_replicas + same**norm_type
+            total = power ** (1.0 / norm_type)
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for gradient in (*parts, *whole):
+            gradient.mul_(scale.to(gradient.device, gradient.dtype))
+        return total
+
+    def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
+        """Return all training state, a `Slice` for each tensor of which this rank holds a part."""
+        for model in bundle.models:
+            part = self._models.get(id(model))
+            if part is not None:
+                part.average_pending()
+        with sharded.apart():
+            weights = [model.state_dict() for model in bundle.models]
+        return {
+            "models": [_sliced(values, copied) for values in weights],
+            "optimizers": [_sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
+            "schedulers": [_sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
+            "precision": self.precision.state_dict(),
+        }
+
+    def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
+        """Load state back: of tensors that are whole, or not read yet, this rank takes its part only."""
+        for model, values in zip(bundle.models, state["models"], strict=True):
+            model.load_state_dict(_placed(values, dict(model.named_parameters(remove_duplicate=False))))
+        for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
+            parameters = [value for group in optimizer.param_groups for value in group["params"]]
+            own = {key: _placed(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()}
+            rest = materialise({key: value for key, value in values.items() if key != "state"})
+            optimizer.load_state_dict(copied_state({**rest, "state": own}))
+        for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(copied_state(materialise(values)))
+        self.precision.load_state_dict(state["precision"])
+
+    def describe(self) -> dict[str, Any]:
+        """Return into how many units the models are divided, what weights are kept in, and options that were chosen."""
+        parts = list(self._models.values())
+        facts: dict[str, Any] = {"units": sum(part.num_units for part in parts)} if parts else {}
+        if self.precision.policy.compute is not None and parts:
+            kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
+            facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
+        defaults = DefaultFsdpOptions()
+        for name in DefaultFsdpOptions.__dataclass_fields__:
+            value = getattr(self.options, name)
+            if value != getattr(defaults, name):
+                facts[name] = list(value) if isinstance(value, tuple) else value
+        return facts
+
+    def close(self) -> None:
+        """Make every model whole."""
+        for part in list(self._models.values()):
+            self.unwrap(part.model)
+
+    def _living(self) -> list[Optimizer]:
+        self._optimizers = [held for held in self._optimizers if held() is not None]
+        return [optimizer for held in self._optimizers if (optimizer := held()) is not None]
+
+    def _whole(self, value: Tensor) -> Tensor:
+        return sharded.gather(value, self._comm) if sharded.is_sharded(value) else value
+
+    def _norm(self, gradients: list[Tensor], norm_type: float) -> Tensor:
+        if not gradients:
+            return torch.zeros((), dtype=torch.float32, device=self._device)
+        return torch.nn.utils.get_total_norm(gradients, norm_type).to(self._device)
+
+    def _settings_for(self, model: nn.Module) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments of `fully_shard` for a model's units, and those for the model itself."""
+        if self._mesh is None:
+            size = self._world.size // self._num_replicas
+            shape, names = ((size,), ("shard",))
+            if self._num_replicas > 1:
+                shape, names = ((self._num_replicas, size), ("replicate", "shard"))
+            self._mesh = init_device_mesh(self._device.type, shape, mesh_dim_names=names)
+        policy, options = self.precision.policy, self.options
+        compute = None if options.autocast else policy.compute
+        is_half = compute is not None or any(value.dtype in _HALF for value in model.parameters())
+        reduce = torch.float32 if is_half and options.reduce_dtype == "fp32" else None
+        settings: dict[str, Any] = {
+            "mesh": self._mesh,
+            "reshard_after_forward": None if options.reshard_after_forward else False,
+            "mp_policy": MixedPrecisionPolicy(compute, reduce),
+        }
+        if options.cpu_offload:
+            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+        output = policy.output if compute is not None else None
+        return settings, {**settings, "mp_policy": MixedPrecisionPolicy(compute, reduce, output)}
+
+
+_HALF = (torch.bfloat16, torch.float16)
+
+
+def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
+    """Return this rank's part of a tensor that an optimizer keeps beside a parameter."""
+    return sharded.divided({"": value}, parameter)[""]
+
+
+def _sliced(state: Any, copied: bool) -> Any:
+    """Return a state with a `Slice` in place of each tensor of which this rank holds a part."""
+    if sharded.is_sharded(state):
+        part = sharded.local(state).detach()
+        offsets = (sharded.start_of(state), *(0 for _ in state.shape[1:]))
+        return Slice(part.clone() if copied else part, offsets, tuple(state.shape))
+    if isinstance(state, Tensor):
+        return state.detach().clone() if copied else state
+    if isinstance(state, dict):
+        result = type(state)((key, _sliced(value, copied)) for key, value in state.items())
+        if hasattr(state, "_metadata"):
+            result._metadata = state._metadata  # type: ignore[attr-defined]
+        return result
+    if type(state) in (list, tuple):
+        return type(state)(_sliced(value, copied) for value in state)
+    return state
+
+
+def _placed(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:
+    """Return a state whose tensors are, where their target is sharded, this rank's part of them."""
+    result = OrderedDict((name, _placed_one(value, targets.get(name))) for name, value in values.items())
+    if hasattr(values, "_metadata"):
+        result._metadata = values._metadata  # type: ignore[attr-defined]
+    return result
+
+
+def _placed_one(value: Any, target: Any) -> Any:
+    if not sharded.is_sharded(target) or tuple(getattr(value, "shape", ())) != tuple(target.shape):
+        return materialise(value)
+    held = sharded.local(target)
+    if isinstance(value, Slice):
+        part = value.tensor
+    elif isinstance(value, StoredTensor):
+        rest = tuple(target.shape[1:])
+        part = value.read(Region((sharded.start_of(target), *(0 for _ in rest)), (held.shape[0], *rest)))
+    else:
+        part = sharded.own_part(target, value)
+    return sharded.like(target, part.to(held.device).clone())

@@ -1,0 +1,132 @@
+"""What does a model that is divided among workers cost beyond hand-written `fully_shard`?
+
+Two gloo ranks train copies of one transformer in both ways, blocks in a random order: forward, backward, clip, AdamW.
+Wall time of rank 0, and the bytes that it holds of parameters, gradients and optimizer state between two steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, quiet_difference, shuffled_rounds
+
+HAND, OURS = "hand-written fully_shard", "accel_nb"
+QUIET = 0.2
+STEPS = 5
+
+
+def sharding(quick: bool = False) -> Report:
+    """Measure with two ranks and report what a step costs, and what a rank holds."""
+    rounds = 12 if quick else 60
+    told = on_two_ranks("benchmarks.sharding", rounds)
+    times, held = told["times"], told["held"]
+    report = Report(
+        "Sharded training",
+        f"A step of a divided transformer of {told['parameters'] / 1e6:.1f} million parameters, clipped, with AdamW "
+        f"(2 gloo ranks, {rounds} rounds of {STEPS} steps).",
+        ["", "wall ms/step", "MB held by a rank"],
+    )
+    walls = {name: quantile(times[name], QUIET) for name in (HAND, OURS)}
+    for name in (HAND, OURS):
+        report.add(name, walls[name], held[name] / 1e6)
+    _, low, high = quiet_difference(times[OURS], times[HAND], QUIET)
+    spread = (1 + low / walls[HAND], 1 + high / walls[HAND])
+    report.figures += [
+        Figure("wall per step over hand-written", walls[OURS] / walls[HAND], 1.02, "x", spread=spread),
+        Figure("bytes held over hand-written", held[OURS] / held[HAND], 1.05, "x"),
+    ]
+    return report
+
+
+def _rank(rank: int, folder: Path, rounds: int) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from accel_nb.telemetry.memory import storage_bytes
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    try:
+        ways = _ways()
+        for run, _, _ in ways.values():
+            run(3)
+        times: dict[str, list[float]] = {name: [] for name in ways}
+        for order in shuffled_rounds(list(ways), rounds):
+            for name in order:
+                ways[name][0](1)
+                dist.barrier()
+                started = time.perf_counter()
+                ways[name][0](STEPS)
+                times[name].append((time.perf_counter() - started) / STEPS * 1e3)
+        held = {}
+        for name, (_, model, optimizer) in ways.items():
+            state = [value for entries in optimizer.state.values() for value in entries.values()]
+            gradients = [value.grad for value in model.parameters() if value.grad is not None]
+            held[name] = storage_bytes([*model.parameters(), *gradients, *state])
+        if rank == 0:
+            count = sum(value.numel() for value in ways[OURS][1].parameters())
+            (folder / "0.json").write_text(json.dumps({"times": times, "held": held, "parameters": count}))
+        dist.barrier()
+    finally:
+        dist.destroy_process_group()
+
+
+def _ways() -> dict[str, tuple[Callable[[int], None], Any, Any]]:
+    """Return, for each way, what trains some steps, and the model and optimizer that it trains."""
+    import torch
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.nn.functional import cross_entropy
+    from torch.nn.utils.clip_grad import clip_grad_norm_
+
+    from accel_nb import Accelerator
+    from tests.support.transformer import Transformer
+
+    torch.manual_seed(0)
+    network = Transformer(vocabulary=256, width=192, depth=6, length=32)
+    tokens, targets = torch.randint(256, (8, 32)), torch.randint(256, (8, 32))
+
+    model = copy.deepcopy(network)
+    mesh = init_device_mesh("cpu", (2,))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+
+    def by_hand(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            loss.backward()
+            clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            loss.item()
+
+    accelerator = Accelerator(cpu=True, strategy="fsdp")
+    mine = copy.deepcopy(network)
+    own: Any = torch.optim.AdamW(mine.parameters(), lr=1e-4)
+    accelerator.prepare(mine, own)
+
+    def ours(count: int) -> None:
+        for _ in range(count):
+            own.zero_grad()
+            loss = cross_entropy(mine(tokens).flatten(0, 1), targets.flatten())
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(mine.parameters(), 1.0)
+            own.step()
+            loss.item()
+
+    return {HAND: (by_hand, model, optimizer), OURS: (ours, mine, own)}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--rank"]:
+        _rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+    else:
+        main(sharding)

@@ -1,0 +1,93 @@
+"""Cells that train a model of which each worker holds a part: the notebook's model is whole, and the trained one."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.test_cells import done, run
+from tests.notebook.test_equality import EXPLICIT, KEEP, PLAIN, SETUP, assert_equal, weights
+
+FLAGS = "--cpus 2 --strategy fsdp"
+DATA = SETUP.format(num_samples=21)
+CLASS = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2))
+        self.head = nn.Linear(6, 3)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+    def forward(self, x):
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x) * self.scale
+"""
+MADE = DATA.replace("nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))", "Net()")
+
+
+@pytest.mark.parametrize(("body", "flags"), [(PLAIN, FLAGS), (EXPLICIT, f"{FLAGS} --batch global")])
+def test_a_cell_trains_as_on_one_process(kernel, body: str, flags: str) -> None:
+    weights(kernel, "one", DATA, PLAIN, None)
+    weights(kernel, "many", DATA, body, flags)
+    assert_equal(kernel)
+
+
+def test_training_goes_on_in_the_next_cell_after_the_notebook_changed_something(kernel) -> None:
+    change = "with torch.no_grad():\n    model[0].weight.mul_(0.5)\noptimizer.param_groups[0]['lr'] = 0.01\n"
+    schedule = "scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 3)\n"
+    weights(kernel, "one", DATA, PLAIN + change + schedule + PLAIN, None)
+    assert kernel.run(DATA).error is None
+    done(kernel, PLAIN, FLAGS)
+    assert kernel.run(change + schedule).error is None
+    done(kernel, PLAIN, FLAGS)
+    assert kernel.run(KEEP.format(name="many")).error is None
+    assert_equal(kernel)
+
+
+def test_a_model_that_the_cell_makes_comes_back_whole(kernel) -> None:
+    assert kernel.run("import torch.nn as nn, torch\n" + CLASS).error is None
+    weights(kernel, "one", "pass", MADE + PLAIN, None)
+    kernel.run("del model, optimizer, scheduler, loader, X, Y")
+    output = done(kernel, MADE + PLAIN, FLAGS)
+    assert "fsdp" in output.receipt
+    assert kernel.run(KEEP.format(name="many")).error is None
+    assert_equal(kernel)
+    assert kernel.value("(type(model) is Net, model.scale.shape == ())") == (True, True)
+    assert kernel.value("all(a is b for a, b in zip(model.parameters(), optimizer.param_groups[0]['params']))")
+    assert kernel.value("len(optimizer.state) == len(list(model.parameters()))")
+    assert kernel.value("[list(vars(part)) == list(vars(Net().double())) for part in [model]]") == [True]
+    weights(kernel, "one", "pass", PLAIN, None)  # the notebook trains it on by itself
+
+
+def test_states_and_copies_are_whole_in_a_plain_cell(kernel, tmp_path) -> None:
+    keep = f"""
+import copy
+best = copy.deepcopy(model.state_dict())
+twin = copy.deepcopy(model)
+torch.save(model.state_dict(), {str(tmp_path / "weights.pt")!r})
+model.load_state_dict(best)
+"""
+    assert kernel.run(DATA).error is None
+    done(kernel, PLAIN + keep, FLAGS)
+    for found in ("best", f"torch.load({str(tmp_path / 'weights.pt')!r})", "twin.state_dict()"):
+        assert kernel.value(f"all(torch.equal(v, {found}[n]) for n, v in model.state_dict().items())"), found
+
+
+def test_an_interrupted_cell_keeps_its_weights_until_the_next_one(kernel) -> None:
+    assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
+    endless = PLAIN + "print('go', flush=True)\nwhile True:\n" + "    for x, y in loader: model(x).sum()\n"
+    output = run(kernel, endless, FLAGS, interrupt_on="go")
+    assert output.error is not None
+    assert any("come back with the next cell" in text for text in [*output.texts, output.stdout, output.stderr])
+    assert kernel.value("torch.equal(model[0].weight, before)")
+    assert "True" in done(kernel, "print(model[0].weight.shape == (16, 6))", FLAGS).stdout
+    assert not kernel.value("torch.equal(model[0].weight, before)")
+    done(kernel, PLAIN, FLAGS)
+
+
+def test_a_cell_that_fails_keeps_its_weights_until_they_are_asked_for(kernel) -> None:
+    assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
+    output = run(kernel, PLAIN + "1 / 0", FLAGS)
+    assert output.error is not None
+    assert output.error[0] == "ZeroDivisionError"
+    done(kernel, "model", FLAGS)
+    assert not kernel.value("torch.equal(model[0].weight, before)")

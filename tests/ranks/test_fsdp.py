@@ -1,0 +1,359 @@
+"""A model that is divided among ranks trains as a whole one, whatever it is made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime import sharded
+from accel_nb.runtime.world import World
+from accel_nb.telemetry.memory import storage_bytes
+from tests.ranks.launch import run_ranks
+
+VOCABULARY = 11
+
+
+class Block(nn.Module):
+    """A layer with a norm and a residual connection."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(6)
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + torch.tanh(self.linear(self.norm(x)))
+
+
+class Language(nn.Module):
+    """Tied embeddings, a parameter that is one number, a frozen part, blocks, and a buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, 6)
+        self.blocks = nn.ModuleList(Block() for _ in range(3))
+        self.head = nn.Linear(6, VOCABULARY, bias=False)
+        self.head.weight = self.embed.weight
+        self.scale = nn.Parameter(torch.tensor(1.5))
+        self.register_buffer("offset", torch.full((6,), 0.1))
+        self.blocks[1].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x) + self.offset
+        for block in self.blocks:
+            hidden = block(hidden)
+        return self.head(hidden) * self.scale
+
+    def encode(self, x: Tensor) -> Tensor:
+        return self.embed(x)
+
+
+def language(optimizer: str = "adamw") -> tuple[Language, torch.optim.Optimizer]:
+    torch.manual_seed(5)
+    model = Language().double()
+    parameters = [value for value in model.parameters() if value.requires_grad]
+    if optimizer == "adamw":
+        return model, torch.optim.AdamW(parameters, lr=0.05)
+    return model, torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+
+
+def tokens(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    return torch.randint(VOCABULARY, (12, 5), generator=generator), torch.randint(
+        VOCABULARY, (12, 5), generator=generator
+    )
+
+
+def loss_of(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+    return F.cross_entropy(model(x).flatten(0, 1), y.flatten())
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+
+def by_hand(steps: range, kind: str = "adamw", clip: float | None = None) -> Tensor:
+    model, optimizer = language(kind)
+    for number in steps:
+        loss_of(model, *tokens(number)).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(model)
+
+
+def run(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    rank, size = accelerator.process_index, accelerator.num_processes
+    for number in steps:
+        x, y = tokens(number)
+        accelerator.backward(loss_of(model, x[rank::size], y[rank::size]))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def build(world: World, strategy: str = "fsdp", **options: Any) -> Accelerator:
+    return Accelerator(world=world, cpu=True, strategy=strategy, config={strategy: options})
+
+
+def trains(world: World, options: dict[str, Any], kind: str) -> Tensor:
+    model, optimizer = language(kind)
+    if not world.is_main:
+        with torch.no_grad():
+            model.embed.weight.zero_()  # rank 0's weights become everyone's
+    accelerator = build(world, **options)
+    accelerator.prepare(model, optimizer)
+    run(accelerator, model, optimizer, range(4))
+    with torch.no_grad():
+        model(tokens(0)[0])  # an evaluation in between leaves no trace
+    assert all(sharded.is_sharded(value) or value.dim() == 0 for value in model.parameters())
+    run(accelerator, model, optimizer, range(4, 6))
+    accelerator.close()
+    assert model.head.weight is model.embed.weight
+    return flat(model)
+
+
+@pytest.mark.parametrize(
+    ("size", "options"),
+    [
+        (2, {}),
+        (3, {"wrap": "model"}),
+        (2, {"wrap": "size", "min_params": 20}),
+        (2, {"wrap": "classes", "classes": ["Block", "LayerNorm"]}),
+        (2, {"reshard_after_forward": False}),
+        (2, {"cpu_offload": True}),
+        (4, {"hybrid_shard_size": 2}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("kind", ["adamw", "sgd"])
+def test_training_equals_one_process(size: int, options: dict[str, Any], kind: str) -> None:
+    for found in run_ranks(trains, size, options, kind):
+        torch.testing.assert_close(found, by_hand(range(6), kind), rtol=0, atol=1e-8)
+
+
+def clips(world: World, options: dict[str, Any]) -> tuple[Tensor, list[float]]:
+    model, optimizer = language()
+    accelerator = build(world, **options)
+    accelerator.prepare(model, optimizer)
+    norms = []
+    for number in range(3):
+        x, y = tokens(number)
+        accelerator.backward(loss_of(model, x[world.rank :: world.size], y[world.rank :: world.size]))
+        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), float("inf"), float("inf"))))
+        norms.append(float(accelerator.clip_grad_norm_(model.parameters(), 0.05)))
+        optimizer.step()
+        optimizer.zero_grad()
+    accelerator.close()
+    return flat(model), norms
+
+
+@pytest.mark.parametrize(("size", "options"), [(2, {}), (4, {"hybrid_shard_size": 2})], ids=str)
+def test_norms_are_those_of_the_whole_model(size: int, options: dict[str, Any]) -> None:
+    model, _ = language()
+    loss_of(model, *tokens(0)).backward()
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
+    for weights, norms in run_ranks(clips, size, options):
+        assert norms[0] == pytest.approx(float(nn.utils.get_total_norm(gradients, float("inf"))))
+        assert norms[1] == pytest.approx(float(nn.utils.get_total_norm(gradients)))
+        torch.testing.assert_close(weights, by_hand(range(3), clip=0.05), rtol=0, atol=1e-8)
+
+
+def shares_memory(world: World) -> tuple[int, int, int]:
+    model, optimizer = language()
+    whole = storage_bytes(model.parameters())
+    accelerator = build(world)
+    accelerator.prepare(model, optimizer)
+    run(accelerator, model, optimizer, range(1))
+    held = storage_bytes(model.parameters())
+    state = storage_bytes(value for entries in optimizer.state.values() for value in entries.values() if value.dim())
+    accelerator.close()
+    return whole, held, state
+
+
+def test_each_rank_holds_its_part() -> None:
+    for whole, held, state in run_ranks(shares_memory, 2):
+        assert held < 0.6 * whole
+        assert state < 2 * 0.6 * whole
+
+
+def in_turn(world: World) -> list[Tensor]:
+    """Train a model, then another that was frozen at first, with an optimizer of each; then only one of both."""
+    (first, one), (second, two) = language(), language("sgd")
+    second.requires_grad_(False)
+    accelerator = build(world)
+    accelerator.prepare(first, one, second, two)
+    run(accelerator, first, one, range(2))
+    second.embed.requires_grad_(True)
+    accelerator._preparer.refresh()
+    run(accelerator, second, two, range(2))
+    run(accelerator, first, one, range(2, 4))
+    accelerator.close()
+    return [flat(first), flat(second)]
+
+
+def test_several_models_and_parameters_that_thaw() -> None:
+    second, two = language("sgd")
+    second.requires_grad_(False)
+    second.embed.requires_grad_(True)
+    for number in range(2):
+        loss_of(second, *tokens(number)).backward()
+        two.step()
+        two.zero_grad()
+    for found in run_ranks(in_turn, 2):
+        torch.testing.assert_close(found[0], by_hand(range(4)), rtol=0, atol=1e-8)
+        torch.testing.assert_close(found[1], flat(second), rtol=0, atol=1e-8)
+
+
+def saves(world: World, strategy: str, folder: str, held: bool) -> Tensor:
+    model, optimizer = language()
+    accelerator = Accelerator(world=world, cpu=True, strategy=strategy, gradient_accumulation_steps=2 if held else 1)
+    accelerator.prepare(model, optimizer)
+    steps(accelerator, model, optimizer, range(3))
+    accelerator.save_state(f"{folder}/saved")
+    accelerator.save_model(model, f"{folder}/plain")
+    steps(accelerator, model, optimizer, range(3, 6))
+    accelerator.close()
+    return flat(model)
+
+
+def loads(world: World, strategy: str, folder: str, held: bool) -> Tensor:
+    model, optimizer = language()
+    accelerator = Accelerator(world=world, cpu=True, strategy=strategy, gradient_accumulation_steps=2 if held else 1)
+    accelerator.prepare(model, optimizer)
+    steps(accelerator, model, optimizer, range(7, 8))
+    optimizer.zero_grad()
+    accelerator.load_state(f"{folder}/saved")
+    steps(accelerator, model, optimizer, range(3, 6))
+    accelerator.close()
+    return flat(model)
+
+
+def steps(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, numbers: range) -> None:
+    rank, size = accelerator.process_index, accelerator.num_processes
+    for number in numbers:
+        x, y = tokens(number)
+        with accelerator.accumulate():
+            accelerator.backward(loss_of(model, x[rank::size], y[rank::size]))
+            optimizer.step()
+            optimizer.zero_grad()
+
+
+PAIRS = [
+    ("fsdp", 2, "fsdp", 2),
+    ("fsdp", 2, "fsdp", 3),
+    ("fsdp", 2, "ddp", 3),
+    ("fsdp", 3, "single", 1),
+    ("ddp", 2, "fsdp", 3),
+    ("single", 1, "fsdp", 2),
+]
+
+
+@pytest.mark.parametrize("held", [False, True], ids=["between steps", "in an open window"])
+@pytest.mark.parametrize(("saver", "before", "loader", "after"), PAIRS)
+def test_what_one_strategy_saves_another_goes_on_with(
+    saver: str, before: int, loader: str, after: int, held: bool, tmp_path: Path
+) -> None:
+    def on(fn: Callable[..., Tensor], strategy: str, size: int) -> list[Tensor]:
+        args = (strategy, str(tmp_path), held)
+        return run_ranks(fn, size, *args) if size > 1 else [fn(World(), *args)]
+
+    expected = on(saves, saver, before)[0]
+    for found in on(loads, loader, after):
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
+    if not held:
+        weights = load_file(tmp_path / "plain" / "model.safetensors")
+        torch.testing.assert_close(weights["embed.weight"].flatten(), by_hand(range(3))[1:67])
+        assert weights["scale"].shape == ()
+
+
+def keeps_parameters(world: World) -> tuple[bool, Tensor, str]:
+    model, optimizer = language()
+    weight, whole = model.embed.weight, {name: value.clone() for name, value in model.state_dict().items()}
+    accelerator = build(world, forward_methods=["encode"])
+    accelerator.prepare(model, optimizer)
+    assert model.encode(tokens(0)[0]).shape == (12, 5, 6)
+    run(accelerator, model, optimizer, range(2))
+    model.load_state_dict(whole)
+    found = accelerator.get_state_dict(model)
+    assert all(torch.equal(found[name], value) for name, value in whole.items())
+    problem = ""
+    try:
+        __import__("copy").deepcopy(model)
+    except MisuseError as error:
+        problem = str(error)
+    accelerator.close()
+    return model.embed.weight is weight, flat(model), problem
+
+
+def test_parameters_are_the_same_objects_afterwards_and_whole_states_load() -> None:
+    for is_same, weights, problem in run_ranks(keeps_parameters, 2):
+        assert is_same
+        torch.testing.assert_close(weights, flat(language()[0]))
+        assert "get_state_dict" in problem
+
+
+def refused(world: World, options: dict[str, Any]) -> str:
+    model, optimizer = language()
+    try:
+        build(world, **options).prepare(model, optimizer)
+    except (ConfigError, MisuseError) as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"wrap": "classes", "classes": ["Blok"]}, "did you mean Block?"),
+        ({"wrap": "classes"}, "fsdp.classes"),
+        ({"hybrid_shard_size": 3}, "does not divide the 2 workers; use one of 1, 2"),
+        ({"forward_methods": ["decode"]}, "decode"),
+    ],
+    ids=str,
+)
+def test_bad_options_are_refused_before_training(options: dict[str, Any], words: str) -> None:
+    for message in run_ranks(refused, 2, options):
+        assert words in message
+
+
+def skips_part(world: World) -> Tensor:
+    torch.manual_seed(0)
+    model = nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)})
+    holder = Chooser(model)
+    optimizer = torch.optim.SGD(holder.parameters(), lr=0.1)
+    accelerator = build(world, average_unused=True)
+    accelerator.prepare(holder, optimizer)
+    accelerator.backward(holder("a" if world.is_main else "b", torch.ones(2, 3)).mean())
+    optimizer.step()
+    accelerator.close()
+    return flat(holder)
+
+
+class Chooser(nn.Module):
+    """Uses one of its parts."""
+
+    def __init__(self, parts: nn.ModuleDict) -> None:
+        super().__init__()
+        self.parts = parts
+
+    def forward(self, name: str, x: Tensor) -> Tensor:
+        return self.parts[name](x)
+
+
+def test_ranks_that_use_different_parameters_agree() -> None:
+    torch.manual_seed(0)
+    model = Chooser(nn.ModuleDict({"a": nn.Linear(3, 1), "b": nn.Linear(3, 1)}))
+    ((model("a", torch.ones(2, 3)).mean() + model("b", torch.ones(2, 3)).mean()) / 2).backward()
+    torch.optim.SGD(model.parameters(), lr=0.1).step()
+    for found in run_ranks(skips_part, 2):
+        torch.testing.assert_close(found, flat(model))
