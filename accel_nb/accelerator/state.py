@@ -289,8 +289,7 @@ class TrainingState:
         self._stepper.strategy.write_state(bundle, state)
         for item, values in zip(self._registered, found.registered, strict=False):
             item.load_state_dict(values)
-        for optimizer in bundle.optimizers:
-            _clear(optimizer)
+        self._stepper.strategy.drop_gradients(bundle)
         self._stepper.resume_at(found.step, 0)
         rank, size = self._comm.world.rank, self._comm.world.size
         if len(found.random) == size:
