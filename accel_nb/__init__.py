@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from accel_nb.bigmodel.offload import cpu_offload, disk_offload, dispatch_model
     from accel_nb.bigmodel.ready import load
     from accel_nb.bigmodel.turns import cpu_offload_with_hook
+    from accel_nb.notebook.launcher import debug_launcher, notebook_launcher
 
     __version__: str
 
@@ -62,6 +63,7 @@ __all__ = [
     "check_device_map",
     "cpu_offload",
     "cpu_offload_with_hook",
+    "debug_launcher",
     "disk_offload",
     "dispatch_model",
     "find_executable_batch_size",
@@ -73,6 +75,7 @@ __all__ = [
     "load_checkpoint_and_dispatch",
     "load_checkpoint_in_model",
     "load_ipython_extension",
+    "notebook_launcher",
     "release_memory",
     "set_seed",
     "synchronize_rng_states",
@@ -101,6 +104,7 @@ _HOMES = {
     "check_device_map": "accel_nb.bigmodel.device_map",
     "cpu_offload": "accel_nb.bigmodel.offload",
     "cpu_offload_with_hook": "accel_nb.bigmodel.turns",
+    "debug_launcher": "accel_nb.notebook.launcher",
     "disk_offload": "accel_nb.bigmodel.offload",
     "dispatch_model": "accel_nb.bigmodel.offload",
     "find_executable_batch_size": "accel_nb.accelerator.batch_size",
@@ -111,6 +115,7 @@ _HOMES = {
     "load": "accel_nb.bigmodel.ready",
     "load_checkpoint_and_dispatch": "accel_nb.bigmodel.load",
     "load_checkpoint_in_model": "accel_nb.bigmodel.load",
+    "notebook_launcher": "accel_nb.notebook.launcher",
     "release_memory": "accel_nb.accelerator.release",
     "set_seed": "accel_nb.accelerator.seeding",
     "synchronize_rng_states": "accel_nb.accelerator.seeding",

@@ -32,6 +32,7 @@ class CellNames:
     used: tuple[str, ...]
     bound: tuple[str, ...]
     is_explicit: bool
+    wants_accelerator: bool
     is_empty: bool
 
 
@@ -52,6 +53,7 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
         bound=tuple(dict.fromkeys(reader.stored)),
         is_explicit=bool(ACCELERATOR_NAMES & mentioned),
+        wants_accelerator="accelerator" in mentioned,
         is_empty=not tree.body,
     )
 
@@ -245,6 +247,11 @@ def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _all_codes(constant)
+
+
+def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
+    """Yield the code of the functions, methods and classes of the notebook that values lead to."""
+    return _codes_of_all(values, set())
 
 
 def global_names(code: types.CodeType) -> set[str]:

@@ -9,7 +9,7 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 
@@ -48,10 +48,18 @@ class _Link:
 class LocalEngine:
     """Runs workers on this machine. The zygote starts when the engine is built, in the background."""
 
-    def __init__(self, program: str, *, preload: Sequence[str] = (), timeout_s: float = 1800.0) -> None:
+    def __init__(
+        self,
+        program: str,
+        *,
+        preload: Sequence[str] = (),
+        timeout_s: float = 1800.0,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
         self._program = program
         self._preload = list(preload)
         self._timeout_s = timeout_s
+        self._overrides = dict(overrides or {})
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -164,7 +172,7 @@ class LocalEngine:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "accel_nb.pool.zygote", str(theirs.fileno()), *self._preload],
                 pass_fds=[theirs.fileno()],
-                env=zygote_environment(),
+                env=zygote_environment() | self._overrides,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,

@@ -77,13 +77,13 @@ class Pool:
         """Where the pool stands."""
         return self._state
 
-    def wait_ready(self, presses: Callable[[], int] = lambda: 0) -> None:
+    def wait_ready(self, presses: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S) -> None:
         """Wait until every worker has said that it is ready.
 
         Raises PoolError when one cannot start, and KeyboardInterrupt when ``presses()``, the user's interrupts so far,
         goes up; the pool has failed then.
         """
-        deadline = time.monotonic() + START_PATIENCE_S
+        deadline = time.monotonic() + patience_s
         words: list[bytes] = []
         while self._starting or self._reopening or self._ending:
             try:
@@ -111,6 +111,7 @@ class Pool:
         descriptors: Sequence[int] = (),
         presses: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
+        poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
         """Run a task on the ranks that ``bodies`` names and wait until each is through.
 
@@ -132,7 +133,7 @@ class Pool:
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         while waiting:
-            arrivals = self._engine.poll(POLL_S)
+            arrivals = self._engine.poll(poll_s)
             if unsent and time.monotonic() - started > GONE_PATIENCE_S:
                 # A rank that is gone is told by its `Ended`, unless that has been heard before.
                 arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
