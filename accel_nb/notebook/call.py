@@ -12,9 +12,6 @@ from accel_nb.pool.arena import Parcel
 from accel_nb.pool.pickling import SharedId, dump, load
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S
 
-CALL = "_accel_nb_call"
-"""The name that the call has in the notebook and on the workers while it runs."""
-
 
 @dataclass(frozen=True, slots=True)
 class Call:
@@ -22,12 +19,33 @@ class Call:
 
     function: functools.partial[Any]
     name: str
+    bound_to: str = "_accel_nb_call"
+    """The name that it has in the notebook and on the workers while it runs."""
     variables: Mapping[str, str] = field(default_factory=dict)
     prefix: Callable[[int], str] | None = None
     """What stands in front of each line that a rank prints; every rank's lines are shown then."""
     poll_s: float = POLL_S
     patience_s: float = START_PATIENCE_S
     """How long workers may take to start."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Return what a worker needs to know, JSON-ready."""
+        return {"bound_to": self.bound_to, "variables": dict(self.variables)}
+
+    def culprit(self, namespace: dict[str, Any]) -> str:
+        """Say which part of the call cannot be copied to the workers, as far as one alone cannot."""
+        parts = {"the function": self.function.func}
+        parts |= {f"argument {index}": value for index, value in enumerate(self.function.args)}
+        for part, value in parts.items():
+            try:
+                dump(value, namespace=namespace, shared={})
+            except Exception as error:
+                kind = f"{type(value).__module__}.{type(value).__qualname__}"
+                return (
+                    f"{part} of {self.name} ({kind}) cannot be sent to the workers: {type(error).__name__}: {error}. "
+                    "Make what cannot be copied inside of the function."
+                )
+        return ""
 
 
 def pack_result(value: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId], rank: int) -> Parcel:

@@ -10,14 +10,16 @@ import re
 import socket
 import string
 import sys
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Layer, Resolved, environment_layer, resolve
-from accel_nb.errors import ConfigError, MisuseError, PoolError
-from accel_nb.notebook.call import CALL, Call
+from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
+from accel_nb.notebook.call import Call
 from accel_nb.notebook.session import Cell, Session
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.place import place_workers
@@ -151,12 +153,17 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
         specs,
         first,
     ):
-        session = main if first == 0 and not main.is_busy else _beside(main, specs, first)
+        if first == 0 and main.reserve():
+            try:
+                return _run(main, call, layers, specs, max_restarts)
+            finally:
+                main.release()
+        beside = _beside(main, specs, first)
         try:
-            return _run(session, call, layers, specs, max_restarts)
+            name = f"{call.bound_to}_{threading.get_ident()}"
+            return _run(beside, replace(call, bound_to=name), layers, specs, max_restarts)
         finally:
-            if session is not main:
-                session.stop()
+            beside.stop()
 
 
 def _run(
@@ -168,10 +175,12 @@ def _run(
         resolved.check_world(len(specs))
         try:
             return session.run(_cell(call), resolved, specs, mode=_panel_mode(resolved), is_last_try=num_left == 0)
-        except KeyboardInterrupt:
+        except ShippingError as error:
+            raise ShippingError(call.culprit(session.namespace) or str(error)) from None
+        except (TimeoutError, ConfigError):
             raise
         except Exception as error:
-            if num_left == 0 or isinstance(error, ConfigError):
+            if num_left == 0:
                 _show_remote(error)
                 raise
             folder = resolved.config.checkpoint.dir
@@ -188,7 +197,7 @@ def _run(
 
 
 def _cell(call: Call) -> Cell:
-    source = f"{CALL}()"
+    source = f"{call.bound_to}()"
     return Cell(source, ast.parse(source), 0, call)
 
 
@@ -234,7 +243,7 @@ def _refuse_inside(name: str) -> None:
             f"{name} was called on rank {world.rank} of {world.size}, which is a worker already; call the function "
             "itself here, and the launcher in the notebook or in a script that is started without torchrun"
         )
-    if multiprocessing.parent_process() is not None:
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise MisuseError(
             f"{name} was called while a child process imported this script; put the call below "
             "`if __name__ == '__main__':`"

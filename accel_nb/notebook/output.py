@@ -185,7 +185,7 @@ class CellOutput:
         """Say that ranks printed something that is not shown, unless it is what a shown rank printed too."""
         shown = {log.text() for rank, log in self.logs.items() if rank in self._shown_ranks}
         hidden = [
-            f"rank {rank} printed {log.num_lines} line{'s' if log.num_lines != 1 else ''}: {self._shows_all.format(rank)}"
+            f"rank {rank} printed {log.num_lines} line{'s' * (log.num_lines != 1)}: {self._shows_all.format(rank)}"
             for rank, log in self.logs.items()
             if rank not in self._shown_ranks and log.num_bytes and log.text() not in shown
         ]

@@ -23,7 +23,7 @@ from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import AccelNbError, ShippingError
-from accel_nb.notebook.call import CALL, pack_result
+from accel_nb.notebook.call import pack_result
 from accel_nb.notebook.shell import make_shell
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
@@ -60,9 +60,13 @@ class CellProgram:
         self._result: Any = None
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        """Do one task: ``run`` a cell, or ``pull`` names."""
+        """Do one task: ``run`` a cell or a call, or ``pull`` names."""
         if task == "run":
-            return self._run(body, descriptors)
+            try:
+                return self._run(body, descriptors)
+            finally:
+                if body["call"] is not None:
+                    self._namespace.pop(body["call"]["bound_to"], None)
         if task == "pull":
             return self._pull(body)
         raise ValueError(f"a worker has no task {task!r}")
@@ -122,7 +126,6 @@ class CellProgram:
                 outcome, reply["error"] = "raised", self._describe(problem, [f"ShippingError: {problem}"])
         self._result = None
         if before is None:
-            self._namespace.pop(CALL, None)
             return Handled(outcome, {**reply, "returned": None}, tuple(result))
         parcels = self._returner.collect(
             self._namespace,
@@ -131,7 +134,6 @@ class CellProgram:
             wanted=resolved.config.pull,
             rng=rng.capture() if body["wants_rng"] else None,
         )
-        self._namespace.pop(CALL, None)
         return Handled(outcome, {**reply, "returned": parcels.body}, (*parcels.descriptors, *result))
 
     def _follow_surroundings(self, variables: dict[str, str | None], reloaded: list[str]) -> None:
@@ -189,11 +191,11 @@ class CellProgram:
             return RuntimeError(words)
         return error
 
-    def _call(self, variables: dict[str, str]) -> BaseException | None:
+    def _call(self, call: dict[str, Any]) -> BaseException | None:
         """Make the call that was sent, keep what it returns, and return what it raised."""
         try:
-            with self._worker.interruptible(), patch_environment(**variables):
-                self._result = self._namespace[CALL]()
+            with self._worker.interruptible(), patch_environment(**call["variables"]):
+                self._result = self._namespace[call["bound_to"]]()
                 self._lines = [line for known in self._living() for line in known.end_run()]
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt

@@ -14,7 +14,7 @@ from typing import Any
 
 from accel_nb.config import Resolved
 from accel_nb.errors import PoolError
-from accel_nb.notebook.call import CALL, Call, read_result
+from accel_nb.notebook.call import Call, read_result
 from accel_nb.notebook.cell import CellNames, notebook_codes, read_cell
 from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
@@ -80,12 +80,15 @@ class Session:
     _surroundings: Surroundings = field(default_factory=Surroundings)
     _last_cell_s: float | None = None
     _has_lost_ranks: bool = False
-    _busy: threading.Lock = field(default_factory=threading.Lock)
+    _busy: threading.RLock = field(default_factory=threading.RLock)
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether a cell or a launch runs now, in this thread or another; may be asked in any thread."""
-        return self._busy.locked()
+    def reserve(self) -> bool:
+        """Keep other threads' cells and launches off until `release`; False when another thread has done so."""
+        return self._busy.acquire(blocking=False)
+
+    def release(self) -> None:
+        """End what a successful `reserve` of this thread began."""
+        self._busy.release()
 
     def warm_up(self) -> None:
         """Start the process that workers are forked from, in the background; returns at once."""
@@ -106,13 +109,13 @@ class Session:
         Returns what a call gave on each rank, in the order of ranks; nothing for a cell. What fails before the last try
         brings nothing back.
         """
-        if not self._busy.acquire(blocking=False):
+        if not self.reserve():
             raise PoolError("the workers are busy with a launch in another thread; wait until it has ended")
         try:
             with self._bound(cell.call):
                 return self._run_shown(cell, resolved, specs, mode, is_last_try=is_last_try)
         finally:
-            self._busy.release()
+            self.release()
 
     def _run_shown(
         self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str, *, is_last_try: bool
@@ -138,7 +141,7 @@ class Session:
         try:
             answers, reason = self._run(cell, names, resolved, specs, output, lines)
             answers, results = _split_results(answers)
-            if not is_last_try and reason in ("failure", "death"):
+            if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
                 answers = _without_returns(answers)
             for answer in answers:
                 lines += answer.body.get("lines", ())
@@ -167,12 +170,12 @@ class Session:
         if call is None:
             yield
             return
-        self.namespace[CALL] = call.function
+        self.namespace[call.bound_to] = call.function
         try:
             yield
         finally:
-            self.namespace.pop(CALL, None)
-            self._ledger.forget([CALL])
+            self.namespace.pop(call.bound_to, None)
+            self._ledger.forget([call.bound_to])
 
     def pull(self, names: Sequence[str]) -> list[str]:
         """Fetch names from rank 0, however large; returns those that arrived."""
@@ -281,7 +284,7 @@ class Session:
             "bound": list(names.bound),
             "shared": self._ledger.names(self.namespace),
             "is_plain": not names.is_explicit and cell.call is None,
-            "call": None if cell.call is None else dict(cell.call.variables),
+            "call": None if cell.call is None else cell.call.to_body(),
             "wants_accelerator": names.wants_accelerator,
             "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
             "is_empty": names.is_empty,

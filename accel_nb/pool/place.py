@@ -12,7 +12,7 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.hardware import find_gpus, num_usable_cores
 
 
-def place_workers(*, gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
+def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
     """Return one spec for each worker; with neither given every visible GPU, else one CPU worker.
 
     The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than

@@ -70,9 +70,10 @@ def fails(kernel, code: str, **options) -> tuple[str, str, str]:
 def test_each_ranks_value_comes_back_in_the_order_of_ranks(ready):
     assert ready.value("notebook_launcher(reduced, (2.0,), 2)") == [(0, 4.0), (1, 4.0)]
     assert ready.value("notebook_launcher(reduced, num_processes=1)") == [(0, 1.0)]
-    assert ready.value("notebook_launcher(lambda: (torch.get_num_threads(), dist.get_world_size()), (), 2)") == [
-        (max(1, ready.value("len(os.sched_getaffinity(0))") // 2), 2)
-    ] * 2
+    assert (
+        ready.value("notebook_launcher(lambda: (torch.get_num_threads(), dist.get_world_size()), (), 2)")
+        == [(max(1, ready.value("len(os.sched_getaffinity(0))") // 2), 2)] * 2
+    )
 
 
 def test_the_launch_says_truthfully_what_it_runs_on(ready):
@@ -90,7 +91,7 @@ def test_what_was_trained_comes_back_in_place_and_equals_one_process(ready):
         "result = notebook_launcher(train, (model, optimizer, loader, losses), 2)",
     )
     assert ready.value("result[0][0] is model and result[1][0] is model and model[0].weight is first")
-    assert ready.value("len(losses), len(optimizer.state)") == (12, 4)
+    assert ready.value("(len(losses), len(optimizer.state))") == (12, 4)
     assert ready.value(
         "all(torch.allclose(a, b, atol=1e-5) for a, b in zip(model.parameters(), alone[0].parameters()))"
     )
@@ -111,13 +112,13 @@ def test_lambdas_closures_methods_and_classes_of_the_notebook_are_launched(ready
         "trainer = Trainer()\nbound = 3\ndef outer(n):\n    def inner(): return n + bound\n    return inner",
     )
     assert ready.value("[p.x for p in notebook_launcher(trainer.fit, (5,), 2)]") == [5, 5]
-    assert ready.value("trainer.log, trainer.model.weight.item()") == ([5], 5.0)
+    assert ready.value("(trainer.log, trainer.model.weight.item())") == ([5], 5.0)
     assert ready.value("notebook_launcher(outer(4), (), 2)") == [7, 7]
 
 
 def test_the_kernel_is_as_it_was_before(ready):
     setup(ready, "before = state()\ndebug_launcher(reduced)\nafter = state()")
-    assert ready.value("before == after"), ready.value("before, after")
+    assert ready.value("before == after"), ready.value("(before, after)")
     ready.run("before = state()")
     fails(ready, "debug_launcher(lambda: 1 / 0)")
     assert ready.value("before == state()")
@@ -135,15 +136,20 @@ def test_it_works_after_threads_accelerators_and_parallel_operations_in_the_kern
 
 
 def test_an_error_keeps_its_type_and_points_at_the_functions_lines(ready):
-    setup(ready, "class Odd(Exception): pass\ndef broken():\n    if dist.get_rank() == 1:\n        raise Odd('why')\n"
-          "    reduced()")
+    setup(
+        ready,
+        "class Odd(Exception): pass\ndef broken():\n    if dist.get_rank() == 1:\n        raise Odd('why')\n"
+        "    reduced()",
+    )
     kind, message, trace = fails(ready, "debug_launcher(broken)")
     assert (kind, message) == ("Odd", "why")
     assert "rank 1 raised" in trace
     assert "----> 4         raise Odd('why')" in trace
     assert "Cell In[" in trace
     assert "launcher.py" not in trace
-    assert ready.run("try: debug_launcher(broken)\nexcept Odd as error: print('caught', error)").stdout == "caught why\n"
+    assert (
+        ready.run("try: debug_launcher(broken)\nexcept Odd as error: print('caught', error)").stdout == "caught why\n"
+    )
 
 
 def test_leaving_by_exit_is_an_error_and_a_death_is_named(ready):
@@ -186,7 +192,8 @@ def test_a_restart_begins_with_the_notebooks_values(ready, tmp_path: Path):
         output = ready.run(f"log.clear(); print(notebook_launcher(flaky, ({kind!r},), 2, max_restarts=1))")
         assert output.stdout == "[(1, '1'), (1, '1')]\n", output
         assert "restarting from the start" in output.stderr
-    assert "once" in fails(ready, "marks += '/missing'\nnotebook_launcher(flaky, ('raise',), 2, max_restarts=1)")[1] or True
+    kind, *_ = fails(ready, "marks += '/missing'\nnotebook_launcher(flaky, ('raise',), 2, max_restarts=1)")
+    assert kind == "FileNotFoundError", "it failed as often as it may"
 
 
 def test_a_restart_goes_on_from_the_newest_checkpoint(ready, tmp_path: Path):
@@ -217,13 +224,9 @@ def test_a_restart_goes_on_from_the_newest_checkpoint(ready, tmp_path: Path):
 
 
 def test_launches_from_several_threads_run_at_once(ready):
-    setup(
-        ready,
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "def meet(mine, other):\n    os.mkfifo(mine) if not os.path.exists(mine) else None\n    return reduced()\n",
-    )
     code = (
-        "import tempfile, pathlib\nplace = pathlib.Path(tempfile.mkdtemp())\n"
+        "from concurrent.futures import ThreadPoolExecutor\nimport tempfile, pathlib\n"
+        "place = pathlib.Path(tempfile.mkdtemp())\n"
         "def meet(name, other):\n    import time\n    (place / name).touch()\n    end = time.monotonic() + 60\n"
         "    while not (place / other).exists():\n        assert time.monotonic() < end, 'the other launch never ran'\n"
         "    return name, reduced()\n"
@@ -244,14 +247,22 @@ def test_every_ranks_lines_are_shown_with_a_prefix(ready):
 def test_workers_find_what_was_asked_for(ready):
     code = "lambda: [os.environ[n] for n in ('MASTER_ADDR', 'MASTER_PORT', 'TORCHELASTIC_RUN_ID')]"
     assert ready.value(f"notebook_launcher({code}, (), 1, rdzv_id='x')") == [["127.0.0.1", "29500", "x"]]
-    assert ready.value(f"notebook_launcher({code}, (), 1, rdzv_endpoint='localhost:77')") == [["localhost", "77", "none"]]
+    assert ready.value(f"notebook_launcher({code}, (), 1, rdzv_endpoint='localhost:77')") == [
+        ["localhost", "77", "none"]
+    ]
     (first,) = ready.value(f"notebook_launcher({code}, (), 1, use_port=None)")
     assert first[1] not in ("0", "29500")
 
 
 def test_a_launch_that_takes_too_long_is_ended(ready):
-    kind, message, _ = fails(ready, "notebook_launcher(threading.Event().wait, (), 2, timeout=0.3)")
+    kind, message, _ = fails(ready, "notebook_launcher(lambda: threading.Event().wait(), (), 2, timeout=0.3)")
     assert kind == "TimeoutError", message
+
+
+def test_an_argument_that_cannot_be_sent_is_named(ready):
+    kind, message, _ = fails(ready, "debug_launcher(print, (1, threading.Lock()))")
+    assert kind == "ShippingError"
+    assert message.startswith("argument 1 of print (_thread.lock) cannot be sent to the workers")
 
 
 @pytest.mark.parametrize(
@@ -316,9 +327,7 @@ def test_a_script_launches_without_a_guard(tmp_path: Path):
     assert done.stdout == "rank 0\n[2.0, 2.0] [[2.0, 2.0]]\nrank 0\n"
     assert done.returncode == 1
     assert "rank 1 raised" in done.stderr
-    assert '14     raise ValueError("broken")' in done.stderr.replace("-", "").replace(">", "").replace("  raise", "raise") or (
-        'raise ValueError("broken")' in done.stderr
-    )
+    assert '--> 15     raise ValueError("broken")' in done.stderr
     assert done.stderr.rstrip().endswith("ValueError: broken")
 
 
