@@ -1,4 +1,4 @@
-"""``accel-nb checkpoint|config|demo|test``. Exit status: 0 done, 1 it failed, 2 bad input (one line a problem)."""
+"""``accel-nb checkpoint|config|demo|doctor|test``. Exit status: 0 done, 1 failed, 2 bad input (one line a problem)."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -8,6 +8,7 @@ from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
+from accel_nb.notebook.doctor import report
 from accel_nb.runtime.environment import option_variables
 
 HELP = """\
@@ -17,6 +18,7 @@ accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
+accel-nb doctor                what was found on this machine, and what will bite
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
@@ -50,8 +52,10 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
         return checkpoint.run, words[1:]
     if group == "test":
         return selftest.run, words[1:]
+    if group == "doctor":
+        return _alone(report), words[1:]
     if group != "config":
-        near = did_you_mean(group, ["checkpoint", "config", "demo", "test"])
+        near = did_you_mean(group, ["checkpoint", "config", "demo", "doctor", "test"])
         raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
     if action not in _CONFIG_COMMANDS:
         choices = ", ".join(_CONFIG_COMMANDS)

@@ -26,6 +26,7 @@ from accel_nb.pool.place import place_workers
 from accel_nb.pool.pool import START_PATIENCE_S
 from accel_nb.runtime.environment import option_variables, torchrun_world, visible_gpus
 from accel_nb.runtime.hardware import find_gpus
+from accel_nb.runtime.platforms import find_tpu
 
 _SCRIPT_SESSION = "__accel_nb_session__"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -143,7 +144,7 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 
 def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_restarts: int, source: str) -> list[Any]:
     places: dict[str, str] = {}
-    if num_processes is not None:
+    if num_processes is not None and (find_gpus() or find_tpu() is None):
         kind = "gpus" if find_gpus() else "cpus"
         given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
     layers = [environment_layer(option_variables()), Layer("flags", given, f"{source}(...)", places)]

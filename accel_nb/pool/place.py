@@ -9,19 +9,23 @@ from typing import Literal
 
 from accel_nb.errors import ConfigError
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runtime.hardware import find_gpus, num_usable_cores
+from accel_nb.runtime.hardware import cuda_of_torch, find_gpus, num_usable_cores, why_unusable
+from accel_nb.runtime.platforms import find_tpu
 
 
 def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
     """Return one spec for each worker; with neither given every visible GPU, else one CPU worker.
 
     The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than
-    are visible and free.
+    are visible and free, when torch cannot run on one of them, and when nothing is asked for where a TPU is.
     """
     if cpus is not None:
         return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
-    visible = len(find_gpus())
+    found = find_gpus()
+    visible = len(found)
     if gpus is None and visible == 0:
+        if (tpu := find_tpu()) is not None:
+            raise ConfigError(f"{tpu}: this version does not train on TPUs; use --cpus N to train on the processor")
         return (WorkerSpec("cpu", num_usable_cores()),)
     free = visible - taken
     count = free if gpus in (None, "all") else int(gpus)
@@ -37,6 +41,8 @@ def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: in
             if visible
             else f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
         )
+    if problems := [why for gpu in found[taken : taken + count] if (why := why_unusable(gpu, cuda_of_torch()))]:
+        raise ConfigError(problems)
     threads = max(1, num_usable_cores() // count)
     return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))
 
