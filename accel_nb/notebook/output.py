@@ -16,6 +16,7 @@ from accel_nb.notebook.logs import Decoder, RankLog
 from accel_nb.notebook.receipt import as_bundle, receipt_line, starting_line
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer
+from accel_nb.pool.pool import HANG
 from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
 
@@ -77,7 +78,11 @@ class CellOutput:
         """Show a rank's rich output, or take in an event."""
         for descriptor in descriptors:
             os.close(descriptor)
-        if topic == "event":
+        if topic == HANG:
+            self._begin()
+            self._flush()
+            self._say(body["line"])
+        elif topic == "event":
             self._take_event(from_message(body))
         elif rank in self._shown_ranks:
             self._begin()

@@ -1,8 +1,10 @@
 """Every message that kernel, zygote and workers exchange, as typed records with one encoding.
 
-kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`.
+kernel -> zygote: `Fork`, `Kill`, `Trace`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
+                                                               `Traced`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
-kernel -> worker's monitor thread: `Interrupt`, `Cut` (it reads a channel of its own, also while the worker is busy).
+kernel -> worker's monitor thread: `Interrupt`, `Cut`, `Look` (it reads a channel of its own, also while
+the worker is busy).
 """
 
 from __future__ import annotations
@@ -15,12 +17,15 @@ from accel_nb.pool.channel import ChannelError, Message
 STOPPED = "stopped"
 """Topic of the `Note` with which a rank says, after an interrupt, that user code has ended."""
 
+PLACE = "place"
+"""Topic of the `Note` with which a rank answers a `Look`."""
+
 Outcome = Literal["done", "raised", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring and store."""
+    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring, store and trace."""
 
     kind: ClassVar[str] = "fork"
     rank: int
@@ -47,6 +52,23 @@ class Kill:
 
     kind: ClassVar[str] = "kill"
     rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Have a worker write its Python stack, whatever holds its interpreter lock, and say what state it is in."""
+
+    kind: ClassVar[str] = "trace"
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The system's letter for a worker's state: ``T`` is stopped, ``R`` runs, ``S`` sleeps."""
+
+    kind: ClassVar[str] = "traced"
+    rank: int
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +145,15 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """If request ``number`` is still running: say where it is. ``from_outside``: the rank has not answered before."""
+
+    kind: ClassVar[str] = "look"
+    number: int
+    from_outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something to show or count while a request runs."""
 
@@ -147,6 +178,8 @@ _RECORDS: dict[str, type] = {
     for record in (
         Fork,
         Kill,
+        Trace,
+        Traced,
         ZygoteReady,
         Forked,
         ForkFailed,
@@ -155,6 +188,7 @@ _RECORDS: dict[str, type] = {
         Request,
         Interrupt,
         Cut,
+        Look,
         Note,
         Reply,
     )

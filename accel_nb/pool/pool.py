@@ -9,13 +9,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
-from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, WorkerSpec
+from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
 from accel_nb.pool.failure import Answer, Ladder, Reason
-from accel_nb.pool.messages import STOPPED, Note, Reply, Request, WorkerReady
+from accel_nb.pool.hang import HangDoctor
+from accel_nb.pool.messages import PLACE, STOPPED, Note, Reply, Request, WorkerReady
 from accel_nb.pool.state import State, move
 from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
+HANG = "hang"
+"""Topic of the notes about a rank that others wait for; the body has a ``line``."""
 START_PATIENCE_S = 120.0
 GONE_PATIENCE_S = 1.0
 """How long to wait for the exit notice of a rank that could not be reached."""
@@ -123,6 +126,9 @@ class Pool:
         self._state = move(self._state, "busy")
         self._number += 1
         ladder = Ladder(self._engine, self._number, self.size)
+        doctor = HangDoctor(
+            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line}, ())
+        )
         answers: list[Answer] = []
         waiting = set(bodies)
         unsent = {
@@ -139,9 +145,17 @@ class Pool:
                 arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:
-                if isinstance(arrival, Arrived) and _says_stopped(arrival.record, self._number):
-                    ladder.stopped(arrival.rank)
+                if isinstance(arrival, Seen):
+                    doctor.seen(arrival)
                     continue
+                if isinstance(arrival, Arrived) and isinstance(arrival.record, Note):
+                    if arrival.record.number == self._number and arrival.record.topic == STOPPED:
+                        ladder.stopped(arrival.rank)
+                    elif arrival.record.number == self._number and arrival.record.topic == PLACE:
+                        doctor.answered(arrival.rank, arrival.record.body)
+                    if arrival.record.topic in (STOPPED, PLACE):
+                        continue
+                doctor.heard()
                 answer = self._take(arrival, listener, waiting, ladder.killed)
                 if answer is not None:
                     answers.append(answer)
@@ -152,6 +166,8 @@ class Pool:
                     listener.answered(answer)
             if waiting:
                 listener.tick()
+                if ladder.reason is None:
+                    doctor.turn(waiting)
                 ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
         self._mend(
             {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group
@@ -192,12 +208,15 @@ class Pool:
             listener.measured(arrival.events)
         elif isinstance(arrival, Ended):
             waiting.discard(arrival.rank)
-            return Answer(arrival.rank, "died", {"code": arrival.code, "killed": arrival.rank in killed})
-        elif isinstance(arrival.record, Note):
-            listener.noted(arrival.rank, arrival.record.topic, arrival.record.body, arrival.descriptors)
-        elif isinstance(arrival.record, Reply) and arrival.record.number == self._number:
-            waiting.discard(arrival.rank)
-            return Answer(arrival.rank, arrival.record.outcome, arrival.record.body, arrival.descriptors)
+            told = {"code": arrival.code, "killed": arrival.rank in killed, "stack": arrival.stack}
+            return Answer(arrival.rank, "died", told)
+        elif isinstance(arrival, Arrived):
+            record = arrival.record
+            if isinstance(record, Note):
+                listener.noted(arrival.rank, record.topic, record.body, arrival.descriptors)
+            elif isinstance(record, Reply) and record.number == self._number:
+                waiting.discard(arrival.rank)
+                return Answer(arrival.rank, record.outcome, record.body, arrival.descriptors)
         return None
 
     def _mend(self, dead: Collection[int], *, left_the_group: bool) -> None:
@@ -257,7 +276,3 @@ class Pool:
         self._state = move(self._state, "failed")
         tail = b"".join(words)[-4000:].decode(errors="replace")
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
-
-
-def _says_stopped(record: object, number: int) -> bool:
-    return isinstance(record, Note) and record.topic == STOPPED and record.number == number

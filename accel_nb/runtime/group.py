@@ -7,10 +7,12 @@ shuts down exactly those. NCCL communicators are aborted instead.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -124,6 +126,25 @@ class Group:
     def has_note(key: str) -> bool:
         """Whether any rank left this note; does not wait."""
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
+
+    def last_collective(self) -> dict[str, Any] | None:
+        """Return group, sequence number, operation and sizes of the collective that this rank entered last.
+
+        From torch's own record of them; None where this torch keeps none for the backend. May be asked in any thread.
+        """
+        dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+        if dump is None or not self.is_open():
+            return None
+        entries = json.loads(dump(True, False)).get("entries") or []
+        if not entries:
+            return None
+        last = max(entries, key=lambda entry: entry["record_id"])
+        return {
+            "group": last["process_group"][0],
+            "sequence": last["collective_seq_id"],
+            "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
+            "sizes": last["input_sizes"],
+        }
 
     def renew(self) -> None:
         """Throw the default group away, whoever opened it, and open one in its place; every rank must call.
