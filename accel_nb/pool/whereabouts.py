@@ -8,15 +8,13 @@ import sysconfig
 import traceback
 from typing import TYPE_CHECKING, Any
 
-import accel_nb
-
 if TYPE_CHECKING:
     from accel_nb.runtime.group import Group
 
 _PATHS = sysconfig.get_paths()
 _LIBRARIES = tuple(
     os.path.join(path, "")
-    for path in (os.path.dirname(accel_nb.__file__), *(_PATHS[key] for key in ("stdlib", "purelib", "platlib")))
+    for path in (os.path.dirname(os.path.dirname(__file__)), *(_PATHS[key] for key in ("stdlib", "purelib", "platlib")))
 )
 _WAITS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 

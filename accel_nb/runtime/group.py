@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from accel_nb.runtime.lent import lend_default_group, original
 from accel_nb.runtime.world import World
 
 logger = logging.getLogger(__name__)
@@ -155,8 +156,8 @@ class Group:
         if backend == "nccl":
             c10d._abort_process_group()
         else:
-            dist.destroy_process_group()
-        dist.init_process_group(
+            original("destroy_process_group")()
+        original("init_process_group")(
             backend,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -173,7 +174,7 @@ class Group:
             self._make = None
         if dist.is_initialized():
             try:
-                dist.destroy_process_group()
+                original("destroy_process_group")()
             except Exception as error:  # after a cut a backend may fail to say goodbye; the group is gone all the same
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
@@ -186,7 +187,8 @@ class Group:
             else:
                 store = dist.FileStore(store_path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
                 where = {"store": store}
-            dist.init_process_group(
+                lend_default_group()
+            original("init_process_group")(
                 self.backend,
                 rank=self.world.rank,
                 world_size=self.world.size,

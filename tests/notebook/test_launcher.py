@@ -360,3 +360,41 @@ def test_an_interrupted_script_raises_and_leaves_nothing(tmp_path: Path):
     assert script.wait(60) == 0
     script.stdout.close()
     assert lines[-3:] == ["interrupted\n", "rank 0\n", "[2.0, 2.0]\n"]
+
+
+TORCHRUN = """
+def torchrun_script():
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler
+    dist.init_process_group("gloo", timeout=__import__("datetime").timedelta(minutes=1))
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = [(torch.full((4,), float(i)), torch.tensor([float(i)])) for i in range(8)]
+    loader = DataLoader(data, batch_size=2, sampler=DistributedSampler(data, shuffle=False))
+    seen = 0
+    for x, y in loader:
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        seen += len(x)
+    dist.barrier()
+    dist.destroy_process_group()
+    return seen, [round(value, 5) for value in model.module.weight.flatten().tolist()]
+"""
+
+
+def test_code_for_torchrun_runs_unchanged_in_launches_and_cells(ready):
+    setup(ready, TORCHRUN)
+    first = ready.value("notebook_launcher(torchrun_script, (), 2)")
+    assert first[0] == first[1]
+    assert first[0][0] == 4, "each rank's own sampler divides, and nothing else does"
+    assert ready.value("notebook_launcher(torchrun_script, (), 2)") == first
+    setup(ready, "%%accelerate --cpus 2\nfound = torchrun_script()")
+    assert ready.value("found") == first[0]
+
+
+def test_a_group_that_cannot_be_had_is_refused(ready):
+    kind, message, _ = fails(ready, "debug_launcher(lambda: dist.init_process_group('gloo', world_size=3, rank=0))")
+    assert (kind, "this worker's group has world_size 2" in message) == ("ValueError", True)
+    assert "group is gloo" in fails(ready, "debug_launcher(lambda: dist.init_process_group('nccl'))")[1]
