@@ -7,11 +7,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from accel_nb import debug_launcher, notebook_launcher
 from accel_nb.errors import ConfigError, MisuseError
+from tests.conftest import wait_for
 from tests.notebook.test_state import setup
+from tests.support.kernel import running_kernel
 
 SETUP = """
 import os, signal, threading, torch
@@ -252,6 +255,33 @@ def test_workers_find_what_was_asked_for(ready):
     ]
     (first,) = ready.value(f"notebook_launcher({code}, (), 1, use_port=None)")
     assert first[1] not in ("0", "29500")
+
+
+def test_a_restart_of_the_kernel_leaves_nothing_and_the_next_launch_works(ready):
+    launch = "import os\nfrom accel_nb import debug_launcher\npids = debug_launcher(lambda: os.getpid())"
+    with running_kernel() as kernel:
+        assert kernel.run(launch).error is None
+        pids = kernel.value("pids")
+        kernel.manager.restart_kernel(now=True)
+        kernel.client.wait_for_ready(timeout=60)
+        assert wait_for(lambda: not any(psutil.pid_exists(pid) for pid in pids), 2.0)
+        assert kernel.run(launch).error is None
+        assert len(set(kernel.value("pids"))) == 2
+
+
+def test_a_port_that_is_taken_is_no_obstacle(ready):
+    setup(ready, "import socket\nholder = socket.socket()\nholder.bind(('127.0.0.1', 0))\nholder.listen()")
+    assert ready.value("notebook_launcher(reduced, (), 2, use_port=holder.getsockname()[1])") == HEALTHY
+    setup(ready, "holder.close()")
+
+
+def test_different_errors_of_all_ranks_are_told_once_each(ready):
+    code = "def differ():\n    raise [KeyError, IndexError, IndexError][dist.get_rank()]('mine')"
+    setup(ready, code)
+    kind, _, trace = fails(ready, "debug_launcher(differ, num_processes=3)")
+    assert kind in ("KeyError", "IndexError")
+    assert trace.count("mine") >= 2
+    assert ("then raised IndexError" in trace) or ("then raised KeyError" in trace)
 
 
 def test_a_launch_that_takes_too_long_is_ended(ready):
