@@ -175,7 +175,7 @@ def _run(
         resolved = resolve(layers)
         resolved.check_world(len(specs))
         try:
-            return session.run(_cell(call), resolved, specs, mode=_panel_mode(resolved), is_last_try=num_left == 0)
+            return session.run(_cell(call, session.namespace), resolved, specs, mode=_panel_mode(resolved), is_last_try=num_left == 0)
         except ShippingError as error:
             raise ShippingError(call.culprit(session.namespace) or str(error)) from None
         except (TimeoutError, ConfigError):
@@ -197,8 +197,10 @@ def _run(
     raise AssertionError("a launch ends with results or an error")
 
 
-def _cell(call: Call) -> Cell:
-    source = f"{call.bound_to}()"
+def _cell(call: Call, namespace: Mapping[str, Any]) -> Cell:
+    """Return the call as a cell; a function that the notebook has a name for is sent by it, and so only once."""
+    name = call.name if namespace.get(call.name) is call.function.func else "None"
+    source = f"{name}\n{call.bound_to}()"
     return Cell(source, ast.parse(source), 0, call)
 
 

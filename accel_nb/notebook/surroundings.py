@@ -16,6 +16,7 @@ from IPython.core.getipython import get_ipython
 from accel_nb.runtime.environment import notebook_variables
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_LIBRARIES = tuple(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(slots=True)
@@ -90,5 +91,4 @@ def _module_name(value: Any) -> str:
 def _is_users(origin: str | None) -> bool:
     if not origin or not origin.endswith(".py"):
         return False
-    paths = sysconfig.get_paths()
-    return not any(origin.startswith(os.path.join(paths[key], "")) for key in ("stdlib", "purelib", "platlib"))
+    return not origin.startswith(_LIBRARIES)

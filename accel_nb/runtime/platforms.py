@@ -148,7 +148,7 @@ def find_tpu(signals: Signals | None = None) -> str | None:
 
     ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to a design that is gone, and say nothing.
     """
-    here = signals or find_signals()
+    here = signals or Signals(notebook_variables())
     named = here.variables.get("TPU_ACCELERATOR_TYPE")
     is_asked_for = here.variables.get("PJRT_DEVICE", "").upper() == "TPU"
     if named or is_asked_for or here.has_path("/dev/accel0"):
