@@ -175,7 +175,8 @@ def _run(
         resolved = resolve(layers)
         resolved.check_world(len(specs))
         try:
-            return session.run(_cell(call, session.namespace), resolved, specs, mode=_panel_mode(resolved), is_last_try=num_left == 0)
+            cell, mode = _cell(call, session.namespace), _panel_mode(resolved)
+            return session.run(cell, resolved, specs, mode=mode, is_last_try=num_left == 0)
         except ShippingError as error:
             raise ShippingError(call.culprit(session.namespace) or str(error)) from None
         except (TimeoutError, ConfigError):
