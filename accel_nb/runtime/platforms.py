@@ -128,9 +128,11 @@ def find_signals() -> Signals:
         parent = " ".join((psutil.Process().parent() or psutil.Process()).cmdline())
     except psutil.Error:  # it ended, or belongs to somebody else
         parent = ""
+    app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    is_kernel = app is not None and app.initialized()  # the package alone may have been imported by anything
     return Signals(
         variables=notebook_variables(),
-        modules=frozenset(sys.modules),
+        modules=frozenset(sys.modules) - (frozenset() if is_kernel else {"ipykernel"}),
         names=frozenset(vars(main)) if main is not None else frozenset(),
         home=os.path.expanduser("~"),
         parent=parent,
