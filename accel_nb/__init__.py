@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from accel_nb.bigmodel.quantized_files import quantize_checkpoint, save_quantized
     from accel_nb.bigmodel.ready import load
     from accel_nb.bigmodel.turns import cpu_offload_with_hook
+    from accel_nb.notebook.launcher import debug_launcher, notebook_launcher
     from accel_nb.telemetry.trackers import GeneralTracker
 
     __version__: str
@@ -72,6 +73,7 @@ __all__ = [
     "check_device_map",
     "cpu_offload",
     "cpu_offload_with_hook",
+    "debug_launcher",
     "disk_offload",
     "dispatch_model",
     "find_executable_batch_size",
@@ -88,6 +90,7 @@ __all__ = [
     "prepare_pipeline",
     "quantize_checkpoint",
     "quantize_model",
+    "notebook_launcher",
     "release_memory",
     "report_quantization",
     "save_quantized",
@@ -121,6 +124,7 @@ _HOMES = {
     "check_device_map": "accel_nb.bigmodel.device_map",
     "cpu_offload": "accel_nb.bigmodel.offload",
     "cpu_offload_with_hook": "accel_nb.bigmodel.turns",
+    "debug_launcher": "accel_nb.notebook.launcher",
     "disk_offload": "accel_nb.bigmodel.offload",
     "dispatch_model": "accel_nb.bigmodel.offload",
     "find_executable_batch_size": "accel_nb.accelerator.batch_size",
@@ -136,6 +140,7 @@ _HOMES = {
     "prepare_pipeline": "accel_nb.bigmodel.pipeline",
     "quantize_checkpoint": "accel_nb.bigmodel.quantized_files",
     "quantize_model": "accel_nb.bigmodel.quantize",
+    "notebook_launcher": "accel_nb.notebook.launcher",
     "release_memory": "accel_nb.accelerator.release",
     "report_quantization": "accel_nb.bigmodel.quantize",
     "save_quantized": "accel_nb.bigmodel.quantized_files",

@@ -26,6 +26,7 @@ NAMES = (
     "facade_cost",
     "loader_cost",
     "warm_cell",
+    "launcher",
     "cold_start",
     "idle_memory",
     "weights_back",

@@ -1,4 +1,4 @@
-"""``accel-nb checkpoint|config|demo|estimate|test``.
+"""``accel-nb checkpoint|config|demo|doctor|estimate|test``.
 
 Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
 """
@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from accel_nb.cli import checkpoint, configure, demo, estimate, selftest
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
+from accel_nb.notebook.doctor import report
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
@@ -19,6 +20,7 @@ accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
+accel-nb doctor                what was found on this machine, and what will bite
 accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
@@ -53,10 +55,17 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
     return _COMMANDS[group], words[1:]
 
 
+def _doctor(words: Sequence[str]) -> str:
+    if words:
+        raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
+    return report()
+
+
 _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "checkpoint": checkpoint.run,
     "config": configure.run,
     "demo": demo.run,
+    "doctor": _doctor,
     "estimate": estimate.run,
     "test": selftest.run,
 }

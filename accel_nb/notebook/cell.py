@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
-"""A cell that uses one of these is left exactly as written."""
+_OWN_WAY = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
+"""A cell that uses one of either is left exactly as written: it prepares, or divides, by itself."""
 
 _HOOKS = ("transform", "target_transform", "transforms", "loader", "dataset")
 """Attributes by which the data sets of the usual libraries hold functions of the notebook."""
@@ -32,6 +33,7 @@ class CellNames:
     used: tuple[str, ...]
     bound: tuple[str, ...]
     is_explicit: bool
+    wants_accelerator: bool
     is_empty: bool
 
 
@@ -51,7 +53,8 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         spare=frozenset(needed.names) - frozenset(surely.names),
         used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
         bound=tuple(dict.fromkeys(reader.stored)),
-        is_explicit=bool(ACCELERATOR_NAMES & mentioned),
+        is_explicit=bool((ACCELERATOR_NAMES | _OWN_WAY) & mentioned),
+        wants_accelerator="accelerator" in mentioned,
         is_empty=not tree.body,
     )
 
@@ -245,6 +248,11 @@ def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
     for constant in code.co_consts:
         if isinstance(constant, types.CodeType):
             yield from _all_codes(constant)
+
+
+def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
+    """Yield the code of the functions, methods and classes of the notebook that values lead to."""
+    return _codes_of_all(values, set())
 
 
 def global_names(code: types.CodeType) -> set[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
 
-from accel_nb.runtime.environment import detect_platform
-from accel_nb.runtime.hardware import Machine, inspect_machine
+from accel_nb.runtime.hardware import Machine, cuda_of_torch, inspect_machine, why_unusable
+from accel_nb.runtime.platforms import Signals, detect_platform, find_signals, find_tpu
 
 GIB = 1024**3
 SMALL_SHM = 1 * GIB
@@ -30,19 +30,28 @@ class Finding:
         return f"[{_MARKS[self.level]}] {self.text}"
 
 
-def diagnose(machine: Machine | None = None) -> list[Finding]:
+def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> list[Finding]:
     """Look at platform, packages, devices, memory and disk; returns the findings in reading order."""
-    machine = machine or inspect_machine()
+    machine, signals = machine or inspect_machine(), signals or find_signals()
+    platform = detect_platform(signals)
+    tpu = find_tpu(signals)
     return [
-        Finding("ok", f"platform: {detect_platform()}, Python {sys.version.split()[0]}"),
+        Finding("ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.rung}"),
+        *(Finding("note", advice) for advice in platform.advice),
         *_packages(),
         Finding(
             "ok",
             f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free",
         ),
+        *([Finding("warning", f"{tpu}: this version does not train on TPUs, use --cpus N")] if tpu else []),
         *_gpus(machine),
         *_space(machine),
     ]
+
+
+def report() -> str:
+    """Return the findings as lines of text."""
+    return "".join(f"{finding}\n" for finding in diagnose())
 
 
 def _packages() -> Iterator[Finding]:
@@ -70,6 +79,8 @@ def _gpus(machine: Machine) -> Iterator[Finding]:
     for gpu in machine.gpus:
         name = f"GPU {gpu.index}: {gpu.name}, {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
         yield Finding("ok", name)
+        if (why := why_unusable(gpu, cuda_of_torch())) is not None:
+            yield Finding("warning", why)
         if not gpu.has_real_bf16:
             yield Finding("warning", f"GPU {gpu.index} only emulates bf16: use --precision fp16 or auto")
         if gpu.free_bytes < gpu.total_bytes // 2:

@@ -186,6 +186,12 @@ def _names(words: list[str], command: str) -> list[str]:
     return names
 
 
+def session_of(shell: Any) -> Session:
+    """Return the session of a shell, loading the extension if it is not loaded yet."""
+    magics = shell.magics_manager.registry.get(AccelerateMagics.__name__) or load(shell)
+    return magics.session
+
+
 def load(shell: Any) -> AccelerateMagics:
     """Register the magics with a shell and start warming up; returns them."""
     unload(shell)

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from IPython.core.getipython import get_ipython
@@ -16,6 +16,7 @@ from accel_nb.notebook.logs import Decoder, RankLog
 from accel_nb.notebook.receipt import as_bundle, receipt_line, starting_line
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer
+from accel_nb.pool.pool import HANG
 from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
 
@@ -30,10 +31,20 @@ _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 class CellOutput:
     """Draws a cell's output; the pool's listener while it runs."""
 
+    _shows_all = "`%accelerate logs {}`"
+
     def __init__(
-        self, specs: Sequence[WorkerSpec], *, panel: Panel, shown_ranks: Collection[int], is_new: bool
+        self,
+        specs: Sequence[WorkerSpec],
+        *,
+        panel: Panel,
+        shown_ranks: Collection[int],
+        is_new: bool,
+        prefix: Callable[[int], str] | None = None,
     ) -> None:
         self._specs = specs
+        self._has_prefix = prefix is not None or len(shown_ranks) > 1
+        self._prefix = prefix or "[rank {}] ".format
         self._panel = panel
         self._shown_ranks = set(shown_ranks)
         self._reports: dict[int, Prepared] = {}
@@ -49,7 +60,7 @@ class CellOutput:
         self._starting_text = starting_line(specs, is_new=is_new)
         self._started = time.monotonic()
         if is_new:
-            self._show_receipt(self._starting_text)
+            self._begin()
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         """Keep what a rank wrote, and show it if the rank is one to show."""
@@ -67,7 +78,11 @@ class CellOutput:
         """Show a rank's rich output, or take in an event."""
         for descriptor in descriptors:
             os.close(descriptor)
-        if topic == "event":
+        if topic == HANG:
+            self._begin()
+            self._flush()
+            self._say(body["line"])
+        elif topic == "event":
             self._take_event(from_message(body))
         elif rank in self._shown_ranks:
             self._begin()
@@ -108,7 +123,7 @@ class CellOutput:
                 print(head + self.logs[rank].last_lines())
         self._panel.finish(status)  # type: ignore[arg-type]
         for line in [*self._folded(), *lines]:
-            display(as_bundle(line), raw=True)
+            self._say(line)
 
     def _take_event(self, event: Event) -> None:
         self._panel.feed([event])
@@ -133,6 +148,9 @@ class CellOutput:
         self._receipt_text = text
         show(as_bundle(text), raw=True)
 
+    def _say(self, line: str) -> None:
+        display(as_bundle(line), raw=True)
+
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         shell = get_ipython()
         assert shell is not None, "a cell runs in a shell"
@@ -149,11 +167,11 @@ class CellOutput:
 
     def _write(self, rank: int, stream: str, text: str, *, is_last: bool = False) -> None:
         """Show text; of several ranks only whole lines, each with its rank, so that none cuts into another's."""
-        if len(self._shown_ranks) > 1:
+        if self._has_prefix:
             lines = _LINE.findall(self._unfinished.pop((rank, stream), "") + text)
             if lines and not is_last and not lines[-1].endswith(("\r", "\n")):
                 self._unfinished[rank, stream] = lines.pop()
-            text = "".join(f"[rank {rank}] {line}" for line in lines)
+            text = "".join(self._prefix(rank) + line for line in lines)
             if is_last and text and not text.endswith("\n"):
                 text += "\n"
         if text:
@@ -172,8 +190,34 @@ class CellOutput:
         """Say that ranks printed something that is not shown, unless it is what a shown rank printed too."""
         shown = {log.text() for rank, log in self.logs.items() if rank in self._shown_ranks}
         hidden = [
-            f"rank {rank} printed {log.num_lines} line{'s' if log.num_lines != 1 else ''}: `%accelerate logs {rank}`"
+            f"rank {rank} printed {log.num_lines} line{'s' * (log.num_lines != 1)}: {self._shows_all.format(rank)}"
             for rank, log in self.logs.items()
             if rank not in self._shown_ranks and log.num_bytes and log.text() not in shown
         ]
         return hidden[:4] + ([f"and {len(hidden) - 4} more ranks"] if len(hidden) > 4 else [])
+
+
+class ConsoleOutput(CellOutput):
+    """Writes what a launch puts out where there is no notebook: ranks' output as it is, our own lines to stderr."""
+
+    _shows_all = "log_line_prefix_template shows every rank's"
+
+    def _begin(self) -> None:
+        """Say nothing before the workers have reported."""
+
+    def _show_receipt(self, text: str) -> None:
+        if self._reports and text != self._receipt_text:
+            self._receipt_text = text
+            self._say(text)
+
+    def _say(self, line: str) -> None:
+        print(line, file=sys.stderr)
+
+    def _show(self, topic: str, body: dict[str, Any]) -> None:
+        if topic != "clear" and (text := body["data"].get("text/plain")):
+            print(text)
+
+
+def make_output(specs: Sequence[WorkerSpec], **options: Any) -> CellOutput:
+    """Return an output that draws into the notebook, or one for the console where there is none."""
+    return (ConsoleOutput if get_ipython() is None else CellOutput)(specs, **options)

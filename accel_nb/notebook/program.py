@@ -22,7 +22,8 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
-from accel_nb.errors import AccelNbError
+from accel_nb.errors import AccelNbError, ShippingError
+from accel_nb.notebook.call import pack_result
 from accel_nb.notebook.shell import make_shell
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
@@ -31,7 +32,7 @@ from accel_nb.pool.shipping import Delivery
 from accel_nb.pool.worker import Handled, Worker
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import LocalComm, TorchComm
-from accel_nb.runtime.environment import set_variables
+from accel_nb.runtime.environment import patch_environment, set_variables
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import current_sink
 
@@ -56,13 +57,18 @@ class CellProgram:
         self._orphans: tuple[Any, ...] = ()
         # Accelerators of an old process group, with models that are still divided.
         self._suspended: list[Accelerator] = []
-        # What is said below the running cell.
+        # What is said below the running cell, and what the running call has returned.
         self._lines: list[str] = []
+        self._result: Any = None
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        """Do one task: ``run`` a cell, or ``pull`` names."""
+        """Do one task: ``run`` a cell or a call, or ``pull`` names."""
         if task == "run":
-            return self._run(body, descriptors)
+            try:
+                return self._run(body, descriptors)
+            finally:
+                if body["call"] is not None:
+                    self._namespace.pop(body["call"]["bound_to"], None)
         if task == "pull":
             return self._pull(body)
         raise ValueError(f"a worker has no task {task!r}")
@@ -105,6 +111,7 @@ class CellProgram:
             self._orphans = ()
         if body["is_idle"]:
             return Handled("done", {"returned": None, "was_idle": True})
+        self._shell.know_sources(body["sources"])
         resolved = Resolved.from_json(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._snapshot(body) if returns else None
@@ -123,6 +130,16 @@ class CellProgram:
             outcome, reply = "raised", {"error": self._describe(error, lines)}
         if self._worker.world.is_main:
             reply["lines"] = self._lines
+        result: list[int] = []
+        if body["call"] is not None and error is None:
+            held = before or Snapshot.take(self._namespace, (), shared=body["shared"])
+            try:
+                packed = pack_result(self._result, self._namespace, held.shared_ids(), self._worker.world.rank)
+                result.append(packed.descriptor)
+                reply["result"] = packed.table()
+            except ShippingError as problem:
+                outcome, reply["error"] = "raised", self._describe(problem, [f"ShippingError: {problem}"])
+        self._result = None
 
         def collect(before: Snapshot) -> Parcels:
             return self._returner.collect(
@@ -139,8 +156,8 @@ class CellProgram:
         if parcels is None and before is not None:
             parcels = collect(before)
         if parcels is None:
-            return Handled(outcome, {**reply, "returned": None})
-        return Handled(outcome, {**reply, "returned": parcels.body}, tuple(parcels.descriptors))
+            return Handled(outcome, {**reply, "returned": None}, tuple(result))
+        return Handled(outcome, {**reply, "returned": parcels.body}, (*parcels.descriptors, *result))
 
     def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
         """Let rank 0 collect while the others help it to what they hold parts of; None if nothing is in parts.
@@ -175,12 +192,12 @@ class CellProgram:
         return Snapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
 
     def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
-        """Run the cell in the shell and return what it raised."""
+        """Run the cell in the shell, or make the call, and return what it raised."""
         shell = self._shell
-        is_plain = body["is_plain"]
+        is_call, is_plain = body["call"] is not None, body["is_plain"]
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []
-            if not body["is_empty"]:
+            if not body["is_empty"] and (body["wants_accelerator"] or not is_call):
                 accelerator = self._accelerator(
                     "plain" if is_plain else "explicit", resolved, is_partial=body["is_partial"]
                 )
@@ -192,13 +209,16 @@ class CellProgram:
                     known.begin_run(checkpoint.resume)
                 if checkpoint.dir is not None:
                     stack.enter_context(self._saving_on_sigterm())
-                self._make_rng_equal(body, resolved.config.seed)
                 if is_plain and resolved.config.prepare:
                     cells = self._plain_cells(accelerator)
                     stack.enter_context(cells.running())
                     transformers = [_InsertPoints()]
                     names = [*body["used"], *body["bound"]]
                     stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names)))
+            if not body["is_empty"]:
+                self._make_rng_equal(body, resolved.config.seed)
+            if is_call:
+                return self._call(body["call"])
             shell.ast_transformers = transformers
             shell.cell_text = body["source"]
             shell.execution_count = body["execution_count"]
@@ -213,6 +233,23 @@ class CellProgram:
             words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
             shell.structured_traceback = [f"RuntimeError: {words}"]
             return RuntimeError(words)
+        return error
+
+    def _call(self, call: dict[str, Any]) -> BaseException | None:
+        """Make the call that was sent, keep what it returns, and return what it raised."""
+        try:
+            with self._worker.interruptible(), patch_environment(**call["variables"]):
+                self._result = self._namespace[call["bound_to"]]()
+                self._lines = [line for known in self._living() for line in known.end_run()]
+        except KeyboardInterrupt as interrupt:
+            error: BaseException = interrupt
+        except SystemExit as end:
+            error = RuntimeError(f"the function called exit() with {end.code!r}; workers live on")
+        except BaseException as raised:
+            error = raised
+        else:
+            return None
+        self._shell.structured_traceback = self._traceback(error)
         return error
 
     def _pull(self, body: dict[str, Any]) -> Handled:
@@ -381,6 +418,9 @@ def warm() -> None:
         "is_partial": False,
         "is_idle": False,
         "has_lost_ranks": False,
+        "call": None,
+        "wants_accelerator": False,
+        "sources": {},
     }
     program.handle("run", body, [])
     program.reopened()

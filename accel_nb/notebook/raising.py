@@ -67,6 +67,8 @@ def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog]
     ]
     if cause.rank in logs and (tail := logs[cause.rank].last_lines().strip()):
         words.append(f"Its last output:\n{tail}")
+    if stack := cause.body.get("stack", "").strip():
+        words.append(f"Its last Python stack:\n{stack}")
     return WorkerDied("\n".join(words), rank=cause.rank)
 
 

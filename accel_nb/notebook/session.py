@@ -6,25 +6,28 @@ import ast
 import os
 import signal
 import sys
+import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.config import Resolved
 from accel_nb.errors import PoolError
-from accel_nb.notebook.cell import CellNames, read_cell
+from accel_nb.notebook.call import Call, read_result
+from accel_nb.notebook.cell import CellNames, notebook_codes, read_cell
 from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
-from accel_nb.notebook.output import CellOutput
+from accel_nb.notebook.output import CellOutput, make_output
 from accel_nb.notebook.raising import failure_of
 from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer, Reason
 from accel_nb.pool.local import LocalEngine
 from accel_nb.pool.parts import root_of
-from accel_nb.pool.pool import Listener, Pool
+from accel_nb.pool.place import Claims
+from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.returning import Receiver
 from accel_nb.pool.shipping import Ledger, referred_names
 from accel_nb.ui import Panel
@@ -36,11 +39,12 @@ PRELOAD = ("torch._dynamo", "accel_nb.notebook.program:warm")
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell to run: its text as the notebook has it, and that text as plain Python."""
+    """One cell to run: its text as the notebook has it, and that text as plain Python; or a call in place of a text."""
 
     source: str
     tree: ast.Module
     execution_count: int
+    call: Call | None = None
 
 
 @dataclass(slots=True)
@@ -66,6 +70,10 @@ class Session:
     """Names whose newest values stayed on the workers, with the reason."""
     on_change: Callable[[], None] = lambda: None
     """Called when the pool's state or workers may have changed."""
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the workers have in place of the notebook's."""
+    claims: Claims = field(default_factory=Claims)
+    """What the launches of this notebook hold that run at once."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
@@ -75,34 +83,78 @@ class Session:
     _has_lost_ranks: bool = False
     _is_to_end: bool = False
     """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
+    _busy: threading.RLock = field(default_factory=threading.RLock)
+
+    def reserve(self) -> bool:
+        """Keep other threads' cells and launches off until `release`; False when another thread has done so."""
+        return self._busy.acquire(blocking=False)
+
+    def release(self) -> None:
+        """End what a successful `reserve` of this thread began."""
+        self._busy.release()
 
     def warm_up(self) -> None:
         """Start the process that workers are forked from, in the background; returns at once."""
         if self._engine is None:
-            self._engine = LocalEngine(PROGRAM, preload=PRELOAD)
+            self._engine = LocalEngine(PROGRAM, preload=PRELOAD, overrides=self.overrides)
 
-    def run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str) -> None:
-        """Run a cell on the workers and bring back what it bound and trained; raises what the cell raised."""
+    def run(
+        self,
+        cell: Cell,
+        resolved: Resolved,
+        specs: Sequence[WorkerSpec],
+        *,
+        mode: str,
+        is_last_try: bool = True,
+    ) -> list[Any]:
+        """Run a cell on the workers and bring back what it bound and trained; raises what the cell raised.
+
+        Returns what a call gave on each rank, in the order of ranks; nothing for a cell. What fails before the last try
+        brings nothing back.
+        """
+        if not self.reserve():
+            raise PoolError("the workers are busy with a launch in another thread; wait until it has ended")
+        try:
+            with self._bound(cell.call):
+                return self._run_shown(cell, resolved, specs, mode, is_last_try=is_last_try)
+        finally:
+            self.release()
+
+    def _run_shown(
+        self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str, *, is_last_try: bool
+    ) -> list[Any]:
         config = resolved.config
         names = read_cell(cell.tree, self._visible())
         if names.is_empty:
-            return
+            return []
         started = time.monotonic()
         is_new = self._pool is None or self._pool.specs != tuple(specs)
         shown = range(len(specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
         if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
             shown = config.ranks
-        panel = Panel(config.name or f"cell {cell.execution_count}", len(specs), mode=mode)  # type: ignore[arg-type]
-        output = CellOutput(specs, panel=panel, shown_ranks=shown, is_new=is_new)
+        title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
+        panel = Panel(title, len(specs), mode=mode)  # type: ignore[arg-type]
+        prefix = None if cell.call is None else cell.call.prefix
+        output = make_output(
+            specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
+        )
         lines: list[str] = list(resolved.notes)
         status = "failed"
         self.logs = output.logs
         try:
             answers, reason = self._run(cell, names, resolved, specs, output, lines)
+            answers, results = _split_results(answers)
+            if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
+                answers = _without_returns(answers)
             for answer in answers:
                 lines += answer.body.get("lines", ())
-            with counted_interrupts():  # half-copied weights would be sent back over the trained ones
-                lines += self._take_in(answers)
+            try:
+                with counted_interrupts():  # half-copied weights would be sent back over the trained ones
+                    lines += self._take_in(answers)
+                    returned = [read_result(*results[rank], self.namespace) for rank in sorted(results)]
+            finally:
+                for descriptor, _ in results.values():
+                    os.close(descriptor)
             self._forget_if_died(answers)
             has_pool = self._pool is not None and self._pool.state != "failed"
             error = failure_of(answers, reason, self.logs, config.timeout, has_pool=has_pool)
@@ -115,6 +167,20 @@ class Session:
                 signal.raise_signal(signal.SIGTERM)
         if error is not None:
             raise error
+        return returned
+
+    @contextmanager
+    def _bound(self, call: Call | None) -> Iterator[None]:
+        """Give a call the name by which it is sent, for as long as the block runs."""
+        if call is None:
+            yield
+            return
+        self.namespace[call.bound_to] = call.function
+        try:
+            yield
+        finally:
+            self.namespace.pop(call.bound_to, None)
+            self._ledger.forget([call.bound_to])
 
     def pull(self, names: Sequence[str]) -> list[str]:
         """Fetch names from rank 0, however large; returns those that arrived."""
@@ -160,6 +226,13 @@ class Session:
             last_cell_s=self._last_cell_s,
         )
 
+    def renew(self) -> None:
+        """End the workers; the next cell has fresh ones, forked from the same process, with the notebook's values."""
+        if self._pool is not None and self._engine is not None:
+            self._pool.retire()
+            self._pool = None
+            self._forget()
+
     def stop(self) -> None:
         """End every process; the next cell starts new ones. Harmless when nothing runs."""
         if self._pool is not None:
@@ -175,6 +248,7 @@ class Session:
         self._has_lost_ranks = True
         self._receiver.close()
         self._ledger.forget()
+        self._surroundings.forget_sources()
         self.kept = {}
 
     def _run(
@@ -186,7 +260,7 @@ class Session:
         output: CellOutput,
         lines: list[str],
     ) -> tuple[list[Answer], Reason | None]:
-        pool = self._pool_for(specs)
+        pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
         assert self._engine is not None
         started_with = self._engine.variables
         if self._engine.num_threads > 1:
@@ -197,7 +271,7 @@ class Session:
         if sees_other_gpus(started_with):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
-        states = self._changed_rng()
+        states = self._changed_rng(or_not=cell.call is not None)
         visible = self._visible()
         needed = [*names.needed, *referred_names(names.needed, visible, self.namespace)]
         reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
@@ -214,7 +288,10 @@ class Session:
             "used": list(dict.fromkeys([*needed, *names.used])),
             "bound": list(names.bound),
             "shared": self._ledger.names(self.namespace),
-            "is_plain": not names.is_explicit,
+            "is_plain": not names.is_explicit and cell.call is None,
+            "call": None if cell.call is None else cell.call.to_body(),
+            "wants_accelerator": names.wants_accelerator,
+            "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
             "is_empty": names.is_empty,
             "parcel": None if parcel is None else parcel.table(),
             "config": resolved.to_json(),
@@ -239,6 +316,7 @@ class Session:
                 descriptors=[] if parcel is None else [parcel.descriptor],
                 timeout_s=resolved.config.timeout,
                 finishes=resolved.config.checkpoint.dir is not None,
+                poll_s=POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s),
             )
             self._has_lost_ranks = False
             if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
@@ -261,6 +339,7 @@ class Session:
         descriptors: Sequence[int] = (),
         timeout_s: float | None = None,
         finishes: bool = False,
+        poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
         with counted_interrupts(terminations=finishes) as presses:
             answers, reason = pool.run(
@@ -271,6 +350,7 @@ class Session:
                 presses=presses,
                 timeout_s=timeout_s,
                 finishes=finishes,
+                poll_s=poll_s,
             )
         self._is_to_end = presses.is_to_end
         return answers, reason
@@ -308,7 +388,7 @@ class Session:
                 lines.append(f"stayed on the workers: {listed}{hint}")
         return lines
 
-    def _pool_for(self, specs: Sequence[WorkerSpec]) -> Pool:
+    def _pool_for(self, specs: Sequence[WorkerSpec], patience_s: float) -> Pool:
         """Return a pool of living workers at these places, starting or replacing what is needed."""
         if self._pool is not None:
             try:
@@ -329,7 +409,7 @@ class Session:
             assert self._engine is not None
             try:
                 self._pool = Pool(self._engine, specs)
-                self._pool.wait_ready()
+                self._pool.wait_ready(patience_s=patience_s)
             except BaseException:
                 self.stop()
                 raise
@@ -353,8 +433,8 @@ class Session:
             if name not in self.hidden_names and not name.startswith("__") and name != "accelerator"
         }
 
-    def _changed_rng(self) -> dict[str, Any] | None:
-        """Return the kernel's generator states if they are not those that the workers gave back last."""
+    def _changed_rng(self, *, or_not: bool) -> dict[str, Any] | None:
+        """Return the kernel's generator states if they are not those that rank 0 gave back last, ``or_not``."""
         if "torch" not in sys.modules:
             return None
         import torch
@@ -365,7 +445,29 @@ class Session:
         is_same = known is not None and all(
             name in known and torch.equal(state, known[name]) for name, state in states.items()
         )
-        return None if is_same else dict(states)
+        return None if is_same and not or_not else dict(states)
+
+
+def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, tuple[int, dict[str, Any]]]]:
+    """Take the results of a call out of the answers: by rank a descriptor, now ours to close, and a table."""
+    results: dict[int, tuple[int, dict[str, Any]]] = {}
+    for index, answer in enumerate(answers):
+        if (table := answer.body.get("result")) is not None:
+            *others, descriptor = answer.descriptors
+            results[answer.rank] = descriptor, table
+            answers[index] = replace(answer, descriptors=tuple(others))
+    return answers, results
+
+
+def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
+    """Drop what ranks sent back, so that the notebook keeps its values."""
+    kept: list[Answer] = []
+    for answer in answers:
+        for descriptor in answer.descriptors:
+            os.close(descriptor)
+        body = {name: value for name, value in answer.body.items() if name != "returned"}
+        kept.append(replace(answer, body=body, descriptors=()))
+    return kept
 
 
 def _default_dtype() -> str | None:

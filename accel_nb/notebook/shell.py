@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import builtins
+import linecache
 import sys
 import types
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from IPython.core.compilerop import CachingCompiler
 from IPython.core.displayhook import DisplayHook
 from IPython.core.displaypub import DisplayPublisher
 from IPython.core.interactiveshell import InteractiveShell
@@ -62,9 +64,23 @@ class WorkerDisplayHook(DisplayHook):
         return self.semicolon_at_end_of_expression(self.shell.cell_text)  # type: ignore[attr-defined]
 
 
+class WorkerCompiler(CachingCompiler):
+    """Knows what the notebook calls the cells whose functions run here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cell_names: dict[str, str] = {}
+
+    def format_code_name(self, name: str) -> tuple[str, str] | None:
+        """Return label and name of the code in a file, as the notebook's tracebacks have them."""
+        known = self.cell_names.get(name)
+        return ("Cell", known) if known else super().format_code_name(name)
+
+
 class WorkerShell(InteractiveShell):
     """Runs cells in a worker; keeps the traceback of an error instead of printing it."""
 
+    compiler_class = Type(WorkerCompiler)
     display_pub_class = Type(WorkerDisplayPublisher)
     displayhook_class = Type(WorkerDisplayHook)
     cell_text = ""
@@ -79,6 +95,12 @@ class WorkerShell(InteractiveShell):
             self.structured_traceback = []
         else:
             super().showtraceback(*args, **options)
+
+    def know_sources(self, sources: dict[str, Sequence[str]]) -> None:
+        """Take the text of the notebook's cells, by file name and with the cell's name, so that tracebacks show it."""
+        for name, (text, shown) in sources.items():
+            linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+            self.compile.cell_names[name] = shown  # pyright: ignore[reportAttributeAccessIssue]
 
     def ask_exit(self) -> None:
         """Turn ``exit()`` into SystemExit, which ends the cell and is reported."""
@@ -106,6 +128,7 @@ def make_shell(show: Show) -> WorkerShell:
     shell = WorkerShell.instance(config=config, user_module=main, user_ns=main.__dict__)
     shell.display_pub.show = show  # type: ignore[attr-defined]
     shell.displayhook.show = show  # type: ignore[attr-defined]
+    sys.__dict__.pop("ps1", None)  # nobody types here, and trainers refuse to where somebody does
     builtins.input = _no_input
     warnings.filterwarnings("ignore", message="To exit: use", module="IPython")
     return shell

@@ -1,7 +1,8 @@
-"""What a cell finds around it in the notebook, other than names: variables of the environment, reloaded modules."""
+"""What a cell finds around it in the notebook, other than names: variables, reloaded modules, the text of cells."""
 
 from __future__ import annotations
 
+import linecache
 import os
 import sys
 import sysconfig
@@ -10,9 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from IPython.core.getipython import get_ipython
+
 from accel_nb.runtime.environment import notebook_variables
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+_LIBRARIES = tuple(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib"))
 
 
 @dataclass(slots=True)
@@ -21,6 +25,7 @@ class Surroundings:
 
     _touched: set[str] = field(default_factory=set)
     _specs: dict[str, Any] = field(default_factory=dict)
+    _sources: set[str] = field(default_factory=set)
 
     def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
         """Return the environment variables that have ever differed from those of a fresh worker, None where unset.
@@ -46,6 +51,29 @@ class Surroundings:
                 found.append(name)
         return found
 
+    def sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
+        """Return by file name the text that ``codes`` were defined in, for tracebacks, and what the notebook calls it.
+
+        Files that exist are read where they are needed; what was returned once is not returned again.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        for name in {code.co_filename for code in codes} - self._sources:
+            self._sources.add(name)
+            if not os.path.exists(name) and (lines := linecache.getlines(name)):
+                found[name] = "".join(lines), _shown_name(name)
+        return found
+
+    def forget_sources(self) -> None:
+        """Return every text again: the workers are new."""
+        self._sources.clear()
+
+
+def _shown_name(file: str) -> str:
+    """Return what IPython calls a cell's file, such as ``In[3]``; empty where it has no name for it."""
+    shell = get_ipython()
+    named = None if shell is None else shell.compile.format_code_name(file)
+    return "" if named is None else str(named[1])
+
 
 def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
     """Whether the notebook has changed which GPUs are visible since then."""
@@ -63,5 +91,4 @@ def _module_name(value: Any) -> str:
 def _is_users(origin: str | None) -> bool:
     if not origin or not origin.endswith(".py"):
         return False
-    paths = sysconfig.get_paths()
-    return not any(origin.startswith(os.path.join(paths[key], "")) for key in ("stdlib", "purelib", "platlib"))
+    return not origin.startswith(_LIBRARIES)

@@ -45,14 +45,27 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank's process is gone; ``code`` is negative for a signal. ``reason`` is set when it could not be started."""
+    """A rank's process is gone; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
+
+    ``stack`` is the last Python stack of one that crashed.
+    """
 
     rank: int
     code: int
     reason: str = ""
+    stack: str = ""
 
 
-Arrival = Arrived | Printed | Measured | Ended
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a rank looks like from outside: the system's letter for its state, and its Python stack if it wrote one."""
+
+    rank: int
+    state: str
+    stack: str
+
+
+Arrival = Arrived | Printed | Measured | Ended | Seen
 
 
 class Engine(Protocol):

@@ -9,18 +9,32 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 
 from accel_nb.errors import PoolError
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, WorkerSpec
-from accel_nb.pool.messages import Exited, Fork, Forked, ForkFailed, Kill, Start, ZygoteReady, decode, encode
+from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Kill,
+    Look,
+    Start,
+    Trace,
+    Traced,
+    ZygoteReady,
+    decode,
+    encode,
+)
 from accel_nb.runtime.environment import notebook_variables, zygote_environment
 from accel_nb.telemetry.ring import RingReader, create_ring
 
 READ_BYTES = 256 * 1024
+TRACE_BYTES = 64 * 1024
 ZYGOTE_PATIENCE_S = 180.0
 END_PATIENCE_S = 30.0
 _READ_ORDER = ("stdout", "stderr", "control", "zygote")
@@ -35,23 +49,39 @@ class _Link:
     stdout: int
     stderr: int
     ring: RingReader
+    trace: int
     pid: int | None = None
+    _num_read: int = 0
+
+    def read_trace(self) -> str:
+        """Return what the worker's last resort, a handler without the interpreter, has written since the last call."""
+        data = os.pread(self.trace, TRACE_BYTES, self._num_read)
+        self._num_read += len(data)
+        return data.decode(errors="replace")
 
     def close(self) -> None:
         self.control.close()
         self.monitor.close()
         self.ring.close()
-        for descriptor in (self.stdout, self.stderr):
+        for descriptor in (self.stdout, self.stderr, self.trace):
             os.close(descriptor)
 
 
 class LocalEngine:
     """Runs workers on this machine. The zygote starts when the engine is built, in the background."""
 
-    def __init__(self, program: str, *, preload: Sequence[str] = (), timeout_s: float = 1800.0) -> None:
+    def __init__(
+        self,
+        program: str,
+        *,
+        preload: Sequence[str] = (),
+        timeout_s: float = 1800.0,
+        overrides: Mapping[str, str] | None = None,
+    ) -> None:
         self._program = program
         self._preload = list(preload)
         self._timeout_s = timeout_s
+        self._overrides = dict(overrides or {})
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -104,7 +134,9 @@ class LocalEngine:
             return False
         try:
             (link.monitor if urgent else link.control).send(encode(record), descriptors)
-        except OSError:
+            if isinstance(record, Look) and record.from_outside:
+                self._tell_zygote(Trace(rank))
+        except (OSError, PoolError):
             return False
         return True
 
@@ -164,7 +196,7 @@ class LocalEngine:
             self._zygote = subprocess.Popen(
                 [sys.executable, "-m", "accel_nb.pool.zygote", str(theirs.fileno()), *self._preload],
                 pass_fds=[theirs.fileno()],
-                env=zygote_environment(),
+                env=zygote_environment() | self._overrides,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=self._errors,
@@ -254,6 +286,8 @@ class LocalEngine:
             ring = create_ring()
             reader = RingReader(ring)
             on_failure.callback(reader.close)
+            trace = os.memfd_create("accel_nb_trace", os.MFD_CLOEXEC)
+            on_failure.callback(os.close, trace)
             spec = self._specs[rank]
             start = Start(
                 rank=rank,
@@ -267,9 +301,10 @@ class LocalEngine:
             )
             assert self._store is not None
             (stdout, their_stdout), (stderr, their_stderr) = ends
-            theirs = (their_control.fileno(), their_monitor.fileno(), their_stdout, their_stderr, ring, self._store)
+            channels = their_control.fileno(), their_monitor.fileno()
+            theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
             self._tell_zygote(Fork(rank, asdict(start)), theirs)
-            return _Link(control, monitor, stdout, stderr, reader)
+            return _Link(control, monitor, stdout, stderr, reader, trace)
 
     def _read_zygote(self) -> list[Arrival]:
         try:
@@ -286,6 +321,8 @@ class LocalEngine:
             return self._drop(
                 record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
             )
+        elif isinstance(record, Traced) and record.rank in self._links:
+            return [Seen(record.rank, record.state, self._links[record.rank].read_trace())]
         elif isinstance(record, Exited):
             return self._drop(record.rank, record.code)
         return []
@@ -341,6 +378,7 @@ class LocalEngine:
         for ours in (link.control, link.stdout, link.stderr):
             with suppress(KeyError, ValueError):
                 self._selector.unregister(ours)
+        stack = link.read_trace() if code < 0 else ""
         del self._links[rank]
         link.close()
-        return [*arrivals, Ended(rank, code, reason)]
+        return [*arrivals, Ended(rank, code, reason, stack)]

@@ -1,9 +1,10 @@
 """Every message that kernel, zygote and workers exchange, as typed records with one encoding.
 
-kernel -> zygote: `Fork`, `Kill`.            zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`.
+kernel -> zygote: `Fork`, `Kill`, `Trace`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
+                                                               `Traced`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
-kernel -> worker's monitor thread: `Finish`, `Interrupt`, `Cut` (it reads a channel of its own, also while the worker
-is busy).
+kernel -> worker's monitor thread: `Finish`, `Interrupt`, `Cut`, `Look` (it reads a channel of its own, also while the
+worker is busy).
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ STOPPED = "stopped"
 
 FINISHING = "finishing"
 """Topic of the `Note` that answers `Finish`: ``will`` says whether the rank is about to come to a good place."""
+PLACE = "place"
+"""Topic of the `Note` with which a rank answers a `Look`."""
 
 Outcome = Literal["done", "raised", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fork:
-    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring and store."""
+    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring, store and trace."""
 
     kind: ClassVar[str] = "fork"
     rank: int
@@ -51,6 +54,23 @@ class Kill:
 
     kind: ClassVar[str] = "kill"
     rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """Have a worker write its Python stack, whatever holds its interpreter lock, and say what state it is in."""
+
+    kind: ClassVar[str] = "trace"
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class Traced:
+    """The system's letter for a worker's state: ``T`` is stopped, ``R`` runs, ``S`` sleeps."""
+
+    kind: ClassVar[str] = "traced"
+    rank: int
+    state: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +155,15 @@ class Cut:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """If request ``number`` is still running: say where it is. ``from_outside``: the rank has not answered before."""
+
+    kind: ClassVar[str] = "look"
+    number: int
+    from_outside: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Something to show or count while a request runs."""
 
@@ -159,6 +188,8 @@ _RECORDS: dict[str, type] = {
     for record in (
         Fork,
         Kill,
+        Trace,
+        Traced,
         ZygoteReady,
         Forked,
         ForkFailed,
@@ -168,6 +199,7 @@ _RECORDS: dict[str, type] = {
         Finish,
         Interrupt,
         Cut,
+        Look,
         Note,
         Reply,
     )

@@ -1,25 +1,39 @@
-"""Which devices a run gets: from what was asked for and what the machine has."""
+"""Which devices a run gets: from what was asked for, what the machine has, and what others hold."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Literal
 
 from accel_nb.errors import ConfigError
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runtime.hardware import find_gpus, num_usable_cores
+from accel_nb.runtime.hardware import cuda_of_torch, find_gpus, num_usable_cores, why_unusable
+from accel_nb.runtime.platforms import find_tpu
 
 
-def place_workers(*, gpus: int | Literal["all"] | None, cpus: int | None) -> tuple[WorkerSpec, ...]:
+def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
     """Return one spec for each worker; with neither given every visible GPU, else one CPU worker.
 
-    Raises ConfigError when more GPUs are asked for than are visible.
+    The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than
+    are visible and free, when torch cannot run on one of them, and when nothing is asked for where a TPU is.
     """
     if cpus is not None:
         return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
-    visible = len(find_gpus())
+    found = find_gpus()
+    visible = len(found)
     if gpus is None and visible == 0:
+        if (tpu := find_tpu()) is not None:
+            raise ConfigError(f"{tpu}: this version does not train on TPUs; use --cpus N to train on the processor")
         return (WorkerSpec("cpu", num_usable_cores()),)
-    count = visible if gpus in (None, "all") else int(gpus)
+    free = visible - taken
+    count = free if gpus in (None, "all") else int(gpus)
+    if visible and taken and (count == 0 or count > free):
+        raise ConfigError(
+            f"{gpus or 'all'} GPUs were asked for, {free} of {visible} are free and the others train in a launch that "
+            "runs now; wait until it has ended, or give each launch its own number of processes"
+        )
     if count == 0 or count > visible:
         raise ConfigError(
             f"--gpus {gpus} was asked for and {visible or 'no'} GPU{'s are' if visible != 1 else ' is'} visible; "
@@ -27,5 +41,31 @@ def place_workers(*, gpus: int | Literal["all"] | None, cpus: int | None) -> tup
             if visible
             else f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
         )
+    if problems := [why for gpu in found[taken : taken + count] if (why := why_unusable(gpu, cuda_of_torch()))]:
+        raise ConfigError(problems)
     threads = max(1, num_usable_cores() // count)
     return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))
+
+
+class Claims:
+    """How many GPUs the launches that run at once hold, each those that follow another's; for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, int] = {}
+
+    @contextmanager
+    def hold(self, place: Callable[[int], tuple[WorkerSpec, ...]]) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
+        """Give the workers that ``place(number of GPUs that are held)`` names, and the first of their GPUs."""
+        with self._lock:
+            first = max((first + count for first, count in self._held.items()), default=0)
+            specs = place(first)
+            count = sum(spec.device.startswith("cuda") for spec in specs)
+            if count:
+                self._held[first] = count
+        try:
+            yield specs, first
+        finally:
+            if count:
+                with self._lock:
+                    del self._held[first]

@@ -9,13 +9,16 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
-from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, WorkerSpec
+from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
 from accel_nb.pool.failure import Answer, Ladder, Reason
-from accel_nb.pool.messages import FINISHING, STOPPED, Note, Reply, Request, WorkerReady
+from accel_nb.pool.hang import HangDoctor
+from accel_nb.pool.messages import FINISHING, PLACE, STOPPED, Note, Reply, Request, WorkerReady
 from accel_nb.pool.state import State, move
 from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
+HANG = "hang"
+"""Topic of the notes about a rank that others wait for; the body has a ``line``."""
 START_PATIENCE_S = 120.0
 GONE_PATIENCE_S = 1.0
 """How long to wait for the exit notice of a rank that could not be reached."""
@@ -77,13 +80,13 @@ class Pool:
         """Where the pool stands."""
         return self._state
 
-    def wait_ready(self, presses: Callable[[], int] = lambda: 0) -> None:
+    def wait_ready(self, presses: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S) -> None:
         """Wait until every worker has said that it is ready.
 
         Raises PoolError when one cannot start, and KeyboardInterrupt when ``presses()``, the user's interrupts so far,
         goes up; the pool has failed then.
         """
-        deadline = time.monotonic() + START_PATIENCE_S
+        deadline = time.monotonic() + patience_s
         words: list[bytes] = []
         while self._starting or self._reopening or self._ending:
             try:
@@ -112,6 +115,7 @@ class Pool:
         presses: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
+        poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
         """Run a task on the ranks that ``bodies`` names and wait until each is through.
 
@@ -124,6 +128,9 @@ class Pool:
         self._state = move(self._state, "busy")
         self._number += 1
         ladder = Ladder(self._engine, self._number, self.size, finishes)
+        doctor = HangDoctor(
+            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line}, ())
+        )
         answers: list[Answer] = []
         waiting = set(bodies)
         unsent = {
@@ -134,14 +141,18 @@ class Pool:
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         while waiting:
-            arrivals = self._engine.poll(POLL_S)
+            arrivals = self._engine.poll(poll_s)
             if unsent and time.monotonic() - started > GONE_PATIENCE_S:
                 # A rank that is gone is told by its `Ended`, unless that has been heard before.
                 arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:
-                if isinstance(arrival, Arrived) and _is_for(ladder, arrival, self._number):
+                if isinstance(arrival, Seen):
+                    doctor.seen(arrival)
                     continue
+                if isinstance(arrival, Arrived) and _is_for(ladder, doctor, arrival, self._number):
+                    continue
+                doctor.heard()
                 answer = self._take(arrival, listener, waiting, ladder.killed)
                 if answer is not None:
                     answers.append(answer)
@@ -152,6 +163,8 @@ class Pool:
                     listener.answered(answer)
             if waiting:
                 listener.tick()
+                if ladder.reason is None:
+                    doctor.turn(waiting)
                 ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
         self._mend(
             {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group
@@ -192,12 +205,15 @@ class Pool:
             listener.measured(arrival.events)
         elif isinstance(arrival, Ended):
             waiting.discard(arrival.rank)
-            return Answer(arrival.rank, "died", {"code": arrival.code, "killed": arrival.rank in killed})
-        elif isinstance(arrival.record, Note):
-            listener.noted(arrival.rank, arrival.record.topic, arrival.record.body, arrival.descriptors)
-        elif isinstance(arrival.record, Reply) and arrival.record.number == self._number:
-            waiting.discard(arrival.rank)
-            return Answer(arrival.rank, arrival.record.outcome, arrival.record.body, arrival.descriptors)
+            told = {"code": arrival.code, "killed": arrival.rank in killed, "stack": arrival.stack}
+            return Answer(arrival.rank, "died", told)
+        elif isinstance(arrival, Arrived):
+            record = arrival.record
+            if isinstance(record, Note):
+                listener.noted(arrival.rank, record.topic, record.body, arrival.descriptors)
+            elif isinstance(record, Reply) and record.number == self._number:
+                waiting.discard(arrival.rank)
+                return Answer(arrival.rank, record.outcome, record.body, arrival.descriptors)
         return None
 
     def _mend(self, dead: Collection[int], *, left_the_group: bool) -> None:
@@ -259,13 +275,17 @@ class Pool:
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
-def _is_for(ladder: Ladder, arrival: Arrived, number: int) -> bool:
-    """Give the ladder what a rank's monitor says, and return whether it was that."""
+def _is_for(ladder: Ladder, doctor: HangDoctor, arrival: Arrived, number: int) -> bool:
+    """Give ladder and doctor what a rank's monitor says, and return whether it was that."""
     record = arrival.record
-    if not isinstance(record, Note) or record.number != number or record.topic not in (STOPPED, FINISHING):
+    if not isinstance(record, Note) or record.topic not in (STOPPED, FINISHING, PLACE):
         return False
+    if record.number != number:
+        return True
     if record.topic == STOPPED:
         ladder.stopped(arrival.rank)
-    else:
+    elif record.topic == FINISHING:
         ladder.answered_finish(arrival.rank, bool(record.body.get("will")))
+    else:
+        doctor.answered(arrival.rank, record.body)
     return True

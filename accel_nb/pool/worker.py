@@ -7,6 +7,7 @@ thread, which can interrupt the main thread and cut the process group's connecti
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import fcntl
 import importlib
 import os
@@ -22,10 +23,12 @@ from typing import Any, Protocol
 from accel_nb.pool.channel import Channel
 from accel_nb.pool.messages import (
     FINISHING,
+    PLACE,
     STOPPED,
     Cut,
     Finish,
     Interrupt,
+    Look,
     Note,
     Outcome,
     Reply,
@@ -35,10 +38,14 @@ from accel_nb.pool.messages import (
     decode,
     encode,
 )
+from accel_nb.pool.whereabouts import where_is
 from accel_nb.runtime.environment import become_rank, restore_threads
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, to_message
 from accel_nb.telemetry.ring import RingWriter
+
+TRACE_SIGNAL = signal.SIGRTMAX - 5
+"""At this signal a worker writes its Python stack without asking the interpreter; a number that nobody uses."""
 
 _PR_SET_PDEATHSIG = 1
 _STORE_NUMBERS = 128
@@ -204,7 +211,8 @@ class Worker:
             record = decode(message)
             with self._cutting:
                 if self._running != record.number:
-                    self._tell_stopped(record.number)
+                    if not isinstance(record, Look):
+                        self._tell_stopped(record.number)
                 elif isinstance(record, Finish):
                     self._interrupted = record.number
                     will = self._program.finish()
@@ -214,6 +222,8 @@ class Worker:
                     signal.pthread_kill(main, signal.SIGINT)
                 elif isinstance(record, Cut):
                     self.group.cut()
+                elif isinstance(record, Look):
+                    self._control.send(encode(Note(record.number, PLACE, where_is(main, self.group))))
 
     def _tell_stopped(self, number: int) -> None:
         """Say that user code has ended and only the packing of results goes on: no reason to kill this rank."""
@@ -231,8 +241,10 @@ def run_worker(start: Start, descriptors: list[int], *, parent: int) -> int:
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         return 1  # the zygote died before the line above took effect
-    control, monitor, stdout, stderr, ring, store = descriptors
+    control, monitor, stdout, stderr, ring, store, trace = descriptors
     _adopt_streams(stdout, stderr)
+    faulthandler.enable(trace)
+    faulthandler.register(TRACE_SIGNAL, trace)
     restore_threads()
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path

@@ -17,8 +17,20 @@ import time
 from contextlib import suppress
 
 from accel_nb.pool.channel import Channel
-from accel_nb.pool.messages import Exited, Fork, Forked, ForkFailed, Kill, Start, ZygoteReady, decode, encode
-from accel_nb.pool.worker import run_worker
+from accel_nb.pool.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Kill,
+    Start,
+    Trace,
+    Traced,
+    ZygoteReady,
+    decode,
+    encode,
+)
+from accel_nb.pool.worker import TRACE_SIGNAL, run_worker
 
 ORPHAN_CHECK_S = 1.0
 
@@ -72,6 +84,12 @@ class Zygote:
         elif isinstance(record, Kill):
             for pid in [pid for pid, rank in self._ranks.items() if rank == record.rank]:
                 _kill_group(pid)
+        elif isinstance(record, Trace):
+            for pid in [pid for pid, rank in self._ranks.items() if rank == record.rank]:
+                os.kill(pid, TRACE_SIGNAL)
+                with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                    state = file.read().rpartition(")")[2].split()[0]
+                self._control.send(encode(Traced(record.rank, state)))
 
     def _fork(self, record: Fork, descriptors: list[int]) -> None:
         parent = os.getpid()

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Literal
 
 from accel_nb.runtime.world import World
 
 OPTION_PREFIX = "ACCEL_NB_"
-
-Platform = Literal["kaggle", "colab", "deepnote", "vscode", "jupyter", "script"]
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -33,19 +29,6 @@ def option_variables() -> dict[str, str]:
 def variable(name: str, default: str) -> str:
     """Return a variable of the user's, or ``default`` where it is not set."""
     return os.environ.get(name, default)
-
-
-def detect_platform() -> Platform:
-    """Name the notebook platform. Kaggle comes before Colab: its image carries Colab's variables too."""
-    if "KAGGLE_KERNEL_RUN_TYPE" in os.environ:
-        return "kaggle"
-    if "google.colab" in sys.modules or "COLAB_RELEASE_TAG" in os.environ:
-        return "colab"
-    if "DEEPNOTE_PROJECT_ID" in os.environ:
-        return "deepnote"
-    if "VSCODE_PID" in os.environ and "ipykernel" in sys.modules:
-        return "vscode"
-    return "jupyter" if "ipykernel" in sys.modules else "script"
 
 
 def notebook_variables() -> dict[str, str]:

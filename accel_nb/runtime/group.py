@@ -7,10 +7,12 @@ shuts down exactly those. NCCL communicators are aborted instead.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
 import socket
+import sys
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -20,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from accel_nb.runtime.lent import lend_default_group, original
 from accel_nb.runtime.world import World
 
 logger = logging.getLogger(__name__)
@@ -125,6 +128,25 @@ class Group:
         """Whether any rank left this note; does not wait."""
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
+    def last_collective(self) -> dict[str, Any] | None:
+        """Return group, sequence number, operation and sizes of the collective that this rank entered last.
+
+        From torch's own record of them; None where this torch keeps none for the backend. May be asked in any thread.
+        """
+        dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+        if dump is None or not self.is_open():
+            return None
+        entries = json.loads(dump(True, False)).get("entries") or []
+        if not entries:
+            return None
+        last = max(entries, key=lambda entry: entry["record_id"])
+        return {
+            "group": last["process_group"][0],
+            "sequence": last["collective_seq_id"],
+            "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
+            "sizes": last["input_sizes"],
+        }
+
     def renew(self) -> None:
         """Throw the default group away, whoever opened it, and open one in its place; every rank must call.
 
@@ -134,8 +156,8 @@ class Group:
         if backend == "nccl":
             c10d._abort_process_group()
         else:
-            dist.destroy_process_group()
-        dist.init_process_group(
+            original("destroy_process_group")()
+        original("init_process_group")(
             backend,
             rank=self.world.rank,
             world_size=self.world.size,
@@ -152,7 +174,7 @@ class Group:
             self._make = None
         if dist.is_initialized():
             try:
-                dist.destroy_process_group()
+                original("destroy_process_group")()
             except Exception as error:  # after a cut a backend may fail to say goodbye; the group is gone all the same
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
@@ -165,7 +187,8 @@ class Group:
             else:
                 store = dist.FileStore(store_path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
                 where = {"store": store}
-            dist.init_process_group(
+                lend_default_group()
+            original("init_process_group")(
                 self.backend,
                 rank=self.world.rank,
                 world_size=self.world.size,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -66,6 +69,33 @@ def num_usable_cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def cuda_of_torch() -> tuple[int, int] | None:
+    """Return the version of CUDA that the installed torch was built for, read from its files; None for a CPU build."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b[^=\n]*= '(\d+)\.(\d+)'", text, re.MULTILINE)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
+    """Say why torch built for this CUDA has no code for a device, and what to do; None where it has.
+
+    PyTorch's builds for CUDA 12.8 and newer begin with compute capability 7.5, those for older ones with 5.0.
+    """
+    if cuda is None:
+        return f"GPU {gpu.index} ({gpu.name}): torch is a build for CPUs; install a CUDA build, or use --cpus N"
+    oldest = (7, 5) if cuda >= (12, 8) else (5, 0)
+    if gpu.capability >= oldest:
+        return None
+    return (
+        f"GPU {gpu.index} ({gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}) cannot run this "
+        f"torch, whose build for CUDA {cuda[0]}.{cuda[1]} begins with {oldest[0]}.{oldest[1]}: choose another "
+        "accelerator (on Kaggle: GPU T4 x2), install a build for CUDA 12.6, or use --cpus N"
+    )
 
 
 def find_gpus() -> tuple[Gpu, ...]:

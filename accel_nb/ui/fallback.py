@@ -6,12 +6,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
+from accel_nb.runtime.platforms import PLATFORMS, detect_platform
 from accel_nb.ui.view import PanelState
 
 Mode = Literal["live", "static", "off"]
 Rung = Literal["widget", "picture", "text"]
 
-PLATFORMS_WITHOUT_WIDGETS = frozenset({"kaggle", "deepnote"})
+PLATFORMS_WITHOUT_WIDGETS = frozenset(platform.name for platform in PLATFORMS if platform.rung != "widget")
 """Front ends that are built without anywidget and cannot fetch it."""
 
 PICTURE_INTERVAL_S = 2.0
@@ -46,10 +47,8 @@ def find_display_facts() -> DisplayFacts:
 
     from IPython.core.getipython import get_ipython
 
-    from accel_nb.runtime.environment import detect_platform
-
     return DisplayFacts(
-        platform=detect_platform(),
+        platform=detect_platform().name,
         has_kernel=getattr(get_ipython(), "kernel", None) is not None,
         importable=frozenset(name for name in ("anywidget", "matplotlib") if find_spec(name) is not None),
         has_bundle=(Path(__file__).parent / "static" / "widget.js").is_file(),

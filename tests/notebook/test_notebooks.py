@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -108,6 +109,53 @@ def big_model() -> Executed:
         '"away": sum(p.numel() * 4 for p in model.parameters() if p.is_meta)}',
         has_workers=False,
     )
+
+
+PLATFORMS = {
+    "colab": {"COLAB_RELEASE_TAG": "release-colab-20261101", "COLAB_GPU": ""},
+    "kaggle": {"KAGGLE_KERNEL_RUN_TYPE": "Interactive", "COLAB_RELEASE_TAG": "release-colab-20261101"},
+}
+
+
+@pytest.fixture(scope="module", params=list(PLATFORMS))
+def launcher(request: pytest.FixtureRequest) -> tuple[str, Executed]:
+    """The launcher's notebook in the environment of a platform."""
+    before = dict(os.environ)
+    os.environ.update(PLATFORMS[request.param])
+    try:
+        return request.param, execute(
+            "04_launcher.ipynb",
+            '{"results": results, "accuracy": accuracy, "same": first_weight is model[0].weight, "ranks": ranks, '
+            '"seconds": seconds, "revived": revived, '
+            '"platform": __import__("accel_nb.runtime.platforms").runtime.platforms.detect_platform().name}',
+        )
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def test_the_launcher_gives_results_and_a_trained_model(launcher: tuple[str, Executed]) -> None:
+    platform, executed = launcher
+    facts = executed.facts()
+    assert executed.errors() == {}
+    assert facts["platform"] == platform
+    assert [(result["rank"], result["samples"]) for result in facts["results"]] == [(0, 9000), (1, 9000)]
+    assert facts["accuracy"] > 0.9
+    assert facts["same"]
+    assert "2 workers on cpu" in executed.displays("launch")[0]["text/plain"]
+    assert any("image/png" in data for data in executed.displays("launch"))
+
+
+def test_the_launcher_survives_errors_and_deaths(launcher: tuple[str, Executed]) -> None:
+    _, executed = launcher
+    facts = executed.facts()
+    assert executed.text("fail") == "caught: the last worker has had enough\n"
+    assert facts["revived"] == ["alive", "alive"]
+    assert facts["ranks"] == [0, 1]
+    assert executed.text("handlers") == "default_int_handler False\n"
+    pids = executed.pids()
+    assert len(pids) == 3
+    assert wait_for(lambda: ended(pids))
 
 
 def mean(values: list[float]) -> float:

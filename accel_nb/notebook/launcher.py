@@ -1,0 +1,310 @@
+"""``notebook_launcher``: run a function on all devices, from a notebook or a script, and get what it returned."""
+
+from __future__ import annotations
+
+import ast
+import atexit
+import functools
+import multiprocessing
+import re
+import socket
+import string
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from accel_nb.config import Layer, Resolved, environment_layer, resolve
+from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
+from accel_nb.notebook.call import Call
+from accel_nb.notebook.session import Cell, Session
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.place import place_workers
+from accel_nb.pool.pool import START_PATIENCE_S
+from accel_nb.runtime.environment import option_variables, torchrun_world, visible_gpus
+from accel_nb.runtime.hardware import find_gpus
+from accel_nb.runtime.platforms import find_tpu
+
+_SCRIPT_SESSION = "__accel_nb_session__"
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_BACKENDS = ("static", "c10d")
+_PREFIX_FIELDS = ("role_name", "rank", "local_rank")
+
+
+def notebook_launcher(
+    function: Callable[..., Any],
+    args: Sequence[Any] = (),
+    num_processes: int | None = None,
+    mixed_precision: str = "no",
+    use_port: str | int | None = "29500",
+    master_addr: str = "127.0.0.1",
+    node_rank: int = 0,
+    num_nodes: int = 1,
+    rdzv_backend: str = "static",
+    rdzv_endpoint: str = "",
+    rdzv_conf: Mapping[str, Any] | None = None,
+    rdzv_id: str = "none",
+    max_restarts: int = 0,
+    monitor_interval: float = 0.1,
+    log_line_prefix_template: str | None = None,
+    **options: Any,
+) -> list[Any]:
+    """Run ``function(*args)`` on every worker, as it is written, and return what it returned on each, in rank order.
+
+    It works whatever this process did before: it is never forked, and CUDA may be in use here, accelerators built and
+    threads running. Workers, and what they hold on their devices, stay for the next launch or ``%%accelerate`` cell.
+
+    **What comes back.** One value for each rank. A value that refers to a model, an optimizer or a container of the
+    notebook comes back as that very object. Models, optimizers, schedulers and containers that the function used, as
+    arguments, through closures or as globals, hold rank 0's training afterwards, in place. Globals that it binds
+    come back from rank 0. A value that cannot be copied raises ShippingError; what was trained has come back then.
+
+    **Interrupt.** KeyboardInterrupt in this process, normally within half a second, also where ranks wait in a
+    collective. What was trained so far comes back; workers and their state live on. A rank that does not react within
+    two seconds, or at the second interrupt, is ended and replaced.
+
+    **Error.** The first rank that raises stops the others, and its exception is raised here with its own type and a
+    traceback of the function's lines on that rank; what others raised is one line each. Rank 0's training comes back.
+
+    **Death.** WorkerDied names the rank, the signal or exit code and its last output. A fresh worker takes its place;
+    this process keeps the values that it had before the launch.
+
+    **Hang.** A rank that the others wait for is named within seconds, with the line it is at; nothing is ended. Only
+    the option ``timeout`` ends a launch by itself, with TimeoutError.
+
+    Signal handlers, environment variables and threads of this process are afterwards what they were. To be called in
+    one process only, neither under ``torchrun`` nor inside of a launched function (MisuseError); from several threads
+    at once each launch gets workers, and GPUs, of its own.
+
+    Args:
+        function: called on each worker; it may be defined in a cell, a lambda, a closure or a bound method. No model
+            is prepared unless it builds an ``Accelerator``, or calls ``accelerator.prepare``.
+        args: positional arguments.
+        num_processes: workers, one for each GPU; CPU workers, which share the cores, where there is no GPU. None:
+            every visible GPU, else one CPU worker.
+        mixed_precision: precision of the accelerators that the function builds: ``fp16``, ``bf16`` or ``auto``.
+            ``no`` leaves it to them.
+        use_port: what the function finds as ``MASTER_PORT``, for groups of its own; None or 0 chooses a free one. The
+            launch itself uses no port.
+        master_addr: what it finds as ``MASTER_ADDR``.
+        node_rank, num_nodes: 0 and 1: one machine.
+        rdzv_backend: ``static`` or ``c10d``: with one machine they are the same.
+        rdzv_endpoint: ``host:port``, in place of ``master_addr`` and ``use_port``.
+        rdzv_conf: ``timeout`` in seconds: how long workers may take to start.
+        rdzv_id: what the function finds as ``TORCHELASTIC_RUN_ID``.
+        max_restarts: how often all workers are started anew, with this process's values, when a rank dies or raises.
+            With the option ``checkpoint={"dir": ...}`` accelerators go on from the newest checkpoint.
+        monitor_interval: seconds between looks at the workers; messages from them are taken at once whatever it is.
+        log_line_prefix_template: shows the lines of every rank, each with this in front, such as
+            ``"[${role_name}${rank}]: "``; it may use ``rank``, ``local_rank`` and ``role_name``.
+        options: any option of ``%%accelerate``, by its name: ``seed=0``, ``accumulate=4``, ``panel=False``.
+
+    Raises:
+        ConfigError: for arguments that are not allowed, all named at once, before anything starts.
+    """
+    _refuse_inside("notebook_launcher")
+    problems = _problems(function, use_port, node_rank, num_nodes, rdzv_backend, rdzv_conf, max_restarts)
+    problems += _more_problems(monitor_interval, rdzv_endpoint, log_line_prefix_template)
+    if problems:
+        raise ConfigError(problems)
+    given = dict(options)
+    if mixed_precision != "no":
+        given["precision"] = mixed_precision
+    address, _, port = rdzv_endpoint.rpartition(":")
+    call = Call(
+        functools.partial(function, *args),
+        getattr(function, "__name__", type(function).__name__),
+        variables={
+            "MASTER_ADDR": address or master_addr,
+            "MASTER_PORT": port or str(_port(use_port)),
+            "TORCHELASTIC_RUN_ID": rdzv_id,
+            "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
+        },
+        prefix=None if log_line_prefix_template is None else functools.partial(_prefix, log_line_prefix_template),
+        poll_s=monitor_interval,
+        patience_s=float((rdzv_conf or {}).get("timeout", START_PATIENCE_S)),
+    )
+    return _launch(call, given, num_processes, max_restarts, "notebook_launcher")
+
+
+def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
+    """Run ``function(*args)`` on CPU workers, whatever devices there are; returns and raises as `notebook_launcher`."""
+    _refuse_inside("debug_launcher")
+    if problems := _problems(function, "0", 0, 1, "static", None, 0):
+        raise ConfigError(problems)
+    name = getattr(function, "__name__", type(function).__name__)
+    call = Call(
+        functools.partial(function, *args), name, variables={"MASTER_PORT": str(_port(0)), "ACCELERATE_USE_CPU": "yes"}
+    )
+    return _launch(call, {"cpus": num_processes}, None, 0, "debug_launcher")
+
+
+def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_restarts: int, source: str) -> list[Any]:
+    places: dict[str, str] = {}
+    if num_processes is not None and (find_gpus() or find_tpu() is None):
+        kind = "gpus" if find_gpus() else "cpus"
+        given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
+    layers = [environment_layer(option_variables()), Layer("flags", given, f"{source}(...)", places)]
+    config = resolve(layers).config
+    main = _session()
+    with main.claims.hold(lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, taken=taken)) as (
+        specs,
+        first,
+    ):
+        if first == 0 and main.reserve():
+            try:
+                return _run(main, call, layers, specs, max_restarts)
+            finally:
+                main.release()
+        beside = _beside(main, specs, first)
+        try:
+            name = f"{call.bound_to}_{threading.get_ident()}"
+            return _run(beside, replace(call, bound_to=name), layers, specs, max_restarts)
+        finally:
+            beside.stop()
+
+
+def _run(
+    session: Session, call: Call, layers: Sequence[Layer], specs: Sequence[WorkerSpec], max_restarts: int
+) -> list[Any]:
+    """Run the call, and again if it fails, so often as it may be restarted."""
+    for num_left in range(max_restarts, -1, -1):
+        resolved = resolve(layers)
+        resolved.check_world(len(specs))
+        try:
+            cell, mode = _cell(call, session.namespace), _panel_mode(resolved)
+            return session.run(cell, resolved, specs, mode=mode, is_last_try=num_left == 0)
+        except ShippingError as error:
+            raise ShippingError(call.culprit(session.namespace) or str(error)) from None
+        except (TimeoutError, ConfigError):
+            raise
+        except Exception as error:
+            if num_left == 0:
+                _show_remote(error)
+                raise
+            folder = resolved.config.checkpoint.dir
+            where = "from the start: no checkpoint.dir is set" if folder is None else f"from what is in {folder}"
+            first = str(error).partition("\n")[0]
+            print(f"{type(error).__name__}: {first}\nrestarting {where}; {num_left} left", file=sys.stderr)
+            session.renew()
+            if folder is not None:
+                layers = [
+                    *layers,
+                    Layer("flags", {"checkpoint.resume": "auto"}, f"restart {max_restarts - num_left + 1}"),
+                ]
+    raise AssertionError("a launch ends with results or an error")
+
+
+def _cell(call: Call, namespace: Mapping[str, Any]) -> Cell:
+    """Return the call as a cell; a function that the notebook has a name for is sent by it, and so only once."""
+    name = call.name if namespace.get(call.name) is call.function.func else "None"
+    source = f"{name}\n{call.bound_to}()"
+    return Cell(source, ast.parse(source), 0, call)
+
+
+def _panel_mode(resolved: Resolved) -> str:
+    if get_ipython() is None or not resolved.config.panel:
+        return "off"
+    return "static" if resolved.config.static else "live"
+
+
+def _session() -> Session:
+    """Return the session of this notebook, or of this script: it lives as long as the namespace that it serves."""
+    shell = get_ipython()
+    if shell is not None:
+        from accel_nb.notebook.magics import session_of
+
+        return session_of(shell)
+    namespace = sys.modules["__main__"].__dict__
+    if _SCRIPT_SESSION not in namespace:
+        namespace[_SCRIPT_SESSION] = Session(namespace)
+        atexit.register(namespace[_SCRIPT_SESSION].stop)
+    return namespace[_SCRIPT_SESSION]
+
+
+def _beside(main: Session, specs: Sequence[WorkerSpec], first: int) -> Session:
+    """Return a session with workers of its own, which see only the GPUs that it holds."""
+    count = sum(spec.device.startswith("cuda") for spec in specs)
+    visible = visible_gpus() or [str(gpu.index) for gpu in find_gpus()]
+    overrides = {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])} if count else {}
+    return Session(main.namespace, main.hidden_names, overrides=overrides)
+
+
+def _show_remote(error: BaseException) -> None:
+    """Where no notebook shows the worker's traceback, give it as the cause."""
+    render = getattr(error, "_render_traceback_", None)
+    if render is not None and get_ipython() is None:
+        error.__cause__ = PoolError("\n" + _ANSI.sub("", "\n".join(render())))
+
+
+def _refuse_inside(name: str) -> None:
+    world = torchrun_world()
+    if world is not None:
+        raise MisuseError(
+            f"{name} was called on rank {world.rank} of {world.size}, which is a worker already; call the function "
+            "itself here, and the launcher in the notebook or in a script that is started without torchrun"
+        )
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        raise MisuseError(
+            f"{name} was called while a child process imported this script; put the call below "
+            "`if __name__ == '__main__':`"
+        )
+
+
+def _problems(
+    function: Any,
+    use_port: Any,
+    node_rank: Any,
+    num_nodes: Any,
+    rdzv_backend: Any,
+    rdzv_conf: Mapping[str, Any] | None,
+    max_restarts: Any,
+) -> list[str]:
+    problems: list[str] = []
+    if not callable(function):
+        problems.append(f"function is {function!r}, which cannot be called; give the function itself")
+    if str(use_port) != "None" and not (str(use_port).isdecimal() and int(use_port) < 65536):
+        problems.append(f"use_port={use_port!r}: give a port from 1 to 65535, or None for a free one")
+    if num_nodes != 1 or node_rank != 0:
+        problems.append(
+            f"num_nodes={num_nodes!r}, node_rank={node_rank!r}: a launch uses this machine (1 and 0); for several "
+            "write the function into a script and start it on each with torchrun --nnodes"
+        )
+    if rdzv_backend not in _BACKENDS:
+        problems.append(f"rdzv_backend={rdzv_backend!r}: give {' or '.join(_BACKENDS)}")
+    seconds = (rdzv_conf or {"timeout": 1}).get("timeout")
+    if set(rdzv_conf or {}) - {"timeout"} or not isinstance(seconds, int | float) or not seconds > 0:
+        problems.append(f"rdzv_conf={rdzv_conf!r}: give None or {{'timeout': seconds}}")
+    if not isinstance(max_restarts, int) or max_restarts < 0:
+        problems.append(f"max_restarts={max_restarts!r}: give 0 or a whole number of restarts")
+    return problems
+
+
+def _more_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | None) -> list[str]:
+    problems: list[str] = []
+    if not isinstance(monitor_interval, int | float) or not 0 < monitor_interval <= 60:
+        problems.append(f"monitor_interval={monitor_interval!r}: give seconds, more than 0 and up to 60")
+    if rdzv_endpoint and not re.fullmatch(r"[^:\s]+:\d{1,5}", rdzv_endpoint):
+        problems.append(f"rdzv_endpoint={rdzv_endpoint!r}: give host:port, or nothing")
+    if template is not None:
+        try:
+            string.Template(template).substitute(dict.fromkeys(_PREFIX_FIELDS, ""))
+        except (KeyError, ValueError) as error:
+            named = ", ".join(f"${{{name}}}" for name in _PREFIX_FIELDS)
+            problems.append(f"log_line_prefix_template={template!r}: {error}; it may use {named}")
+    return problems
+
+
+def _prefix(template: str, rank: int) -> str:
+    return string.Template(template).substitute(role_name="default", rank=rank, local_rank=rank)
+
+
+def _port(use_port: str | int | None) -> int:
+    if use_port not in (None, 0, "0"):
+        return int(use_port)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

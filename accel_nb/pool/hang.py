@@ -1,0 +1,136 @@
+"""Finds the rank that the others wait for, and says where it is.
+
+When nothing has been heard of a request for a while, each rank is asked where it stands: its monitor thread answers,
+apart from the main thread and from collectives. Ranks that entered a collective which others have not entered wait
+for these. A rank that cannot answer (stopped, or native code holds its interpreter lock) is looked at from outside.
+Nothing is ended: a rank may be slow for a good reason.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.pool.engine import Engine, Seen
+from accel_nb.pool.messages import Look
+
+SILENCE_S = 2.0
+"""How long nothing may be heard before ranks are asked."""
+AGAIN_S = 1.0
+"""How long after one look the next one follows; what stands still from one to the next is told."""
+_STOPPED = frozenset("Tt")
+
+
+@dataclass(slots=True)
+class HangDoctor:
+    """Watches one request; `turn` is called in each turn of the waiting loop."""
+
+    engine: Engine
+    number: int
+    size: int
+    say: Callable[[int, str], None]
+    """Takes the rank that others wait for, and a line about it."""
+    clock: Callable[[], float] = time.monotonic
+    _heard_at: float | None = None
+    _asked_at: float | None = None
+    _places: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _seen: dict[int, Seen] = field(default_factory=dict)
+    _told: set[str] = field(default_factory=set)
+
+    def heard(self) -> None:
+        """Note that a rank has printed, measured or ended: the request goes on."""
+        self._heard_at, self._asked_at = self.clock(), None
+        self._places, self._before, self._seen = {}, {}, {}
+
+    def answered(self, rank: int, place: dict[str, Any]) -> None:
+        """Take in where a rank says that it is."""
+        self._places[rank] = place
+
+    def seen(self, look: Seen) -> None:
+        """Take in what a rank that may not answer looks like from outside."""
+        self._seen[look.rank] = look
+
+    def turn(self, waiting: set[int]) -> None:
+        """Ask, compare and tell, if it is time."""
+        now = self.clock()
+        if self._heard_at is None:
+            self._heard_at = now
+        if now - max(self._heard_at + SILENCE_S - AGAIN_S, self._asked_at or 0.0) < AGAIN_S:
+            return
+        if self._asked_at is not None:
+            self._tell(waiting)
+            self._before, self._places = self._places, {}
+        mute = waiting - self._before.keys() if self._asked_at is not None else set()
+        self._asked_at = now
+        for rank in waiting:
+            self.engine.send(rank, Look(self.number, from_outside=rank in mute), urgent=True)
+
+    def _left_alone(self, still: Mapping[int, dict[str, Any]], waiting: set[int]) -> dict[int, str]:
+        """Return a line where all that still run wait, and others have ended the request."""
+        ended = sorted(set(range(self.size)) - waiting)
+        if not ended or still.keys() != waiting or not all(place["is_waiting"] for place in still.values()):
+            return {}
+        rank, place = min(still.items())
+        what = "a collective" if place["sequence"] is None else _collective(place)
+        return {
+            ended[0]: f"rank {rank} waits in {what} {_at(place)}; rank {', '.join(map(str, ended))} has ended and does "
+            "not come: interrupt, and look for a branch that only some ranks take"
+        }
+
+    def _tell(self, waiting: set[int]) -> None:
+        still = {rank: place for rank, place in self._places.items() if self._before.get(rank) == place}
+        lines = _missing(still, waiting - still.keys()) or _different(still) or self._left_alone(still, waiting)
+        is_waited_for = any(place["is_waiting"] for place in still.values()) or len(waiting) < self.size
+        for rank in sorted(waiting - self._places.keys() - self._before.keys()):
+            look = self._seen.get(rank)
+            if look is not None and (is_waited_for or look.state in _STOPPED):
+                lines[rank] = _from_outside(rank, look)
+        for rank, line in lines.items():
+            if line not in self._told:
+                self._told.add(line)
+                self.say(rank, line)
+
+
+def _missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int, str]:
+    """Return a line about each rank that has not come to the collective which others wait in."""
+    known = {rank: place for rank, place in places.items() if place["sequence"] is not None}
+    if len({place["group"] for place in known.values()}) != 1 or unsure:
+        return {}
+    newest = max(place["sequence"] for place in known.values())
+    waiting = [rank for rank, place in known.items() if place["sequence"] == newest]
+    late = [rank for rank, place in known.items() if place["sequence"] < newest]
+    if not late or not any(known[rank]["is_waiting"] for rank in waiting):
+        return {}
+    what = _collective(known[waiting[0]])
+    who = ", ".join(map(str, waiting))
+    return {
+        rank: f"rank {who} wait{'s' * (len(waiting) == 1)} in {what} for rank {rank}, which is {_at(known[rank])}"
+        for rank in late
+    }
+
+
+def _different(places: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+    """Return a line where ranks wait in different collectives at the same place of the sequence."""
+    waiting = {rank: place for rank, place in places.items() if place["is_waiting"] and place["sequence"] is not None}
+    kinds = {(place["operation"], str(place["sizes"])) for place in waiting.values()}
+    if len({place["sequence"] for place in waiting.values()}) != 1 or len(kinds) < 2:
+        return {}
+    said = "; ".join(f"rank {rank}: {_collective(place)} {_at(place)}" for rank, place in sorted(waiting.items()))
+    return {min(waiting): f"ranks wait in different collectives: {said}"}
+
+
+def _collective(place: Mapping[str, Any]) -> str:
+    return f"{place['operation']} #{place['sequence']} of shape {place['sizes']}"
+
+
+def _at(place: Mapping[str, Any]) -> str:
+    return f"at line {place['line']} of {place['file']}: {place['text']}"
+
+
+def _from_outside(rank: int, look: Seen) -> str:
+    why = "it is stopped (SIGSTOP)" if look.state in _STOPPED else "native code holds its interpreter lock"
+    stack = f"\n{look.stack.strip()}" if look.stack.strip() else ""
+    return f"rank {rank} does not answer: {why}{stack}"

@@ -1,0 +1,66 @@
+"""Lets code that was written for ``torchrun`` open and close its process group where the pool has opened one already.
+
+Such code calls ``init_process_group`` at its start and ``destroy_process_group`` at its end. In a worker the default
+group exists before it and is needed after it: the one takes the group that is there, the other leaves it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+_ORIGINAL = "_accel_nb_original"
+
+
+def original(name: str) -> Callable[..., Any]:
+    """Return torch's own function of a name that `lend_default_group` may have replaced."""
+    function = getattr(c10d, name)
+    return getattr(function, _ORIGINAL, function)
+
+
+def lend_default_group() -> None:
+    """Replace the two functions in this process; doing so twice is harmless."""
+    for name, make in (("init_process_group", _taking), ("destroy_process_group", _leaving)):
+        theirs = original(name)
+        ours = functools.wraps(theirs)(make(theirs))
+        setattr(ours, _ORIGINAL, theirs)
+        for module in (c10d, dist):
+            setattr(module, name, ours)
+
+
+def _taking(init: Callable[..., Any]) -> Callable[..., Any]:
+    def init_process_group(
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+        *args: Any,
+        **more: Any,
+    ) -> None:
+        if not dist.is_initialized():
+            init(backend, init_method, timeout, *args, **more)
+            return
+        asked = dict(zip(("world_size", "rank"), args, strict=False)) | more
+        here = {"world_size": dist.get_world_size(), "rank": dist.get_rank()}
+        for name, value in here.items():
+            if asked.get(name, -1) not in (-1, value):
+                raise ValueError(f"init_process_group({name}={asked[name]}): this worker's group has {name} {value}")
+        own = dist.get_backend()
+        if backend is not None and own not in str(backend).lower():
+            raise ValueError(f"init_process_group({backend!r}): this worker's group is {own}; give that, or nothing")
+        if timeout is not None:
+            c10d._set_pg_timeout(timeout)
+
+    return init_process_group
+
+
+def _leaving(destroy: Callable[..., Any]) -> Callable[..., Any]:
+    def destroy_process_group(group: Any = None) -> None:
+        if group is not None and group is not dist.group.WORLD:
+            destroy(group)
+
+    return destroy_process_group

@@ -1,0 +1,129 @@
+"""Many faults drawn by chance against one pool, and very many requests without any: ``python -m tests.faults.chaos``.
+
+Options: ``--faults N`` and ``--requests N``, 200 and 10,000 unless told. The tests run a few of each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import statistics
+import time
+from dataclasses import dataclass, field
+
+import psutil
+
+from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.pool import Pool
+from tests.support.pools import run_code, running_pool
+
+REDUCE = "import torch, torch.distributed as dist\nvalue = torch.ones(1)\ndist.all_reduce(value)\nresult = value.item()"
+WAIT = "import threading; threading.Event().wait(100)"
+FAULTS = {
+    "raise": ("raise ValueError('chance')", False),
+    "exit": ("import os; os._exit(3)", False),
+    "abort": ("import os; os.abort()", False),
+    "segfault": ("import ctypes; ctypes.string_at(0)", False),
+    "kill": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", False),
+    "sleep": (WAIT, True),
+    "loop": ("while True: pass", True),
+    "stop": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", True),
+}
+"""What one rank does while the others reduce, and whether the user has to interrupt."""
+
+
+@dataclass
+class Outcome:
+    """How the faults ended."""
+
+    num_recovered: int = 0
+    num_faults: int = 0
+    recovery_s: list[float] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
+
+
+def chaos(pool: Pool, num_faults: int, seed: int) -> Outcome:
+    """Do so many faults to ranks drawn by chance; after each the pool must reduce over all ranks again."""
+    chance, outcome = random.Random(seed), Outcome(num_faults=num_faults)
+    for _ in range(num_faults):
+        name, victim = chance.choice(list(FAULTS)), chance.randrange(pool.size)
+        code, needs_interrupt = FAULTS[name]
+        at = time.monotonic() + chance.uniform(0.05, 0.3)
+        codes = [code if rank == victim else REDUCE for rank in range(pool.size)]
+        started = time.monotonic()
+        run_code(pool, *codes, presses=lambda at=at, needed=needs_interrupt: int(needed and time.monotonic() > at))
+        answers, reason = run_code(pool, REDUCE)
+        outcome.recovery_s.append(time.monotonic() - started)
+        if reason is None and [answer.body.get("result") for answer in answers] == [float(pool.size)] * pool.size:
+            outcome.num_recovered += 1
+        else:
+            outcome.lost.append(name)
+    return outcome
+
+
+@dataclass
+class Growth:
+    """What very many requests left behind in this process, and how their time drifted."""
+
+    num_descriptors: int
+    rss_bytes: int
+    drift: float
+
+
+def soak(pool: Pool, num_requests: int) -> Growth:
+    """Run so many requests and compare the end with the beginning."""
+    here = psutil.Process()
+    times: list[float] = []
+    for _ in range(num_requests // 10):
+        run_code(pool, "result = 1")
+    descriptors, rss = len(os.listdir("/proc/self/fd")), here.memory_info().rss
+    for _ in range(num_requests):
+        started = time.monotonic()
+        run_code(pool, "result = 1")
+        times.append(time.monotonic() - started)
+    fifth = max(1, num_requests // 5)
+    return Growth(
+        len(os.listdir("/proc/self/fd")) - descriptors,
+        here.memory_info().rss - rss,
+        statistics.median(times[-fifth:]) / statistics.median(times[:fifth]) - 1,
+    )
+
+
+def descendants(engine: LocalEngine) -> list[psutil.Process]:
+    """Return every process of a pool."""
+    zygote = psutil.Process(engine.zygote_pid)
+    return [zygote, *zygote.children(recursive=True)]
+
+
+def main() -> None:
+    """Run both at length and print what came out as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--faults", type=int, default=200)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with running_pool(3) as (pool, engine):
+        outcome, growth = chaos(pool, options.faults, options.seed), soak(pool, options.requests)
+        processes = descendants(engine)
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    ordered = sorted(outcome.recovery_s)
+    print(
+        json.dumps(
+            {
+                "recovered": f"{outcome.num_recovered} of {outcome.num_faults}",
+                "lost": outcome.lost,
+                "median_s": round(statistics.median(ordered), 3),
+                "p99_s": round(ordered[int(len(ordered) * 0.99)], 3),
+                "orphans": len(alive),
+                "descriptors": growth.num_descriptors,
+                "rss_mb": round(growth.rss_bytes / 1e6, 1),
+                "drift": round(growth.drift, 3),
+            }
+        )
+    )
+
+
+if __name__ == "__main__":
+    main()

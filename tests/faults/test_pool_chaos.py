@@ -1,0 +1,51 @@
+"""A short version of the long runs in ``tests.faults.chaos``, and a limit of memory."""
+
+from __future__ import annotations
+
+import psutil
+
+from tests.faults.chaos import FAULTS, chaos, descendants, soak
+from tests.faults.test_pool import HEALTHY, results
+from tests.support.pools import run_code, running_pool
+
+
+def test_a_pool_recovers_from_faults_drawn_by_chance():
+    with running_pool(3) as (pool, engine):
+        outcome = chaos(pool, 10, seed=3)
+        processes = descendants(engine)
+    assert (outcome.num_recovered, outcome.lost) == (10, [])
+    _, alive = psutil.wait_procs(processes, timeout=5)
+    assert alive == []
+
+
+def test_each_fault_of_the_long_run_is_survived():
+    with running_pool(2) as (pool, _):
+        for code, needs_interrupt in FAULTS.values():
+            if not needs_interrupt:
+                answers, reason = run_code(pool, code, "import threading; threading.Event().wait(100)")
+                assert reason in ("failure", "death")
+                assert answers[0].rank == 0
+                assert results(pool) == HEALTHY
+
+
+def test_many_requests_leave_nothing_behind():
+    with running_pool(2) as (pool, _):
+        growth = soak(pool, 400)
+    assert growth.num_descriptors == 0
+    assert growth.rss_bytes < 20_000_000
+
+
+def test_a_rank_that_meets_its_memory_limit_raises_and_lives_on():
+    code = (
+        "import resource\nbefore = resource.getrlimit(resource.RLIMIT_AS)\n"
+        "used = int(open('/proc/self/statm').read().split()[0]) * 4096\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (used + 2**26, before[1]))\n"
+        "try:\n    block = bytearray(2**30)\nfinally:\n    resource.setrlimit(resource.RLIMIT_AS, before)"
+    )
+    with running_pool(2) as (pool, engine):
+        pids = dict(engine.pids)
+        answers, reason = run_code(pool, code, "import threading; threading.Event().wait(100)")
+        assert reason == "failure"
+        assert answers[0].body["error"]["type"] == "MemoryError"
+        assert results(pool) == HEALTHY
+        assert engine.pids == pids

@@ -1,0 +1,103 @@
+"""Ranks that do not come: each is named with its line and the collective, and nothing is ended."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from accel_nb.pool.pool import HANG
+from tests.faults.test_pool import HEALTHY, results
+from tests.support.pools import Recorder, run_code, running_pool
+
+ASLEEP = "import threading; threading.Event().wait(100)"
+REDUCE = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(2, 3))"
+
+
+@pytest.fixture(scope="module")
+def pool():
+    with running_pool(2) as (pool, _):
+        yield pool
+
+
+class Ear(Recorder):
+    """Interrupts a request once a line about a hang has come, and takes the time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started = time.monotonic()
+        self.after = 0.0
+
+    @property
+    def lines(self) -> list[tuple[int, str]]:
+        return [(rank, body["line"]) for rank, topic, body in self.notes if topic == HANG]
+
+    def presses(self) -> int:
+        if self.lines and not self.after:
+            self.after = time.monotonic() - self.started
+        return len(self.lines) + (time.monotonic() - self.started > 30)
+
+
+def hang(pool, *codes: str) -> tuple[int, str]:
+    """Run codes of which one hangs; returns the first rank that was named, and the line."""
+    ear = Ear()
+    run_code(pool, *codes, recorder=ear, presses=ear.presses)
+    assert ear.lines, "no rank was named"
+    assert results(pool) == HEALTHY
+    return ear.lines[0]
+
+
+def test_the_rank_that_others_wait_for_is_named_with_its_line_and_the_collective(pool):
+    run_code(pool, "import torch, torch.distributed as dist\ndist.barrier()")
+    rank, line = hang(pool, REDUCE, ASLEEP)
+    assert rank == 1
+    assert "rank 0 waits in all_reduce #" in line
+    assert "of shape [[2, 3]] for rank 1, which is at line 1 of" in line
+
+
+def test_a_rank_that_has_ended_and_is_waited_for_is_named(pool):
+    rank, line = hang(pool, REDUCE, "pass")
+    assert rank == 1
+    assert "rank 0 waits in all_reduce" in line
+    assert "rank 1 has ended and does not come" in line
+
+
+def test_different_collectives_are_named_with_their_shapes(pool):
+    rank, line = hang(
+        pool,
+        "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))\ndist.barrier()",
+        "import torch, torch.distributed as dist\ndist.broadcast(torch.ones(5), 0)\ndist.barrier()",
+    )
+    assert rank in (0, 1)
+    assert "all_reduce" in line or "broadcast" in line
+
+
+def test_a_stopped_process_is_told(pool):
+    rank, line = hang(pool, REDUCE, "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)")
+    assert (rank, line) == (1, "rank 1 does not answer: it is stopped (SIGSTOP)")
+
+
+def test_native_code_that_holds_the_interpreter_lock_is_told_with_its_stack(pool):
+    code = "import re\ndef native():\n    re.match('(a|a)+$', 'a' * 60 + 'b')\nnative()"
+    rank, line = hang(pool, REDUCE, code)
+    assert rank == 1
+    assert "native code holds its interpreter lock" in line
+    assert "in native" in line
+
+
+def test_long_work_that_nobody_waits_for_is_left_alone(pool):
+    ear = Ear()
+    until = "import time\nend = time.monotonic() + 5\nwhile time.monotonic() < end: pass"
+    answers, _ = run_code(pool, until, recorder=ear)
+    assert {answer.outcome for answer in answers} == {"done"}
+    assert ear.lines == []
+
+
+@pytest.mark.parametrize("code", ["import ctypes\ndef crash(): ctypes.string_at(0)\ncrash()", "import os\nos.abort()"])
+def test_a_crash_has_its_last_python_stack(pool, code: str):
+    answers, _ = run_code(pool, "pass", code)
+    (death,) = [answer for answer in answers if answer.outcome == "died"]
+    assert death.rank == 1
+    assert "most recent call first" in death.body["stack"]
+    assert ("in crash" in death.body["stack"]) == ("crash" in code)
+    assert results(pool) == HEALTHY

@@ -1,0 +1,139 @@
+"""Every platform by its signals, with the traps; what the doctor says there; what a launch refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from accel_nb.cli.main import main
+from accel_nb.errors import ConfigError
+from accel_nb.notebook.doctor import diagnose
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.place import Claims, place_workers
+from accel_nb.runtime.hardware import Gpu, cuda_of_torch, inspect_machine, why_unusable
+from accel_nb.runtime.platforms import PLATFORMS, Signals, detect_platform, find_tpu
+from accel_nb.ui.fallback import DisplayFacts, choose_rung
+
+KERNEL = frozenset({"ipykernel"})
+
+
+def signals(*variables: str, modules: Iterable[str] = KERNEL, paths: Iterable[str] = (), **others: Any) -> Signals:
+    return Signals(dict.fromkeys(variables, "x"), frozenset(modules), has_path=lambda path: path in paths, **others)
+
+
+@pytest.mark.parametrize(
+    ("here", "name"),
+    [
+        (signals("KAGGLE_KERNEL_RUN_TYPE", "COLAB_RELEASE_TAG"), "kaggle"),
+        (signals("COLAB_RELEASE_TAG", paths=["/kaggle/input"]), "kaggle"),
+        (signals("KAGGLE_USERNAME", "KAGGLE_KEY"), "jupyter"),
+        (signals("COLAB_RELEASE_TAG"), "colab"),
+        (signals(modules={"ipykernel", "google.colab"}), "colab"),
+        (signals("COLAB_RELEASE_TAG", modules=()), "colab"),
+        (signals("DEEPNOTE_PROJECT_ID"), "deepnote"),
+        (signals("DEEPNOTE_PROJECT_ID", modules=()), "script"),
+        (signals("PAPERSPACE_NOTEBOOK_REPO_ID"), "paperspace"),
+        (signals(home="/home/studio-lab-user"), "studiolab"),
+        (signals("SAGEMAKER_INTERNAL_IMAGE_URI"), "sagemaker"),
+        (signals("DATABRICKS_RUNTIME_VERSION"), "databricks"),
+        (signals("VSCODE_PID"), "vscode"),
+        (signals(names=frozenset({"__vsc_ipynb_file__"})), "vscode"),
+        (signals("VSCODE_PID", modules=()), "script"),
+        (signals(parent="/usr/bin/python /usr/bin/papermill in.ipynb out.ipynb"), "headless"),
+        (signals(parent="python -m nbconvert --execute x.ipynb"), "headless"),
+        (signals("JPY_SESSION_NAME", parent="python -m jupyterlab"), "jupyter"),
+        (signals(modules=()), "script"),
+    ],
+)
+def test_a_platform_is_told_by_its_signals(here: Signals, name: str):
+    assert detect_platform(here).name == name
+
+
+def test_every_platform_of_the_table_is_tested():
+    rows = test_a_platform_is_told_by_its_signals.pytestmark[0].args[1]  # type: ignore[attr-defined]
+    assert {name for _, name in rows} == {platform.name for platform in PLATFORMS}
+
+
+@pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
+def test_the_panel_takes_the_rung_of_the_table(platform):
+    facts = DisplayFacts(platform.name, platform.name != "script", frozenset({"anywidget", "matplotlib"}), True)
+    assert choose_rung(facts, "live") == platform.rung
+
+
+@pytest.mark.parametrize(
+    ("here", "tpu"),
+    [
+        (Signals({"TPU_ACCELERATOR_TYPE": "v5e-8"}, has_path=lambda _: False), "v5e-8"),
+        (Signals({"PJRT_DEVICE": "TPU"}, has_path=lambda _: False), "TPU"),
+        (Signals({}, has_path=lambda path: path == "/dev/accel0"), "TPU"),
+        (Signals({"PJRT_DEVICE": "CPU", "COLAB_TPU_ADDR": "x", "TPU_NAME": "y"}, has_path=lambda _: False), None),
+    ],
+)
+def test_a_tpu_is_told_by_the_runtime_of_today(here: Signals, tpu: str | None):
+    assert find_tpu(here) == tpu
+
+
+def gpu(name: str, capability: tuple[int, int]) -> Gpu:
+    return Gpu(0, name, 16 * 2**30, 16 * 2**30, capability)
+
+
+P100, T4, H100 = gpu("Tesla P100-PCIE-16GB", (6, 0)), gpu("Tesla T4", (7, 5)), gpu("H100", (9, 0))
+
+
+def test_a_device_that_torch_has_no_code_for_is_named_with_the_way_out():
+    why = why_unusable(P100, (12, 8))
+    assert why is not None
+    assert "compute capability 6.0" in why
+    assert "GPU T4 x2" in why
+    assert [why_unusable(device, (12, 8)) for device in (T4, H100)] == [None, None]
+    assert why_unusable(P100, (12, 6)) is None
+    assert "build for CPUs" in (why_unusable(T4, None) or "")
+
+
+def test_the_build_of_torch_is_read_without_importing_it():
+    import torch
+
+    found = torch.version.cuda
+    assert cuda_of_torch() == (None if found is None else tuple(map(int, found.split(".")[:2])))
+
+
+def test_the_doctor_says_what_a_platform_and_its_devices_mean():
+    machine = replace(inspect_machine(), gpus=(P100, T4))
+    lines = "\n".join(map(str, diagnose(machine, signals("KAGGLE_KERNEL_RUN_TYPE"))))
+    for part in ("platform: Kaggle", "the panel is a picture", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
+        assert part in lines
+    lines = "\n".join(map(str, diagnose(machine, Signals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
+    assert "[WARN] v3-8: this version does not train on TPUs, use --cpus N" in lines
+
+
+def test_the_command_line_has_a_doctor(capsys: pytest.CaptureFixture[str]):
+    assert main(["doctor"]) == 0
+    assert "platform: a script" in capsys.readouterr().out
+    assert main(["doctor", "now"]) == 2
+
+
+def test_a_launch_refuses_what_cannot_work(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
+    if not inspect_machine().gpus:
+        with pytest.raises(ConfigError, match="v5e-8: this version does not train on TPUs; use --cpus N"):
+            place_workers(None, None)
+    assert len(place_workers(None, 2)) == 2
+
+
+def test_launches_at_once_hold_gpus_one_after_the_other():
+    claims, seen = Claims(), []
+
+    def place(taken: int) -> tuple[WorkerSpec, ...]:
+        seen.append(taken)
+        return (WorkerSpec("cuda:0", 1), WorkerSpec("cuda:1", 1))
+
+    with claims.hold(place) as (_, first), claims.hold(place) as (_, second):
+        assert (first, second) == (0, 2)
+        with claims.hold(lambda taken: (WorkerSpec("cpu", 1),)) as (_, third):
+            assert third == 4
+    with claims.hold(place):
+        pass
+    assert seen == [0, 2, 0]
