@@ -89,6 +89,7 @@ class Worker:
 
     def __init__(self, start: Start, control: Channel, monitor: Channel, ring: RingWriter, store: int) -> None:
         from accel_nb.runtime.group import Group
+        from accel_nb.runtime.lent import lend_default_group
 
         self.world = World(
             rank=start.rank,
@@ -109,6 +110,7 @@ class Worker:
         self._store = self._keep(store)
         os.close(store)
         self.group = Group.open(self.world, _path(self._store), timeout_s=start.timeout_s)
+        lend_default_group()
         module, _, attribute = start.program.partition(":")
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 

@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from accel_nb.runtime.lent import lend_default_group, original
+from accel_nb.runtime.lent import original
 from accel_nb.runtime.world import World
 
 logger = logging.getLogger(__name__)
@@ -187,7 +187,6 @@ class Group:
             else:
                 store = dist.FileStore(store_path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
                 where = {"store": store}
-                lend_default_group()
             original("init_process_group")(
                 self.backend,
                 rank=self.world.rank,
