@@ -6,8 +6,6 @@ import re
 from pathlib import Path
 
 import pytest
-from accelerate.commands.config.config_args import ClusterConfig
-
 from accel_nb.cli.main import main
 from accel_nb.config.files import read_file
 from accel_nb.config.starter import starter_file
@@ -15,6 +13,8 @@ from accel_nb.config.starter import starter_file
 
 def foreign(path: Path, **values: object) -> Path:
     """Write a config as accelerate itself does."""
+    from accelerate.commands.config.config_args import ClusterConfig  # not for the tests that stand in for it
+
     values = {"distributed_type": "MULTI_GPU", "mixed_precision": "bf16", **values}
     config = ClusterConfig(compute_environment="LOCAL_MACHINE", use_cpu=False, debug=False, **values)  # type: ignore[arg-type]
     config.to_yaml_file(str(path))
