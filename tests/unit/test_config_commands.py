@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from accel_nb.cli.main import main
 from accel_nb.config.files import read_file
 from accel_nb.config.starter import starter_file
