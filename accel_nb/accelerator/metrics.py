@@ -89,7 +89,7 @@ def _joined(
 ) -> list[Tensor]:
     """Join tensors over ranks; every rank raises where one has rows that belong to no sample."""
     if share is None or not (share.is_filler or share.num_repeated):  # in almost every step
-        return _columns(collectives.gather_each(tensors), owners)
+        return _columns(collectives.gather_each([part if part.dim() else part.reshape(1) for part in tensors]), owners)
     problem = _problem([len(part) for part in (*tensors, *lists) if not isinstance(part, Tensor) or part.dim()], share)
     own = tensors if problem else [_rows(part, share) for part in tensors]
     parts = collectives.gather_each(own, None if problem is None else MisuseError(problem))

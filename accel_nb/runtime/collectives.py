@@ -69,13 +69,10 @@ class Collectives:
         return _rebuilt(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
 
     def gather_each(self, tensors: list[Tensor], problem: MisuseError | None = None) -> list[list[Tensor]]:
-        """Return every rank's tensors, by rank; a ``problem`` on one rank is raised on all. First dims may differ.
-
-        A scalar counts as one value.
-        """
+        """Return every rank's tensors, by rank; a ``problem`` on one rank is raised on all. First dims may differ."""
         if self._world.size == 1:
             _raise(problem)
-            return [[leaf if leaf.dim() else leaf.reshape(1) for leaf in tensors]]
+            return [tensors]
         if len(tensors) == 1 and problem is None and self.refusal is None and _is_small(tensors[0]):
             return [[part] for part in self._gather_one(tensors[0])]
         return self._gather_each("gather", tensors, tensors, problem)
@@ -253,7 +250,7 @@ class Collectives:
         digest, row_bytes = _row_facts(leaf.dtype, shape)
         content = leaf.detach().numpy().tobytes()
         message = bytearray(_MESSAGE_BYTES)
-        message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0] if shape else 1)
+        message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0])
         message[_ROW_HEADER : _ROW_HEADER + len(content)] = content
         received = [part.numpy().data for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))]
         heads = [_DIGEST_AND_LENGTH.unpack_from(memory) for memory in received]
@@ -488,6 +485,7 @@ def _is_small(leaf: Tensor) -> bool:
         and leaf.dtype in _NUMPY_DTYPES
         and leaf.device.type == "cpu"
         and leaf.layout is torch.strided
+        and leaf.dim() > 0
         and leaf.nbytes <= _INLINE_BYTES
         and not leaf.is_neg()
     )
