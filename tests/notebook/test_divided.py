@@ -72,13 +72,14 @@ model.load_state_dict(best)
         assert kernel.value(f"all(torch.equal(v, {found}[n]) for n, v in model.state_dict().items())"), found
 
 
-def test_an_interrupted_cell_keeps_its_weights_until_the_next_one(kernel) -> None:
+def test_an_interrupted_cell_loses_no_weights(kernel) -> None:
     assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
     endless = PLAIN + "print('go', flush=True)\nwhile True:\n" + "    for x, y in loader: model(x).sum()\n"
     output = run(kernel, endless, FLAGS, interrupt_on="go")
     assert output.error is not None
-    assert any("come back with the next cell" in text for text in [*output.texts, output.stdout, output.stderr])
-    assert kernel.value("torch.equal(model[0].weight, before)")
+    # An interrupt inside of a forward pass finds the weights gathered, and they come back at once.
+    is_told = any("come back with the next cell" in text for text in output.texts)
+    assert kernel.value("torch.equal(model[0].weight, before)") is is_told
     assert "True" in done(kernel, "print(model[0].weight.shape == (16, 6))", FLAGS).stdout
     assert not kernel.value("torch.equal(model[0].weight, before)")
     done(kernel, PLAIN, FLAGS)
