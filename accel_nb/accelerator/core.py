@@ -351,11 +351,6 @@ class Accelerator(Tracked):
         return self._project.project_dir
 
     @property
-    def logging_dir(self) -> str | os.PathLike[str] | None:
-        """Folder of the run's logs and traces: its own, or that of the run."""
-        return self._project.project_dir if self._project.logging_dir is None else self._project.logging_dir
-
-    @property
     def holds_optimizers(self) -> bool:
         """Whether anything that trains has been prepared."""
         return bool(self._stepper.bundle.optimizers)

@@ -342,7 +342,7 @@ HANDLERS = (
 _LATER = {
     "deepspeed_plugin": "DeepSpeed is not served yet; leave it out, and models are trained by DDP",
     "deepspeed_plugins": "DeepSpeed is not served yet; leave it out, and models are trained by DDP",
-    "fsdp_plugin": "sharded models are not served yet; leave it out, and models are trained by DDP",
+    "fsdp_plugin": 'FSDP2 is chosen by strategy="fsdp" here, with config={"fsdp": {...}} for its options; leave it out',
     "megatron_lm_plugin": "Megatron-LM is not served; leave it out",
     "parallelism_config": "meshes of several dimensions are not served yet; leave it out",
     "torch_tp_plugin": "tensor parallelism is not served yet; leave it out",

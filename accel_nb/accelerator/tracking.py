@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from accel_nb.accelerator.places import Placed
+from accel_nb.accelerator.plugins import ProjectConfiguration
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.telemetry.events import MetricLogged, Sink
@@ -23,13 +24,14 @@ class Tracked(Placed):
 
     _sink: Sink
     _stepper: Stepper
+    _project: ProjectConfiguration
     _tracker_choice: tuple[str | GeneralTracker, ...]
     _feed: TrackerFeed | None = None
 
     @property
     def logging_dir(self) -> str | os.PathLike[str] | None:
-        """The folder of logs and traces, if one was named."""
-        raise NotImplementedError
+        """Folder of the run's logs and traces: its own, or that of the run."""
+        return self._project.project_dir if self._project.logging_dir is None else self._project.logging_dir
 
     @property
     def log_with(self) -> list[str]:

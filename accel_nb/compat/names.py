@@ -160,7 +160,7 @@ _PARTS = {
         "checkpointing load save load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
         "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
     ),
-    "sharded and engine strategies (FSDP2, DeepSpeed, Megatron-LM, meshes) are not served yet": (
+    'of sharded and engine strategies only FSDP2 is served, as strategy="fsdp" and without this name': (
         "DeepSpeedPlugin DeepSpeedSequenceParallelConfig FullyShardedDataParallelPlugin MegatronLMPlugin "
         "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
         "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
@@ -172,9 +172,7 @@ _PARTS = {
         "WandBTracker TrackioTracker CometMLTracker AimTracker MLflowTracker ClearMLTracker DVCLiveTracker "
         "SwanLabTracker filter_trackers get_available_trackers register_tracker_class"
     ),
-    "the notebook launcher is not served yet: a %%accelerate cell, or torchrun, starts workers": (
-        "launchers notebook_launcher debug_launcher PrepareForLaunch"
-    ),
+    "functions go to the workers as they are, without a wrapper": "PrepareForLaunch",
     "TPUs are not served yet": "torch_xla",
     "it belongs to the other package's command line, ours is accel-nb": "commands launch write_basic_config",
     "it belongs to the other package's own tests": "test_utils",

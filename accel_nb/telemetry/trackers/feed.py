@@ -6,6 +6,7 @@ import logging
 import queue
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, without_secrets
@@ -59,8 +60,7 @@ class TrackerFeed:
             self._each(lambda tracker: tracker.store_init_configuration(dict(config)))
         self._started.set()
         while (item := self._take()) is not None:
-            values, step, options = item
-            self._each(lambda tracker: tracker.log(dict(values), step, **options.get(tracker.name, {})))  # noqa: B023
+            self._each(partial(_log, item))
         self._each(_flush)
         self._each(lambda tracker: tracker.finish())
 
@@ -80,6 +80,11 @@ class TrackerFeed:
                 logger.warning(
                     "tracker %s failed and gets no more values; the run goes on", tracker.name, exc_info=True
                 )
+
+
+def _log(item: tuple[dict[str, Any], int | None, Mapping[str, Any]], tracker: GeneralTracker) -> None:
+    values, step, options = item
+    tracker.log(dict(values), step, **options.get(tracker.name, {}))
 
 
 def _flush(tracker: GeneralTracker) -> None:
