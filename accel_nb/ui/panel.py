@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_nb.ui.fallback import (
@@ -30,6 +33,12 @@ MIN_INTERVAL_S = 1 / 15
 MAX_INTERVAL_S = 1.0
 DUTY = 0.01
 """The share of one core that streaming to the browser may take."""
+
+BYTES_PER_S = 64_000
+"""What streaming may send; of a run with more steps than that the extremes are sent, and the rest where one looks."""
+
+ENVELOPE_BYTES = 2000
+"""About what a message weighs beside its rows."""
 
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
@@ -112,8 +121,12 @@ class WidgetSurface:
         self._num_marks = 0
         self._next_at = 0.0
         self._cost_s = 0.0
-        # Set by the comm's thread, read in the main thread: a browser has lost its place.
+        self._sent_at = 0.0
+        # Set by the comm's thread, read in the main thread: a browser has lost its place, or looks closer.
         self._wants_snapshot = False
+        self._wants_detail: Detail | None = None
+        # The state of a run that is over, for as long as somebody keeps it.
+        self._ended: Callable[[], PanelState | None] = lambda: None
 
     def open(self, state: PanelState) -> None:
         """Show the widget; the data follows as messages."""
@@ -131,8 +144,11 @@ class WidgetSurface:
         started = time.monotonic()
         if not force and started < self._next_at:
             return
-        found = None if self._wants_snapshot and self._seq else state.columns_since(self._cursor)
+        num_bytes = self._answer(state)
+        room = BYTES_PER_S * max(MIN_INTERVAL_S, started - self._sent_at) - ENVELOPE_BYTES
+        found = None if self._wants_snapshot and self._seq else state.columns_since(self._cursor, int(room))
         if found is not None and not found[0] and not force:
+            self._next_at = started + num_bytes / BYTES_PER_S
             return
         assert self._widget is not None, "open comes first"
         started_cpu = time.thread_time()
@@ -142,15 +158,18 @@ class WidgetSurface:
         else:
             message, buffer, self._cursor = self._message(state, "delta", found)
         self._widget.send(message, buffers=[buffer])
+        self._sent_at = started
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
-        self._next_at = started + min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, self._cost_s / DUTY))
+        num_bytes += len(buffer) + ENVELOPE_BYTES
+        interval_s = max(MIN_INTERVAL_S, self._cost_s / DUTY, num_bytes / BYTES_PER_S)
+        self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
     def close(self, state: PanelState) -> None:
         """Save the final state in the widget and add the picture to the output."""
         assert self._widget is not None, "open comes first"
         message, buffer, _ = self._message(state, "snapshot", state.snapshot(SNAPSHOT_POINTS))
         self._widget.save(message, buffer)
-        self._widget.on_msg(self._on_message, remove=True)
+        self._ended = weakref.ref(state)
         self._handle.update({**self._view(state), **static_bundle(state)}, raw=True)
 
     def _view(self, state: PanelState) -> dict[str, Any]:
@@ -178,5 +197,40 @@ class WidgetSurface:
         return message, buffer, cursor
 
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        if isinstance(content, dict) and content.get("kind") == "resync":
+        kind = content.get("kind") if isinstance(content, dict) else None
+        if kind == "resync":
             self._wants_snapshot = True
+        elif kind == "detail":
+            self._wants_detail = Detail.parse(content) or self._wants_detail
+            if (state := self._ended()) is not None:
+                self._answer(state)
+
+    def _answer(self, state: PanelState) -> int:
+        """Send the rows that a browser looks at and return how many bytes; of several questions the last is answered."""
+        wanted, self._wants_detail = self._wants_detail, None
+        if wanted is None or self._widget is None:
+            return 0
+        headers, buffer = packed(state.detail(wanted.table, wanted.name, wanted.first, wanted.last))
+        message = {"kind": "detail", "version": PROTOCOL_VERSION, **asdict(wanted), "blocks": headers}
+        self._widget.send(message, buffers=[buffer])
+        return len(buffer) + ENVELOPE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """The part of a curve that a browser looks at: steps from ``first`` to ``last``."""
+
+    table: Literal["step", "metric"]
+    name: str
+    first: float
+    last: float
+
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> Detail | None:
+        """Return what a message from a browser asks for; None for one that is not ours."""
+        table, name, first, last = (content.get(key) for key in ("table", "name", "first", "last"))
+        if table not in ("step", "metric") or not isinstance(name, str):
+            return None
+        if any(type(value) not in (int, float) or not math.isfinite(value) for value in (first, last)):
+            return None
+        return cls(table, name, first, last)  # type: ignore[arg-type]

@@ -179,20 +179,31 @@ class PanelState:
         for mean in self._means.values():
             mean.finish()
 
-    def columns_since(self, cursor: Cursor) -> tuple[list[Block], Cursor] | None:
-        """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot."""
+    def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
+        """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot.
+
+        Where they would be more than ``max_bytes`` the extremes of each table are picked, two rows at the least.
+        """
+        totals = {key: table.total for key, table in self.tables.items()}
+        behind = {key: cursor.get(key, 0) for key, total in totals.items() if cursor.get(key, 0) != total}
+        row_bytes = 8 * sum(len(self.tables[key].columns) for key in behind)
+        limits = {} if max_bytes is None or not behind else {"max_rows": max(2, max_bytes // row_bytes)}
         blocks: list[Block] = []
-        totals: Cursor = {}
-        for key, table in self.tables.items():
-            totals[key] = table.total
-            known = cursor.get(key, 0)
-            if known == table.total:
-                continue
-            columns = table.rows_since(known)
+        for key, known in behind.items():
+            columns = self.tables[key].rows_since(known, **limits)
             if columns is None:
                 return None
             blocks.append(Block(*key, columns))
         return blocks, totals
+
+    def detail(self, kind: TableKind, name: str, first: float, last: float, max_points: int = 4000) -> list[Block]:
+        """Return the rows of a curve on every rank whose x lies in ``[first, last]``, about ``max_points`` a rank."""
+        return [
+            Block(*key, list(columns))
+            for key, table in self.tables.items()
+            if (key[0], key[2]) == (kind, name)
+            and (columns := table.picked_between(first, last, max_points)).shape[1]
+        ]
 
     def snapshot(self, max_points: int = 2000) -> tuple[list[Block], Cursor]:
         """Return the whole history with at most about ``max_points`` rows a table, and the cursor that follows it."""

@@ -32,6 +32,7 @@ def feed(part):
 """
 
 RUN_ALL = 'feed(events)\npanel.finish("done")'
+RUN_LONG = 'panel.feed(training_events(20_000))\npanel.finish("done")'
 
 
 @pytest.fixture
@@ -111,6 +112,24 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
     expect(chart).not_to_have_attribute("data-points-drawn", str(all_points))
     page.keyboard.press("0")
     expect(chart).to_have_attribute("data-points-drawn", str(all_points))
+
+
+@pytest.mark.parametrize("notebook", [RUN_LONG], indirect=True, ids=["long"])
+def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: str):
+    open_notebook(page, lab, notebook)
+    execute(page, "notebook:run-all-cells")
+    panel = page.locator(".accel-nb-panel")
+    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
+    wait_until_ran(page, 1)
+    sent = int(panel.get_attribute("data-points") or "")
+    assert sent < 2 * 20_000, "a long run comes as its extremes"
+    panel.locator(".accel-nb-section").first.locator(".accel-nb-plot").focus()
+    for _ in range(4):
+        page.keyboard.press("+")
+    # A sixteenth of 20,000 steps, 1,250 on each of the two ranks, of which the extremes were there.
+    page.wait_for_function(
+        "sent => Number(document.querySelector('.accel-nb-panel').dataset.points) > sent + 2 * 1000", arg=sent
+    )
 
 
 @pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])

@@ -77,6 +77,16 @@ export interface IPanelMessage {
   readonly marks: readonly IMark[] | null;
 }
 
+/** Every row that the kernel has of a part of a curve: what travelled before may be its extremes only. */
+export interface IDetailMessage {
+  readonly kind: 'detail';
+  readonly table: 'step' | 'metric';
+  readonly name: string;
+  readonly first: number;
+  readonly last: number;
+  readonly blocks: readonly IBlock[];
+}
+
 /** Thrown for a message that is not one of ours; the panel then stays as it is. */
 export class ProtocolError extends Error {}
 
@@ -94,6 +104,34 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
     facts: parseFacts(message.facts),
     marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks)
   };
+}
+
+/** Whether a message answers a look at a part of a curve; it is then for `parseDetail`. */
+export function isDetail(content: unknown): boolean {
+  return (
+    typeof content === 'object' &&
+    content !== null &&
+    'kind' in content &&
+    content.kind === 'detail'
+  );
+}
+
+export function parseDetail(content: unknown, buffers: readonly ArrayBufferView[]): IDetailMessage {
+  const message = asRecord(content, 'message');
+  const { table } = message;
+  if (message.version !== PROTOCOL_VERSION) {
+    throw new ProtocolError('not a panel message of this version');
+  }
+  const name = asText(message.name);
+  const blocks = parseBlocks(message.blocks, buffers);
+  if (table !== 'step' && table !== 'metric') {
+    throw new ProtocolError('unknown table');
+  }
+  if (blocks.some(block => block.table !== table || block.name !== name)) {
+    throw new ProtocolError('a block of another curve');
+  }
+  const [first, last] = [asNumber(message.first) ?? NaN, asNumber(message.last) ?? NaN];
+  return { kind: 'detail', table, name, first, last, blocks };
 }
 
 function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
