@@ -19,7 +19,15 @@ from torch import Tensor
 
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, Encoded, FromMain, Leaf, Slice, encode, region_of, tensor_of
 from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, header_of, state_file
-from accel_nb.checkpoint.manifest import CHUNK_BYTES, Facts, FileRecord, Manifest, read_manifest, record_of, running_checksum
+from accel_nb.checkpoint.manifest import (
+    CHUNK_BYTES,
+    Facts,
+    FileRecord,
+    Manifest,
+    read_manifest,
+    record_of,
+    running_checksum,
+)
 from accel_nb.checkpoint.plan import Task, TensorPlan, WritePlan, plan_writes
 from accel_nb.checkpoint.store import Store
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint

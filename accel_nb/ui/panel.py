@@ -206,7 +206,7 @@ class WidgetSurface:
                 self._answer(state)
 
     def _answer(self, state: PanelState) -> int:
-        """Send the rows that a browser looks at and return how many bytes; of several questions the last is answered."""
+        """Send the rows that a browser looks at; return how many bytes. Of several questions the last is answered."""
         wanted, self._wants_detail = self._wants_detail, None
         if wanted is None or self._widget is None:
             return 0

@@ -201,8 +201,7 @@ class PanelState:
         return [
             Block(*key, list(columns))
             for key, table in self.tables.items()
-            if (key[0], key[2]) == (kind, name)
-            and (columns := table.picked_between(first, last, max_points)).shape[1]
+            if (key[0], key[2]) == (kind, name) and (columns := table.picked_between(first, last, max_points)).shape[1]
         ]
 
     def snapshot(self, max_points: int = 2000) -> tuple[list[Block], Cursor]:
