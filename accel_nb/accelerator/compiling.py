@@ -61,7 +61,7 @@ class Compiler:
         """Compile a model's repeated blocks; one without any, or with ``regional`` off, as a whole."""
         if not self._is_on or id(model) in self._compiled:
             return
-        blocks = list(repeated_blocks(model)) if self._is_regional else []
+        blocks = list(repeated_blocks(model).values()) if self._is_regional else []
         self._compiled[id(model)] = blocks
         for block in blocks:
             block.compile(**self._settings)

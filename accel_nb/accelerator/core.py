@@ -22,6 +22,7 @@ from accel_nb.accelerator.enter import enter
 from accel_nb.accelerator.join import joined
 from accel_nb.accelerator.metrics import gather_for_metrics
 from accel_nb.accelerator.places import AcceleratorState, GradientState
+from accel_nb.accelerator.planning import Planner, with_options
 from accel_nb.accelerator.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -34,7 +35,7 @@ from accel_nb.accelerator.plugins import (
     one_of_two,
     refuse_later,
 )
-from accel_nb.accelerator.prepare import Preparer, describe_object, notes_on
+from accel_nb.accelerator.prepare import Kinds, Preparer, describe_object, notes_on
 from accel_nb.accelerator.profile import Profiler, profiled
 from accel_nb.accelerator.release import release_memory
 from accel_nb.accelerator.resuming import Resumer
@@ -60,6 +61,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import plain_view
+from accel_nb.strategies.plan import AUTO
 from accel_nb.telemetry.events import CheckpointSaved, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
@@ -191,10 +193,17 @@ class Accelerator(Tracked):
         self._world = self._comm.world
         self._device = use(self._world.device)
         self._sink = current_sink.get() if sink is None else sink
-        chosen = choose(options.strategy, self._world, registry or Registry())
+        self._registry = registry or Registry()
+        chosen = choose(options.strategy, self._world, self._registry)
         precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
         self._strategy: Strategy = chosen(getattr(options, chosen.name, None), precision)
         self._strategy.open(self._world, self._comm)
+        self._planner: Planner | None = None
+        if options.strategy == AUTO:
+            self._planner = Planner(self._resolved, self._comm, self._device, precision.policy.name, self._registry)
+        # What the last plan chose, and why.
+        self._chosen: Mapping[str, Any] = {"strategy": chosen.name}
+        self._plan_line: str | None = None
         self._stepper = Stepper(
             self._strategy,
             self._world,
@@ -995,12 +1004,36 @@ class Accelerator(Tracked):
         if self._is_closed:
             raise MisuseError("this Accelerator is closed; build a new one")
         before = set(map(id, self._preparer.objects))
+        if self._planner is not None and not (self._stepper.bundle.models or self._stepper.bundle.optimizers):
+            self._plan(self._planner, objects, batch)
         self._stepper.keeps_sums = batch == "global" and self._world.size > 1
         self._preparer.prepare(objects, batch=batch, is_training=is_training, begins_training=begins_training)
         return [item for item in self._preparer.objects if id(item) not in before]
 
+    def _plan(self, planner: Planner, objects: Sequence[Any], batch: BatchMeaning) -> None:
+        """Take the strategy that suits the first models; nothing may be prepared yet."""
+        kinds = Kinds.of(objects)
+        if not kinds.models:
+            return
+        choice = planner.choose(kinds.outermost_models(), kinds.optimizers, kinds.loaders, batch)
+        self._plan_line = None if choice is None else choice.line
+        base = choose(AUTO, self._world, self._registry).name
+        options = {"strategy": base, **({} if choice is None else choice.options)}
+        if options == self._chosen:
+            return
+        self._chosen = options
+        config = with_options(self._resolved.config, options)
+        precision = self._strategy.precision
+        self._strategy.close()
+        self._strategy = self._registry.get(config.strategy)(getattr(config, config.strategy, None), precision)
+        self._strategy.open(self._world, self._comm)
+        self._stepper.follow(self._strategy)
+        self._recomputer.is_on = config.activation_checkpointing
+
     def _notes(self, objects: Sequence[Any]) -> list[str]:
         notes = notes_on(objects, self._world.size, self._device)
+        if self._plan_line is not None:
+            notes.insert(0, self._plan_line)
         models = [item for item in objects if isinstance(item, nn.Module)]
         notes += filter(None, map(self._compiler.describe, models))
         notes += filter(None, map(self._recomputer.describe, models))

@@ -64,6 +64,11 @@ class Kinds:
             kinds._list_for(item).append(item)
         return kinds
 
+    def outermost_models(self) -> list[nn.Module]:
+        """Return the models that are no part of others."""
+        inside = {id(part) for model in self.models for part in model.modules() if part is not model}
+        return [model for model in self.models if id(model) not in inside]
+
     def _list_for(self, item: Any) -> list[Any]:
         if isinstance(item, nn.Module):
             return self.models

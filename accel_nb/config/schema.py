@@ -14,7 +14,7 @@ from keyword import iskeyword
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 SCHEMA_VERSION = 1
@@ -107,6 +107,20 @@ def seconds_of(duration: str) -> float:
     if found is None:
         raise ValueError("not a duration")
     return float(found[1]) * _SECONDS[found[2]]
+
+
+def bytes_of(size: str) -> int:
+    """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises ValueError for no such size."""
+    found = int(TypeAdapter(ByteSize).validate_python(size))
+    if not 0 < found < 2**63:
+        raise ValueError("not a size")
+    return found
+
+
+def _size(value: str | None) -> str | None:
+    if value is not None:
+        bytes_of(value)
+    return value
 
 
 def _plain_path(value: str | None) -> str | None:
@@ -431,7 +445,19 @@ class Config(StrategySections):
         "no", "Number format of the forward and backward pass; auto takes the best that the device really has."
     )
     strategy: Annotated[str, Field(strict=True), AfterValidator(_strategy)] = _option(
-        "auto", "How the workers share the training; auto chooses by worker count and devices.", enum=list(STRATEGIES)
+        "auto",
+        "How the workers share the training. auto chooses by worker count and devices, and for models that could be "
+        "too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is "
+        "refused.",
+        enum=list(STRATEGIES),
+    )
+    memory: Annotated[
+        Annotated[str, Field(strict=True, max_length=32)] | None, BeforeValidator(_read_text), AfterValidator(_size)
+    ] = _option(
+        None,
+        "How much each device may hold, for the plan of strategy auto; none given: what is free on it.",
+        metavar="SIZE",
+        allowed="a size such as 80GiB (2^30 bytes) or 24GB (10^9), or none",
     )
     accumulate: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)], BeforeValidator(_read_whole)] = _option(
         1, "Batches whose gradients are summed up before one optimizer step.", unit="batches"
@@ -740,6 +766,8 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
             idle.setdefault(name, "it goes around ddp.comm_hook, which is no")
         if name.startswith("ddp.power_sgd_") and hook != "power_sgd":
             idle.setdefault(name, f"ddp.comm_hook is {hook}")
+    if config.memory is not None and config.strategy != "auto" and "memory" in given:
+        idle["memory"] = f"nothing is planned, since strategy is {config.strategy}"
     if config.static and not config.panel and "static" in given:
         idle["static"] = "the panel is off"
     if "data.data_seed" in given and not config.data.use_seedable_sampler:

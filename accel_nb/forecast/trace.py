@@ -22,12 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from accel_nb.bigmodel.sizes import find_blocks
 from accel_nb.errors import MisuseError
 from accel_nb.forecast.memory import Activations
 from accel_nb.forecast.sizes import Model, Weight
 from accel_nb.precision.half import cast_floats
 from accel_nb.runtime.nested import find_tensors, map_tensors
+from accel_nb.strategies.units import repeated_blocks
 
 Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
@@ -38,7 +38,7 @@ def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gp
 
     ``on_gpu`` says that the run is meant for a GPU, where torch's optimizers work on lists of tensors.
     """
-    blocks = {id(parameter): name for name, block in list_blocks(model).items() for parameter in block.parameters()}
+    blocks = {id(parameter): name for name, block in repeated_blocks(model).items() for parameter in block.parameters()}
     weights = [
         Weight(
             name,
@@ -51,17 +51,6 @@ def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gp
     ]
     found = Model(type(model).__name__, tuple(weights), sum(buffer.nbytes for buffer in model.buffers()))
     return found if optimizer is None else _with_state(found, model, optimizer, on_gpu)
-
-
-def list_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules that the model repeats in a list, by name: what is checkpointed and gathered."""
-    names = set(find_blocks(model))
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(outer + ".") for outer in found)
-        if name and type(module).__name__ in names and not inside:
-            found[name] = module
-    return found
 
 
 def measure_activations(
@@ -127,7 +116,7 @@ class _Run:
                 model = _fake_copy(self.model, cast)
                 batch = map_tensors(lambda tensor: _resized(tensor, self.batch_size, cast), self.batch)
                 if self.checkpoints:
-                    for block in list_blocks(model).values():
+                    for block in repeated_blocks(model).values():
                         _recompute(block, self.kernels)
                 return self._step(model, batch, autocast)
         except MisuseError:

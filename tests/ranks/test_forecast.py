@@ -12,8 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from accel_nb.accelerator import Accelerator
 from accel_nb.forecast.layouts import LAYOUTS
 from accel_nb.forecast.memory import Usage, estimate
-from accel_nb.forecast.trace import default_loss, list_blocks, measure_activations, measure_model
+from accel_nb.forecast.trace import default_loss, measure_activations, measure_model
 from accel_nb.runtime.world import World
+from accel_nb.strategies.units import repeated_blocks
 from tests.ranks.launch import run_ranks
 from tests.support.measured import held_bytes, peak_bytes
 from tests.support.transformer import Transformer
@@ -77,9 +78,9 @@ def trains_sharded(world: World, half: torch.dtype | None, keeps_gathered: bool,
     if half is not None:
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         model.register_forward_hook(lambda module, args, output: output.float())
-        for block in list_blocks(model).values():
+        for block in repeated_blocks(model).values():
             block.table = block.table.to(half)  # type: ignore[assignment]
-    for block in list_blocks(model).values():
+    for block in repeated_blocks(model).values():
         fully_shard(block, **policy)
     fully_shard(model, **policy)
     optimizer = make_optimizer(name, model)

@@ -151,8 +151,10 @@ export interface IOptions {
   cpus?: number | null;
   /** Number format of the forward and backward pass; auto takes the best that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'auto';
-  /** How the workers share the training; auto chooses by worker count and devices. */
+  /** How the workers share the training. auto chooses by worker count and devices, and for models that could be too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is refused. */
   strategy?: 'auto' | 'single' | 'ddp' | 'fsdp';
+  /** How much each device may hold, for the plan of strategy auto; none given: what is free on it. */
+  memory?: string | null;
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
   accumulate?: number;
   /** What becomes of accumulation windows. */
@@ -210,6 +212,7 @@ export type OptionName =
   | 'cpus'
   | 'precision'
   | 'strategy'
+  | 'memory'
   | 'accumulate'
   | 'schedule'
   | 'activation_checkpointing'
