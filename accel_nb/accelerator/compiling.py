@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -67,6 +68,10 @@ class Compiler:
             block.compile(**self._settings)
         if not blocks:
             give_forward(model, torch.compile(forward_of(model), **self._settings))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as models are compiled, or as it is."""
+        return torch.compile(function, **self._settings) if self._is_on else function
 
     def undo(self, model: nn.Module) -> None:
         """Give a model its plain code back; does nothing to one that is not compiled."""

@@ -52,6 +52,7 @@ from accel_nb.config.schema import AutocastOptions, seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
+from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
@@ -80,7 +81,7 @@ class Accelerator(Tracked):
     def __init__(
         self,
         *,
-        mixed_precision: Literal["no", "bf16", "fp16", "auto"] | Enum | None = None,
+        mixed_precision: Literal["no", "bf16", "fp16", "fp8", "auto"] | Enum | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
         strategy: str | None = None,
@@ -114,7 +115,7 @@ class Accelerator(Tracked):
         """Resolve the options and enter the world; what is not given comes from the cell's flags, or is a default.
 
         Args:
-            mixed_precision: ``no``, ``bf16``, ``fp16``, or ``auto`` for the best that the device really has.
+            mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device really has.
             gradient_accumulation_steps: Micro-batches for one optimizer step.
             cpu: Train on the CPU although there is an accelerator.
             strategy: A strategy's name, or ``auto``.
@@ -131,8 +132,8 @@ class Accelerator(Tracked):
             gradient_accumulation_plugin: How gradients are accumulated, under well-known names.
             dynamo_backend: Backend of torch.compile for prepared models.
             dynamo_plugin: Options of torch.compile, under well-known names.
-            kwargs_handlers: At most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`,
-                `InitProcessGroupKwargs` and `ProfileKwargs`.
+            kwargs_handlers: At most one each of `AORecipeKwargs`, `AutocastKwargs`,
+                `DistributedDataParallelKwargs`, `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
             project_dir: Folder of the run, as ``project_dir`` tells it.
             project_config: Folders of the run, under well-known names.
             comm: The communicator of an open world; found from the environment if not given.
@@ -221,6 +222,7 @@ class Accelerator(Tracked):
             has_sentinels=options.sentinels,
         )
         self._compiler = Compiler(options.compile)
+        self._float8 = Float8Layers(self._device, options.fp8) if precision.policy.name == "fp8" else None
         self._recomputer = Recomputer(options.activation_checkpointing)
         self._preparer = Preparer(
             self,
@@ -229,6 +231,7 @@ class Accelerator(Tracked):
             self._device,
             compiler=self._compiler,
             recomputer=self._recomputer,
+            float8=self._float8,
             schedule=options.schedule,
             data=options.data,
             seed=options.seed,
@@ -1035,6 +1038,7 @@ class Accelerator(Tracked):
         if self._plan_line is not None:
             notes.insert(0, self._plan_line)
         models = [item for item in objects if isinstance(item, nn.Module)]
+        notes += [] if self._float8 is None else [line for model in models for line in self._float8.describe(model)]
         notes += filter(None, map(self._compiler.describe, models))
         notes += filter(None, map(self._recomputer.describe, models))
         if models:

@@ -27,7 +27,6 @@ PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts", "background")
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "precision": ("fp8",),
         "ddp.comm_hook": (
             "batched_power_sgd",
         ),  # PyTorch's own fails in its first compressed step, up to 2.13 at least
@@ -70,6 +69,10 @@ def _read_names(value: object) -> object:
     if isinstance(value, str):
         return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
     return value
+
+
+def _read_parts(value: object) -> object:
+    return _read_names(_read_text(value))
 
 
 def _read_ranks(value: object) -> object:
@@ -129,6 +132,12 @@ def _plain_path(value: str | None) -> str | None:
     return value
 
 
+def _module_name(value: str) -> str:
+    if not all(part.isidentifier() or part.isdecimal() for part in value.split(".")):
+        raise ValueError("not a module's name")
+    return value
+
+
 def _identifier(value: str) -> str:
     if not value.isidentifier() or iskeyword(value):
         raise ValueError("not a Python name")
@@ -142,6 +151,7 @@ Ranks = Annotated[tuple[Rank, ...], Field(min_length=1)]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Switch = Annotated[bool, BeforeValidator(_read_switch), Field(strict=True)]
 Name = Annotated[str, AfterValidator(_identifier), Field(strict=True, max_length=256)]
+ModuleName = Annotated[str, AfterValidator(_module_name), Field(strict=True, max_length=256)]
 
 
 def _option(default: Any, description: str, *, unit: str | None = None, **extra: Any) -> Any:
@@ -286,6 +296,34 @@ class ScalerOptions(Section):
         2000, "How long a while is.", unit="steps"
     )
     enabled: Switch = _option(True, "Scale losses in fp16; off lets small gradients vanish.")
+
+
+class Fp8Options(Section):
+    """Options of 8-bit floating point (precision fp8), by torchao."""
+
+    recipe: Annotated[Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"], BeforeValidator(_read_text)] = _option(
+        "tensorwise",
+        "What shares a scale: a tensor, which is fastest, or each row, which is more exact; the last computes the "
+        "gradients of weights in bf16.",
+    )
+    emulate: Switch = _option(
+        False, "Round to float8 and multiply in float32, on hardware without float8: slow, to see how a model trains."
+    )
+    skip_modules: Annotated[tuple[ModuleName, ...] | None, BeforeValidator(_read_parts), AfterValidator(_unique)] = (
+        _option(
+            None,
+            "Names, or parts of names between dots, of layers that stay in bf16; none given: the first and the last "
+            "linear layer.",
+            metavar="NAMES",
+            allowed="names of modules such as head or blocks.0, separated by commas, or none",
+        )
+    )
+    trial_rows: Annotated[Annotated[Whole, Field(ge=0, le=1_000_000)], BeforeValidator(_read_whole)] = _option(
+        0,
+        "Before training, time the layers in fp8 and in bf16 on this many rows (tokens of a batch), and say which is "
+        "faster; 0: do not.",
+        unit="rows",
+    )
 
 
 class GroupOptions(Section):
@@ -441,8 +479,10 @@ class Config(StrategySections):
     cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(_read_whole)] = _option(
         None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
     )
-    precision: Literal["no", "fp16", "bf16", "auto"] = _option(
-        "no", "Number format of the forward and backward pass; auto takes the best that the device really has."
+    precision: Literal["no", "fp16", "bf16", "fp8", "auto"] = _option(
+        "no",
+        "Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device "
+        "really has.",
     )
     strategy: Annotated[str, Field(strict=True), AfterValidator(_strategy)] = _option(
         "auto",
@@ -472,6 +512,7 @@ class Config(StrategySections):
     )
     autocast: AutocastOptions = Field(default_factory=AutocastOptions, description="Options of torch.autocast.")
     scaler: ScalerOptions = Field(default_factory=ScalerOptions, description="Loss scaling of fp16.")
+    fp8: Fp8Options = Field(default_factory=Fp8Options, description="8-bit floating point.")
     activation_checkpointing: Switch = _option(
         False,
         "Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, "
@@ -768,6 +809,9 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
             idle.setdefault(name, f"ddp.comm_hook is {hook}")
     if config.memory is not None and config.strategy != "auto" and "memory" in given:
         idle["memory"] = f"nothing is planned, since strategy is {config.strategy}"
+    for name in given:
+        if name.startswith("fp8.") and config.precision != "fp8":
+            idle[name] = f"precision is {config.precision}"
     if config.static and not config.panel and "static" in given:
         idle["static"] = "the panel is off"
     if "data.data_seed" in given and not config.data.use_seedable_sampler:

@@ -23,7 +23,7 @@ from accel_nb.forecast.trace import Loss, measure_activations, measure_model
 from accel_nb.runtime.rng import forked
 
 MAX_CONFIG_BYTES = 1 << 20
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def model_from_path(path: str, folder: Path) -> nn.Module:

@@ -207,8 +207,8 @@ def test_planned_option_is_refused_by_name(name: str):
 
 
 def test_planned_value_is_refused_by_name():
-    (problem,) = problems_of(code(precision="fp8"))
-    assert problem == "precision: fp8 from Accelerator(...) (code) is not served by this version"
+    (problem,) = problems_of(code(ddp={"comm_hook": "batched_power_sgd"}))
+    assert problem == "ddp.comm_hook: batched_power_sgd from Accelerator(...) (code) is not served by this version"
 
 
 def test_unknown_strategy_lists_the_served_ones():
