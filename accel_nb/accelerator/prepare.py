@@ -147,6 +147,7 @@ class Preparer:
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             _take_over(item)
         models = self._roots(kinds.models)
+        self._refuse_empty(models)
         for model in models:
             self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
             self._compile(model)
@@ -235,6 +236,18 @@ class Preparer:
         if self._float8 is not None:
             self._float8.apply(model, self._compiler.compiled)
         self._compiler.compile(model)
+
+    def _refuse_empty(self, models: Iterable[nn.Module]) -> None:
+        """Raise `MisuseError` for models without values where the strategy does not fill them."""
+        if self._stepper.strategy.capabilities.shards_params:
+            return
+        for model in models:
+            name = next((name for name, value in model.named_parameters() if value.is_meta), None)
+            if name is not None:
+                raise MisuseError(
+                    f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
+                    "before preparing it, or divide it by --strategy fsdp with fsdp.weights"
+                )
 
     def _claim_models(self, models: Iterable[nn.Module]) -> None:
         for model in models:

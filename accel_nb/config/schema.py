@@ -250,6 +250,17 @@ class FsdpOptions(Section):
         "Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different "
         "parameters in one step.",
     )
+    weights: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from: each "
+        "worker reads its part only.",
+        metavar="PATH",
+        allowed="the path of a safetensors file, of an index of several, or of their folder, or none",
+    )
     forward_methods: Annotated[tuple[Name, ...], BeforeValidator(_read_names), AfterValidator(_unique)] = _option(
         (),
         "Methods other than forward that compute with the model's parameters, such as encode.",

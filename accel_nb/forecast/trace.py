@@ -110,7 +110,7 @@ class _Run:
     on_gpu: bool
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
-        """Return the fullest moment beside weights and gradients, and the bytes of weights in half precision."""
+        """Return the fullest moment beside weights and gradients, and what it is more with weights in half precision."""
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
                 model = _fake_copy(self.model, cast)
@@ -146,7 +146,7 @@ class _Run:
             del output
             if loss.requires_grad:
                 loss.backward()
-            return live.peak, live.peak_copies
+            return live.peak, live.peak_with_copies - live.peak
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -226,7 +226,8 @@ class _Live(TorchDispatchMode):
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.peak = 0
-        self.peak_copies = 0
+        # The fullest moment with the copies of weights that autocast makes counted as well.
+        self.peak_with_copies = 0
         self._now = 0
         self._copies = 0
         self._given = {_key(tensor) for tensor in given}
@@ -256,10 +257,10 @@ class _Live(TorchDispatchMode):
         if is_copy:
             self._copied.add(key)
             self._copies += size
-            self.peak_copies = max(self.peak_copies, self._copies)
         else:
             self._now += size
             self.peak = max(self.peak, self._now)
+        self.peak_with_copies = max(self.peak_with_copies, self._now + self._copies)
 
     def becomes_gradient(self, parameter: Tensor) -> None:
         """Count a parameter's gradient no more: it has a place of its own."""

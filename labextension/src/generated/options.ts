@@ -118,6 +118,8 @@ export interface IFsdpOptions {
   reduce_dtype?: 'fp32' | 'compute';
   /** Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different parameters in one step. */
   average_unused?: boolean;
+  /** Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from: each worker reads its part only. */
+  weights?: string | null;
   /** Methods other than forward that compute with the model's parameters, such as encode. */
   forward_methods?: readonly string[];
 }
@@ -267,6 +269,7 @@ export type OptionName =
   | 'fsdp.autocast'
   | 'fsdp.reduce_dtype'
   | 'fsdp.average_unused'
+  | 'fsdp.weights'
   | 'fsdp.forward_methods'
   | 'checkpoint.dir'
   | 'checkpoint.every'
