@@ -110,7 +110,7 @@ class _Run:
     on_gpu: bool
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
-        """Return the fullest moment beside weights and gradients, and what it is more with weights in half precision."""
+        """Return the fullest moment beside weights and gradients, and how much fuller it is with autocast's weights."""
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
                 model = _fake_copy(self.model, cast)
