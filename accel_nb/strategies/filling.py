@@ -57,10 +57,14 @@ class Filling:
                     give_memory(value, self._read(value, device))
 
     @torch.no_grad()
-    def fill_parts(self, changed: dict[int, nn.Parameter], device: torch.device) -> None:
-        """Give the divided parameters memory for this rank's part, and read it; ``changed`` is by the original's id."""
+    def take_memory(self, device: torch.device) -> None:
+        """Give the parameters, which are divided by now, memory for this rank's part."""
         root: Any = self._model
         root._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value)
+
+    @torch.no_grad()
+    def fill_parts(self, changed: dict[int, nn.Parameter]) -> None:
+        """Read this rank's part of each divided parameter; ``changed`` is by the original's id."""
         for key, now in changed.items():
             source = self._sources.get(key)
             if source is None:

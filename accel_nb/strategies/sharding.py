@@ -89,13 +89,15 @@ class ShardedModel:
         self._units = [*units, model]
         for unit in self._units:
             _shard(unit, {**(root_settings if unit is model else settings), **ignored})
+        if filling is not None:
+            filling.take_memory(home)
         self.changed: dict[int, nn.Parameter] = {}
         for place in self._places:
             now = place.module._parameters[place.name]
             if now is not None and now is not place.original:
                 self.changed[id(place.original)] = now
         if filling is not None:
-            filling.fill_parts(self.changed, home)
+            filling.fill_parts(self.changed)
         for place in self._places:
             now = self.changed.get(id(place.original))
             if now is not None:
