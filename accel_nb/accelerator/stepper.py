@@ -80,6 +80,12 @@ class Stepper:
         self._reader = LossReader()
         self._exchanged: dict[str, bool] = {}
 
+    def follow(self, strategy: Strategy) -> None:
+        """Go on with another strategy that divides the data into as many shares; before anything is prepared."""
+        self.strategy = strategy
+        self.finish_gradients = strategy.finish_gradients
+        self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
+
     def include(self, bundle: Bundle) -> None:
         """Add prepared objects; those that are known already are left out by the caller."""
         self.bundle = self.bundle + bundle
