@@ -232,6 +232,15 @@ class Stepper:
         """How many optimizer steps were reported."""
         return self._meter.step
 
+    def report_every(self, steps: int) -> None:
+        """Report only every so many steps, by their number, each time with the mean of those since the last."""
+        self._meter.interval = steps
+
+    @property
+    def is_reporting(self) -> bool:
+        """Whether the step that was made last is one to report."""
+        return self._meter.step % self._meter.interval == 0
+
     def resume_at(self, step: int, num_held: int) -> None:
         """Count optimizer steps from ``step`` on, inside of a window with ``num_held`` micro-batches done."""
         self._meter.step = step
