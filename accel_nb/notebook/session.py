@@ -163,14 +163,21 @@ class Session:
         if background is None or background.is_running or background.has_arrived:
             return
         background.has_arrived = True
-        anew = {name: self.namespace.get(name) for name, value in background.held.items() if self._differs(name, value)}
-        self.namespace.update({name: background.held[name] for name in anew})
+        gone = {name for name in background.held if name not in self.namespace}
+        anew = {
+            name: self.namespace[name]
+            for name, value in background.held.items()
+            if name not in gone and self.namespace[name] is not value
+        }
+        self.namespace.update({name: background.held[name] for name in (*gone, *anew)})
         names: set[str] = set()
         try:
             with counted_interrupts():
                 lines = self._take_in(background.answers, names)
         finally:
             self.namespace.update({name: value for name, value in anew.items() if name not in names})
+            for name in gone - names:
+                del self.namespace[name]
         self._forget_if_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         title = background.running.title
@@ -181,9 +188,6 @@ class Session:
         for line in lines:
             print(line)
         self.on_change()
-
-    def _differs(self, name: str, value: Any) -> bool:
-        return name not in self.namespace or self.namespace[name] is not value
 
     @property
     def _in_background(self) -> BackgroundRun | None:

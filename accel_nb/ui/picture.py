@@ -102,7 +102,7 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
         points = tables[MEAN_RANK].picked(MAX_POINTS)
         axes.plot(points[0], points[1], color=INK, lw=1.5, label="mean")
     for mark in state.marks:
-        is_small = mark.kind in ("checkpoint", "steered")  # they come often: a tick at the top is enough
+        is_small = mark.kind == "checkpoint"  # they come often: a tick at the top is enough
         line = {"ymin": 0.96, "lw": 2.0} if is_small else {"lw": 0.8, "ls": (0, (3, 3))}
         axes.axvline(mark.x, color=MARK_COLOURS[mark.kind], **line)
     axes.set_title("loss" if kind == "step" else _plain(name[:40]), loc="left")
