@@ -279,9 +279,9 @@ def read_settings(words: list[str]) -> list[Action]:
         raise ValueError(_SETTINGS)
     actions: list[Action] = []
     for word in words:
-        name, operator, text = re.fullmatch(r"([\w-]+?)(\*?=)(.+)", word).groups() if "=" in word else (word, "", "")
+        found = re.fullmatch(r"([\w-]+?)(\*?=)([^=]+)", word)
         try:
-            number = float(text)
+            name, operator, number = ("", "", 0.0) if found is None else (found[1], found[2], float(found[3]))
         except ValueError:
             raise ValueError(f"{word!r}: {_SETTINGS}") from None
         if (name, operator) == ("lr", "="):
