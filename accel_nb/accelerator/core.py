@@ -239,7 +239,7 @@ class Accelerator(Tracked):
         self._state.on_saved = _noting(self._saved, self._sink, self._world.rank)
         self._autosave: Autosave | None = None
         steering = current_steering.get()
-        self._helm = None if steering is None else Helm(steering, self._stepper)
+        self._helm = None if steering is None else Helm(steering, self._stepper, self._stepper.meter)
         self._hear_boundaries()
         if isinstance(options.checkpoint.every, str):
             self.checkpoint_every(seconds=seconds_of(options.checkpoint.every))
@@ -661,14 +661,18 @@ class Accelerator(Tracked):
         stepper, autosave, helm = self._stepper, self._autosave, self._helm
         if helm is not None:
             helm.autosave = autosave
-        listeners = [part.boundary for part in (autosave, helm) if part is not None]
+        steer = None if helm is None else helm.boundary
+        if autosave is None:
+            self._preparer.set_boundary(steer)
+            return
 
         def boundary() -> None:
-            if not stepper.is_joined:  # ranks that have run out of data come to other boundaries
-                for listener in listeners:
-                    listener()
+            if not stepper.is_joined:  # ranks that have run out of data answer no messages
+                autosave.boundary()
+                if steer is not None:
+                    steer()
 
-        self._preparer.set_boundary(boundary if listeners else None)
+        self._preparer.set_boundary(boundary)
 
     def ask_for_checkpoint(self) -> None:
         """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""

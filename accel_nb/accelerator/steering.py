@@ -19,6 +19,7 @@ from accel_nb.accelerator.rates import first_rate, scale_rates, set_rates
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.errors import CheckpointError
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
+from accel_nb.telemetry.meters import StepMeter
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -97,18 +98,23 @@ class Helm:
 
     steering: Steering
     stepper: Stepper
+    meter: StepMeter
     autosave: Autosave | None = None
     _seen_step: int = 0
 
     @property
     def num_steps(self) -> int:
         """How many optimizer steps were made."""
-        return self.stepper.num_steps
+        return self.meter.step
 
     def boundary(self) -> None:
-        """Hear that a loop is done with a batch."""
-        step = self.stepper.num_steps
-        if step == self._seen_step:  # inside of an accumulation window, or nothing has been trained
+        """Hear that a loop is done with a batch; this is on the hot path.
+
+        A batch inside of an accumulation window ends no step, nor does one that trains nothing; and ranks that have run
+        out of data come to fewer batches than the others.
+        """
+        step = self.meter.step
+        if step == self._seen_step or self.stepper.is_joined:
             return
         self._seen_step = step
         steering = self.steering
@@ -119,7 +125,7 @@ class Helm:
     def begin_run(self) -> None:
         """Hear that a cell begins: what it reports is every step again."""
         self._seen_step = self.num_steps
-        self.stepper.report_every(1)
+        self.meter.interval = 1
 
     def do(self, action: Action) -> str:
         """Do an action between two steps and say what was done."""
@@ -128,7 +134,7 @@ class Helm:
         if isinstance(action, SaveNow):
             return self._save()
         if isinstance(action, SetInterval):
-            self.stepper.report_every(action.steps)
+            self.meter.interval = action.steps
             return "every step is reported" if action.steps == 1 else f"every {action.steps:,} steps are reported"
         assert isinstance(action, ScaleRate | SetRate)
         return self._change_rate(action)

@@ -93,7 +93,7 @@ class Tracked(Placed):
         optimizer steps if not given. Raises `MisuseError` for other values. Between the steps of a logging interval
         that was set while the cell runs nothing is read and nothing is reported.
         """
-        if not self._stepper.is_reporting:
+        if not self._stepper.meter.is_reporting:
             return
         at = self._stepper.num_steps if step is None else step
         feed = self._feed

@@ -41,6 +41,11 @@ class StepMeter:
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
         self._copies = _Copies() if torch.device(device).type == "cuda" else None
 
+    @property
+    def is_reporting(self) -> bool:
+        """Whether the step that was made last is one to report."""
+        return self.step % self.interval == 0
+
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
         """Count a loss that weighs ``weight`` in the step's mean; raises `NanLossError` where that is wanted.
 
