@@ -18,6 +18,8 @@ from accel_nb.pool.messages import Decide, Steer
 
 ANSWER_PATIENCE_S = 2.0
 """How long ranks may take to answer; they hold meanwhile."""
+AGAIN_S = 0.2
+"""How long after a rank said that it is in no cell it is asked again: its cell may be about to begin."""
 MAX_WAITING = 8
 """How many wishes may wait for their turn."""
 
@@ -105,31 +107,36 @@ class Steersman:
 
     def turn(self, waiting: set[int]) -> None:
         """Propose the next wish to the ranks that run, or withdraw one that not all have answered."""
-        if self._proposed is not None:
+        now = self.clock()
+        if self._asked:
             missing = self._asked - set(self._counts)
-            if missing and self.clock() - self._asked_at > ANSWER_PATIENCE_S:
+            if missing and now - self._asked_at > ANSWER_PATIENCE_S:
                 ranks = ", ".join(map(str, sorted(missing)))
-                self._withdraw(f"not done: rank {ranks} did not answer within {ANSWER_PATIENCE_S:g} s")
+                self._settle(f"not done: rank {ranks} did not answer within {ANSWER_PATIENCE_S:g} s")
+                self._decide(None)
             return
-        wish = self.wishes.take() if waiting else None
-        if wish is not None:
+        if self._proposed is None:
+            self._proposed = self.wishes.take()
+        elif now - self._asked_at < AGAIN_S:
+            return
+        if self._proposed is not None and waiting:
             self._numbers += 1
-            self._proposed, self._asked, self._counts = wish, set(waiting), {}
-            self._asked_at = self.clock()
+            self._asked, self._counts, self._asked_at = set(waiting), {}, now
             for rank in self._asked:
-                self.engine.send(rank, Steer(self.number, self._numbers, wish.action), urgent=True)
+                self.engine.send(rank, Steer(self.number, self._numbers, self._proposed.action), urgent=True)
 
     def answered(self, rank: int, body: dict[str, Any]) -> None:
-        """Hear how many ends of steps a rank has come to."""
-        if self._proposed is None or body.get("wish") != self._numbers:
+        """Hear how many ends of steps a rank has come to; one whose cell has not begun, or is over, is asked again."""
+        if not self._asked or self._proposed is None or body.get("wish") != self._numbers:
             return
         count = body.get("at")
         if not isinstance(count, int):
-            self._withdraw(f"not done: rank {rank} is not in a cell that trains, or its cell has just ended")
+            self._decide(None)
             return
         self._counts[rank] = count
         if self._asked <= set(self._counts):
             self._agreed[self._numbers] = min(self._asked), self._proposed
+            self._proposed = None
             self._decide(max(self._counts.values()) + 1)
 
     def done(self, rank: int, body: dict[str, Any]) -> None:
@@ -142,17 +149,16 @@ class Steersman:
     def close(self) -> None:
         """Hear that the request has ended: what was not done will not be."""
         self.wishes.close()
-        if self._proposed is not None:
-            self._proposed.settle(_ENDED)
+        self._settle(_ENDED)
         for _, wish in self._agreed.values():
             wish.settle(_NO_STEP)
 
-    def _withdraw(self, why: str) -> None:
-        assert self._proposed is not None
-        self._proposed.settle(why)
-        self._decide(None)
+    def _settle(self, text: str) -> None:
+        wish, self._proposed = self._proposed, None
+        if wish is not None:
+            wish.settle(text)
 
     def _decide(self, at: int | None) -> None:
-        self._proposed = None
-        for rank in self._asked:
+        asked, self._asked = self._asked, set()
+        for rank in asked:
             self.engine.send(rank, Decide(self.number, self._numbers, at), urgent=True)

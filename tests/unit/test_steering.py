@@ -205,6 +205,24 @@ def test_a_rank_that_does_not_answer_holds_nobody_for_long():
     assert not crew.ranks[0].steering.is_pending
 
 
+def test_a_rank_whose_cell_has_not_begun_is_asked_again():
+    crew, now = Crew(2), [0.0]
+    crew.steersman.clock = lambda: now[0]
+    crew.silent.add(1)
+    crew.wishes.ask(wish := Wish(to_message(SetInterval(2))))
+    crew.turn()
+    crew.steersman.answered(1, {"wish": 1, "at": None})
+    assert not crew.ranks[0].steering.is_pending, "nobody is held meanwhile"
+    crew.silent.clear()
+    now[0] = 1.0
+    crew.turn()
+    for rank in crew.ranks:
+        rank.steering.count += 1
+        rank.steering.attend(rank)  # type: ignore[arg-type]
+    assert [rank.done for rank in crew.ranks] == [[(1, 2)]] * 2
+    assert wish.wait(0)
+
+
 SCHEDULES = {
     "step": lambda optimizer: schedules.StepLR(optimizer, 4, 0.5),
     "exponential": lambda optimizer: schedules.ExponentialLR(optimizer, 0.9),
