@@ -8,11 +8,14 @@ rank can miss, and which costs nothing as long as nothing is asked: the flag is 
 
 from __future__ import annotations
 
+import reprlib
 import threading
 from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from accel_nb.accelerator.autosave import Autosave
 from accel_nb.accelerator.rates import first_rate, scale_rates, set_rates
@@ -163,10 +166,6 @@ class Helm:
 
 def describe_value(value: Any) -> str:
     """Say what a name holds in a line or a few, without a message between ranks."""
-    import reprlib
-
-    import torch
-
     if isinstance(value, torch.nn.Module):
         return f"{type(value).__name__} with {sum(item.numel() for item in value.parameters()):,} parameters"
     if isinstance(value, torch.Tensor):

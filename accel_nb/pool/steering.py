@@ -86,6 +86,7 @@ class Wishes:
 
 
 _ENDED = "not done: the cell has ended"
+_STOPPING = "not done: the cell is being stopped"
 _TOO_MANY = f"not done: {MAX_WAITING} others wait for the end of a step"
 _NO_STEP = "not done: no step has ended since"
 
@@ -145,6 +146,11 @@ class Steersman:
         if wish is not None and rank == teller:
             del self._agreed[body["wish"]]
             wish.settle(str(body.get("text")), int(body.get("step", 0)), rank)
+
+    def give_up(self) -> None:
+        """Hear that the request is being stopped: nobody may be held."""
+        self._settle(_STOPPING)
+        self._decide(None)
 
     def close(self) -> None:
         """Hear that the request has ended: what was not done will not be."""

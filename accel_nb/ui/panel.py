@@ -34,6 +34,8 @@ DUTY = 0.01
 
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
+MAX_SURFACES = 4
+"""A panel that was attached to more often goes on in the last places only."""
 
 
 class Panel:
@@ -127,7 +129,7 @@ class Panel:
         else:
             surface = PictureSurface() if rung == "picture" else TextSurface()
         surface.open(self.state)
-        self._surfaces.append(surface)
+        self._surfaces = [*self._surfaces, surface][-MAX_SURFACES:]
         return surface
 
     def _guarded(self, action: Any) -> None:

@@ -205,6 +205,16 @@ def test_a_rank_that_does_not_answer_holds_nobody_for_long():
     assert not crew.ranks[0].steering.is_pending
 
 
+def test_nobody_is_held_where_the_run_is_being_stopped():
+    crew = Crew(2)
+    crew.silent.add(1)
+    crew.wishes.ask(wish := Wish(to_message(StopAfterStep())))
+    crew.turn()
+    crew.steersman.give_up()
+    assert not crew.ranks[0].steering.is_pending
+    assert wish.text == "not done: the cell is being stopped"
+
+
 def test_a_rank_whose_cell_has_not_begun_is_asked_again():
     crew, now = Crew(2), [0.0]
     crew.steersman.clock = lambda: now[0]
