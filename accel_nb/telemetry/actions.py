@@ -77,7 +77,7 @@ class Inspect:
 
     def __post_init__(self) -> None:
         are_names = all(isinstance(name, str) and name.isidentifier() and not iskeyword(name) for name in self.names)
-        if not 1 <= len(self.names) <= MAX_NAMES or not are_names:
+        if not isinstance(self.names, tuple) or not 1 <= len(self.names) <= MAX_NAMES or not are_names:
             raise ValueError(f"inspect takes 1 to {MAX_NAMES} names of variables")
 
 
