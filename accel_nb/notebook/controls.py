@@ -77,8 +77,7 @@ class Controls:
     def _settled(self, action: Action, wish: Wish) -> None:
         if isinstance(action, Inspect):
             return
-        done = "" if wish.step is None or isinstance(action, StopAfterStep) else f", after step {wish.step:,}"
-        self.say(wish.text + done)
+        self.say(outcome(action, wish))
         if wish.step is not None:
             self.tell(Steered(wish.rank, wish.step, time.time(), wish.text))
 
@@ -88,6 +87,12 @@ class Controls:
             self._num_asked = self._num_asked + 1 if second == self._second else 1
             self._second = second
             return self._num_asked > MAX_PER_SECOND
+
+
+def outcome(action: Action, wish: Wish) -> str:
+    """Say what became of a wish, and after which step where the text does not."""
+    names_step = isinstance(action, StopAfterStep | SaveNow | Inspect)
+    return wish.text if wish.step is None or names_step else f"{wish.text}, after step {wish.step:,}"
 
 
 def _asked(action: Action) -> str:

@@ -17,6 +17,7 @@ from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolErro
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
 from accel_nb.notebook.background import BackgroundRun
+from accel_nb.notebook.controls import outcome
 from accel_nb.notebook.doctor import diagnose
 from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
@@ -234,8 +235,7 @@ class AccelerateMagics(Magics):
         wish = self._running().running.controls.ask(action)
         if not wish.wait(ANSWER_S):
             return f"asked; no step has ended within {ANSWER_S:g} s, and it is done when one does"
-        done = "" if wish.step is None or isinstance(action, StopAfterStep) else f", after step {wish.step:,}"
-        return wish.text if isinstance(action, Inspect) else wish.text + done
+        return outcome(action, wish)
 
     def _restart(self, words: list[str]) -> str:
         self.session.stop()

@@ -33,7 +33,7 @@ for epoch in range(10**9):
         optimizer.step()
         optimizer.zero_grad()
         num_steps += 1
-        time.sleep(0.005)  # a step of a larger model; nothing waits for it
+        time.sleep(0.02)  # a step of a larger model; nothing waits for it
     scheduler.step()
 ended = True
 """
@@ -62,7 +62,7 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     assert re.fullmatch(r"learning rate 0\.1 -> 0\.05, after step \d+\n", say(kernel, "set lr*=0.5"))
     assert re.fullmatch(r"learning rate 0\.05 -> 0\.02, after step \d+\n", say(kernel, "set lr=0.02"))
     assert re.fullmatch(r"every 5 steps are reported, after step \d+\n", say(kernel, "set log-every=5"))
-    assert re.fullmatch(r"step \d+ is being saved, after step \d+\n", say(kernel, "checkpoint"))
+    assert re.fullmatch(r"step \d+ is being saved\n", say(kernel, "checkpoint"))
     looked = say(kernel, "inspect num_steps model nothing").splitlines()
     assert int(looked[0].removeprefix("num_steps = ")) > 1
     assert looked[1:] == ["model = Linear with 2 parameters", "nothing = (no such name in the cell)"]

@@ -12,7 +12,7 @@ export type Action =
 
 const INTERVALS = [1, 10, 100, 1000].map(steps => ({
   value: String(steps),
-  label: steps === 1 ? 'report every step' : `report every ${steps} steps`
+  label: steps === 1 ? 'log every step' : `log every ${steps}`
 }));
 
 /** A row of controls, shown as long as somebody listens to them. */
