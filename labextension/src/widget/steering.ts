@@ -85,6 +85,8 @@ export class Steering {
       ),
       this.said
     );
+    // JupyterLab's own commands on Enter, space and letters would take them from buttons and field.
+    this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', 'Steer the run');
     this.said.setAttribute('role', 'status');
