@@ -151,7 +151,7 @@ def train():
 """
 
 
-@pytest.mark.timeout(200)
+@pytest.mark.timeout(300)
 def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
     page: Page, lab: LabServer, pictures: Path, tmp_path: Path
 ):
