@@ -126,6 +126,7 @@ class Browser:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.widgets: list[Any] = []
         self.rows: list[dict[tuple[str, int, str], int]] = []
+        self.said = ""
         browser = self
 
         def send(widget: Any, message: dict[str, Any], buffers: Any) -> None:
@@ -163,7 +164,7 @@ def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_pla
     expected = {key: table.total for key, table in panel.state.tables.items()}
     assert browser.rows == [expected, expected]
     assert browser.said == "learning rate 0.1 -> 0.05"
-    first, second = panel._surfaces
+    second: Any = panel._surfaces[1]
     for message in (
         {"kind": "control", "action": {"kind": "stop"}},
         {"kind": "control"},
@@ -171,7 +172,7 @@ def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_pla
         None,
         "control",
     ):
-        second._on_message(None, message, [])  # type: ignore[attr-defined]
+        second._on_message(None, message, [])
     assert asked == [{"kind": "stop"}, None]
     panel.finish("done")
     panel.attach()
