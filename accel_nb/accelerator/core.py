@@ -42,6 +42,7 @@ from accel_nb.accelerator.resuming import Resumer
 from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
 from accel_nb.accelerator.seeding import checked_types
 from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
+from accel_nb.accelerator.steering import Helm, current_steering
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.tracking import Tracked
 from accel_nb.accelerator.trigger import Trigger
@@ -249,6 +250,9 @@ class Accelerator(Tracked):
         self._first_step = 0
         self._state.on_saved = _noting(self._saved, self._sink, self._world.rank)
         self._autosave: Autosave | None = None
+        steering = current_steering.get()
+        self._helm = None if steering is None else Helm(steering, self._stepper, self._stepper.meter)
+        self._hear_boundaries()
         if isinstance(options.checkpoint.every, str):
             self.checkpoint_every(seconds=seconds_of(options.checkpoint.every))
         else:
@@ -662,9 +666,25 @@ class Accelerator(Tracked):
             is_behind=lambda: state.is_behind,
         )
         self._state.on_loaded = self._autosave.go_on_from
-        autosave = self._autosave
-        # Ranks that have run out of data answer no messages.
-        self._preparer.set_boundary(lambda: None if stepper.is_joined else autosave.boundary())
+        self._hear_boundaries()
+
+    def _hear_boundaries(self) -> None:
+        """Have loops over prepared loaders tell when they are done with a batch, as far as anybody wants to know."""
+        stepper, autosave, helm = self._stepper, self._autosave, self._helm
+        if helm is not None:
+            helm.autosave = autosave
+        steer = None if helm is None else helm.boundary
+        if autosave is None:
+            self._preparer.set_boundary(steer)
+            return
+
+        def boundary() -> None:
+            if not stepper.is_joined:  # ranks that have run out of data answer no messages
+                autosave.boundary()
+                if steer is not None:
+                    steer()
+
+        self._preparer.set_boundary(boundary)
 
     def ask_for_checkpoint(self) -> None:
         """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""
@@ -688,6 +708,8 @@ class Accelerator(Tracked):
         self._first_step = self._stepper.num_steps
         if self._autosave is not None:
             self._autosave.begin_run()
+        if self._helm is not None:
+            self._helm.begin_run()
         self._resumer.begin_run(resume)
 
     def end_run(self) -> list[str]:

@@ -22,7 +22,7 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts", "background")
+PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts")
 """Options of the design that this version refuses by name."""
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -587,6 +587,11 @@ class Config(StrategySections):
     )
     static: Switch = _option(False, "Draw the panel as a picture instead of a live widget.", scope="cell")
     panel: Switch = _option(True, "Show the panel with loss and memory below the cell.", scope="cell")
+    background: Switch = _option(
+        False,
+        "Return at once, while the cell runs; what it binds and trains comes back when it has ended.",
+        scope="cell",
+    )
     dry_run: Switch = _option(False, "Print the plan and start nothing.", scope="cell")
     timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(_read_real)] = _option(
         None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS", scope="cell"

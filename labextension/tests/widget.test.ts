@@ -109,6 +109,16 @@ describe('the widget', () => {
     expect(model.sent).toHaveLength(0);
   });
 
+  it('sends what the user asks for', () => {
+    const { el, model, receive } = start();
+    receive(0);
+    const stop = [...el.querySelectorAll('button')].find(
+      button => button.textContent === 'stop after step'
+    );
+    stop?.click();
+    expect(model.sent.at(-1)).toEqual({ kind: 'control', version: 1, action: { kind: 'stop' } });
+  });
+
   it('survives forged messages and traits', () => {
     const warn = vi.spyOn(console, 'warn').mockImplementation(() => undefined);
     const { model, points } = start({ final: { kind: 'snapshot', facts: '<img>' }, snapshot: null });

@@ -211,6 +211,8 @@ export interface IOptions {
   static?: boolean;
   /** Show the panel with loss and memory below the cell. */
   panel?: boolean;
+  /** Return at once, while the cell runs; what it binds and trains comes back when it has ended. */
+  background?: boolean;
   /** Print the plan and start nothing. */
   dry_run?: boolean;
   /** Stop the cell when it runs longer than this. [seconds] */
@@ -244,6 +246,7 @@ export type OptionName =
   | 'ranks'
   | 'static'
   | 'panel'
+  | 'background'
   | 'dry_run'
   | 'timeout'
   | 'debug'

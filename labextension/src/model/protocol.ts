@@ -65,6 +65,11 @@ export interface IFacts {
   readonly ranks: readonly IRankFacts[];
   readonly metrics: readonly { readonly name: string; readonly value: number | null }[];
   readonly notes: readonly string[];
+  /** Whether the kernel listens to the controls, and whether a checkpoint has a place. */
+  readonly canBeSteered: boolean;
+  readonly canSave: boolean;
+  /** What became of the last thing that was asked for. */
+  readonly said: string;
 }
 
 export interface IPanelMessage {
@@ -200,7 +205,10 @@ function parseFacts(value: unknown): IFacts {
       const metric = asRecord(item, 'metric');
       return { name: asText(metric.name), value: asNumber(metric.value) };
     }),
-    notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText)
+    notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
+    canBeSteered: facts.can_be_steered === true,
+    canSave: facts.can_save === true,
+    said: asText(facts.said)
   };
 }
 

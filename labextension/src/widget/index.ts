@@ -20,11 +20,11 @@ export default function define() {
     initialize({ model, signal }: InitializeProps<ITraits>): void {
       listen(panel, model, signal);
     },
-    render({ el, signal }: RenderProps<ITraits>): void {
+    render({ model, el, signal }: RenderProps<ITraits>): void {
       const style = document.createElement('style');
       style.textContent = `${uPlotStyle}\n${panelStyle}`;
       el.append(style);
-      showPanel(panel, el, signal);
+      showPanel(panel, el, action => model.send({ kind: 'control', version: 1, action }), signal);
     }
   };
 }
