@@ -14,7 +14,9 @@ def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
     config = resolved.config
     devices = ", ".join(f"{count} x {device}" for device, count in Counter(spec.device for spec in specs).items())
     strategy = config.strategy
-    if strategy == "auto":
+    if strategy == "auto" and not resolved.given.keys().isdisjoint(("strategy", "memory")):
+        strategy += " (by the memory that the model takes)"
+    elif strategy == "auto":
         strategy += " (data parallel)" if len(specs) > 1 else " (one device)"
     lines = [
         f"{len(specs)} worker{'s' if len(specs) != 1 else ''}: {devices}, threads each: {specs[0].num_threads}",

@@ -116,6 +116,8 @@ def test_a_rank_that_is_killed_is_named_and_the_next_cell_trains_as_one_process(
 
 def test_a_plan_is_told_or_refused_before_the_cell_trains(kernel) -> None:
     assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
+    planned = done(kernel, PLAIN, "--cpus 2 --strategy auto --dry-run")
+    assert "strategy auto (by the memory that the model takes)" in planned.stdout
     output = run(kernel, PLAIN, "--cpus 2 --strategy auto --memory 1KiB")
     assert output.error is not None
     assert output.error[0] == "ConfigError"

@@ -75,12 +75,12 @@ def losses(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Op
 
 def build(world: World, strategy: str, precision: str = "fp8", **fp8: Any) -> Accelerator:
     options = {"fp8": {"emulate": True, **fp8}} if precision == "fp8" else {}
-    return Accelerator(world=world, cpu=True, strategy=strategy, mixed_precision=precision, config=options)  # pyright: ignore[reportArgumentType]
+    return Accelerator(world=world, cpu=True, strategy=strategy, mixed_precision=precision, config=options)
 
 
 def trains(world: World, strategy: str, precision: str = "fp8", **fp8: Any) -> dict[str, Any]:
     model, optimizer = net()
-    weight = model.blocks[0].up.weight  # pyright: ignore[reportAttributeAccessIssue]
+    weight = model.blocks[0].up.weight
     accelerator = build(world, strategy, precision, **fp8)
     accelerator.prepare(model, optimizer)
     with torch.no_grad():
@@ -89,7 +89,7 @@ def trains(world: World, strategy: str, precision: str = "fp8", **fp8: Any) -> d
     found["notes"] = accelerator.describe()["notes"]
     accelerator.close()
     found["plain"] = all(type(part) in (Net, Block, nn.Linear, nn.ModuleList) for part in model.modules())
-    found["same"] = model.blocks[0].up.weight is weight and weight.dtype == torch.float32  # pyright: ignore[reportAttributeAccessIssue]
+    found["same"] = model.blocks[0].up.weight is weight and weight.dtype == torch.float32
     return found
 
 
