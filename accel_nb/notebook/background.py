@@ -51,6 +51,7 @@ class BackgroundRun:
         self._ended = ended
         self._namespace = namespace
         self._output = PlacedOutput(running.output)
+        self._is_over = threading.Event()
         self._thread = threading.Thread(target=self._work, name="accel_nb background run", daemon=True)
         self._thread.start()
 
@@ -59,8 +60,12 @@ class BackgroundRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether the workers are busy with it."""
-        return self._thread.is_alive()
+        """Whether the workers are busy with it; its last picture may be drawn after that."""
+        return not self._is_over.is_set()
+
+    def join(self) -> None:
+        """Wait until the output of a run that is over is complete."""
+        self._thread.join()
 
     def status(self) -> str:
         """Return one line: what it is, how it goes, for how long."""
@@ -75,7 +80,7 @@ class BackgroundRun:
         ``timeout_s``. An interrupt of the notebook ends the waiting only.
         """
         self._thread.join(timeout_s)
-        if self.is_running:
+        if self._thread.is_alive():
             raise TimeoutError(f"{self.status()}: it still runs after {timeout_s:g} s; wait() again, or stop() it")
         self._arrive()
         if self.error is not None and self.running.status == "failed":
@@ -111,6 +116,7 @@ class BackgroundRun:
             self.error = self._judge(self.answers, reason)
         except BaseException as error:
             self.error = error if isinstance(error, Exception) else PoolError(f"the run ended with {error!r}")
+        self._is_over.set()
         status = status_of(self.error)
         if status == "failed":
             first = (str(self.error).splitlines() or [""])[0]

@@ -162,6 +162,7 @@ class Session:
         background = self.background
         if background is None or background.is_running or background.has_arrived:
             return
+        background.join()
         background.has_arrived = True
         gone = {name for name in background.held if name not in self.namespace}
         anew = {

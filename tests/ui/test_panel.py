@@ -220,7 +220,7 @@ def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
 
     run_cell(3)  # in the foreground: the kernel is busy, and listens beside the cell
     panel = page.locator(".accel-nb-panel").last
-    expect(panel).to_have_attribute("data-status", "running")
+    expect(panel).to_have_attribute("data-status", "running", timeout=30_000)
     expect(panel.get_by_role("button", name="checkpoint now")).to_be_disabled()
     panel.get_by_role("button", name="stop after step").click()
     wait_until_ran(page, 3)
