@@ -56,6 +56,7 @@ from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16, use
 from accel_nb.runtime.environment import option_variables
+from accel_nb.runtime.secrets import redact
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
@@ -1045,10 +1046,8 @@ def _noting(saved: list[Saved], sink: Sink, rank: int) -> Callable[[Saved], None
     def note(item: Saved) -> None:
         saved.append(item)
         if rank == 0:
-            cost = item.cost
-            sink.emit(
-                CheckpointSaved(rank, item.step, time.time(), item.url, cost.stall_s, cost.write_s, cost.num_bytes)
-            )
+            url, cost = redact(item.url), item.cost
+            sink.emit(CheckpointSaved(rank, item.step, time.time(), url, cost.stall_s, cost.write_s, cost.num_bytes))
 
     return note
 

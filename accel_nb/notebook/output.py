@@ -17,6 +17,7 @@ from accel_nb.notebook.receipt import as_bundle, receipt_line, starting_line
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer
 from accel_nb.pool.pool import HANG
+from accel_nb.runtime.secrets import redact
 from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
 
@@ -146,10 +147,10 @@ class CellOutput:
             return
         show = self._receipt.display if self._receipt_text is None else self._receipt.update
         self._receipt_text = text
-        show(as_bundle(text), raw=True)
+        show(as_bundle(redact(text)), raw=True)
 
     def _say(self, line: str) -> None:
-        display(as_bundle(line), raw=True)
+        display(as_bundle(redact(line)), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         shell = get_ipython()
@@ -211,7 +212,7 @@ class ConsoleOutput(CellOutput):
             self._say(text)
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr)
+        print(redact(line), file=sys.stderr)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         if topic != "clear" and (text := body["data"].get("text/plain")):
