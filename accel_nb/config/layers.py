@@ -154,7 +154,9 @@ class Resolved:
         try:
             document = json.loads(text)
             if document["version"] != SCHEMA_VERSION:
-                raise ConfigError(f"the config has version {document['version']!r}; this one reads {SCHEMA_VERSION}")
+                raise ConfigError(
+                    f"the config has version {quoted(document['version'])}; this one reads {SCHEMA_VERSION}"
+                )
             origins = {str(name): Origin(str(layer), str(at)) for name, (layer, at) in document["origins"].items()}
             notes = tuple(str(note) for note in document["notes"])
             config = Config.model_validate(document["config"])
