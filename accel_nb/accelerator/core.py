@@ -357,6 +357,11 @@ class Accelerator(Tracked):
         return bool(self._stepper.bundle.optimizers)
 
     @property
+    def is_torn(self) -> bool:
+        """Whether an error ended a backward pass in its middle: models are then to be prepared anew."""
+        return self._stepper.is_torn
+
+    @property
     def prepared_objects(self) -> tuple[Any, ...]:
         """Everything that is prepared, in the order in which it came."""
         return tuple(self._preparer.objects)

@@ -21,12 +21,13 @@ def failure_of(
     timeout_s: float | None,
     *,
     has_pool: bool = True,
+    remarks: Sequence[str] = (),
 ) -> BaseException | None:
     """Return the exception that a request ended with, or None.
 
     A rank that died by itself is the cause even if another's broken connection was heard of first; else it is the
     first failure in time. What other ranks raised because of it is folded into a note. Without ``has_pool`` no fresh
-    worker could be started in place of a dead one.
+    worker could be started in place of a dead one. ``remarks`` are lines to be shown below the traceback.
     """
     deaths = [answer for answer in answers if answer.outcome == "died" and not answer.body["killed"]]
     cause = next(iter([*deaths, *(answer for answer in answers if answer.outcome in ("raised", "died"))]), None)
@@ -38,7 +39,7 @@ def failure_of(
         return None
     if cause.outcome == "died":
         return _death(cause, answers, logs, has_pool=has_pool)
-    return _error(cause, answers)
+    return _error(cause, answers, remarks)
 
 
 def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
@@ -72,7 +73,7 @@ def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog]
     return WorkerDied("\n".join(words), rank=cause.rank)
 
 
-def _error(cause: Answer, answers: Sequence[Answer]) -> BaseException:
+def _error(cause: Answer, answers: Sequence[Answer], remarks: Sequence[str]) -> BaseException:
     told = cause.body["error"]
     error = _rebuild(told)
     same, other = [], []
@@ -85,7 +86,7 @@ def _error(cause: Answer, answers: Sequence[Answer]) -> BaseException:
                 other.append(f"rank {answer.rank} then raised {its['type']}: {_first_line(its['message'])}")
     ranks = [cause.rank, *same]
     head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_listed(ranks)} raised:"
-    return with_traceback(error, [head, *told["traceback"], *other])
+    return with_traceback(error, [head, *told["traceback"], *other, *remarks])
 
 
 def _rebuild(told: Mapping[str, Any]) -> BaseException:

@@ -20,6 +20,7 @@ from accel_nb.notebook.cell import CellNames, notebook_codes, read_cell
 from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import CellOutput, make_output
+from accel_nb.notebook.post_mortem import post_mortem
 from accel_nb.notebook.raising import failure_of
 from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
@@ -157,7 +158,8 @@ class Session:
                     os.close(descriptor)
             self._forget_if_died(answers)
             has_pool = self._pool is not None and self._pool.state != "failed"
-            error = failure_of(answers, reason, self.logs, config.timeout, has_pool=has_pool)
+            remarks = post_mortem(answers, self.namespace, config, specs)
+            error = failure_of(answers, reason, self.logs, config.timeout, has_pool=has_pool, remarks=remarks)
             status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         finally:
             output.finish(status, lines)

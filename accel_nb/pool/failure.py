@@ -70,14 +70,19 @@ class Ladder:
     _asked_at: float | None = None
     _failed_at: float | None = None
     _presses_seen: int = 0
+    _is_torn: bool = False
 
     @property
     def left_the_group(self) -> bool:
         """Whether ranks were stopped anywhere in their collectives, so that the process group is of no more use."""
-        return self._asked_at is not None and self.size > 1
+        return (self._asked_at is not None or self._is_torn) and self.size > 1
 
-    def failed(self) -> None:
-        """Note that a rank raised: the others get a moment, then are asked to stop."""
+    def failed(self, *, is_torn: bool = False) -> None:
+        """Note that a rank raised: the others get a moment, then are asked to stop.
+
+        ``is_torn`` says that it was in the middle of an exchange with them.
+        """
+        self._is_torn |= is_torn
         if self._failed_at is None:
             self._failed_at = self.clock()
 

@@ -159,7 +159,7 @@ class Pool:
                     if answer.outcome == "died":
                         ladder.died()
                     elif answer.outcome == "raised":
-                        ladder.failed()
+                        ladder.failed(is_torn=bool(answer.body.get("torn")))
                     listener.answered(answer)
             if waiting:
                 listener.tick()
