@@ -12,12 +12,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.reach import is_written_here
 from accel_nb.accelerator.release import free_cached_memory, is_out_of_memory
+from accel_nb.bigmodel.host_memory import give_back
 from accel_nb.bigmodel.sizes import host_room
 from accel_nb.runtime.device import memory
 from accel_nb.telemetry.holders import Holdings
@@ -72,13 +73,27 @@ def examine(
     }
 
 
-def let_go(error: BaseException) -> None:
-    """Free what the frames of a told error hold, so that the next cell has the memory."""
-    traceback.clear_frames(error.__traceback__)
+def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
+    """Free what the frames of a told error hold, so that the next cell has the memory.
+
+    Tensors that the cell has ``bound`` keep their values and lose their graphs: a ``loss`` would hold all activations
+    until the next one is there, for which there is then no room.
+    """
+    told: BaseException | None = error
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        for frame in _frames(told):
+            _ = frame.f_locals  # a frame that was looked at keeps a copy of its variables until it is looked at again
+        told = told.__cause__ or told.__context__
+    for name in bound:
+        value = namespace.get(name)
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            namespace[name] = value.detach()
     for name in ("last_exc", "last_type", "last_value", "last_traceback"):
         if hasattr(sys, name):
             delattr(sys, name)
     free_cached_memory()
+    give_back()
 
 
 def asked_bytes(text: str) -> int | None:

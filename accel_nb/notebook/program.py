@@ -171,7 +171,7 @@ class CellProgram:
             return None
         finally:
             if is_out_of_memory(error):
-                post_mortem.let_go(error)
+                post_mortem.let_go(error, self._namespace, body["bound"])
 
     def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
         """Let rank 0 collect while the others help it to what they hold parts of; None if nothing is in parts.
