@@ -18,7 +18,7 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer
 from accel_nb.pool.pool import HANG
 from accel_nb.runtime.secrets import redact
-from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
+from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
 
 FLUSH_S = 0.03
@@ -56,6 +56,8 @@ class CellOutput:
         self._bytes_shown: dict[int, int] = {}
         self._unfinished: dict[tuple[int, str], str] = {}
         self.logs = {rank: RankLog() for rank in range(len(specs))}
+        self.memory: dict[int, MemorySample] = {}
+        """What filled each rank's memory when it was measured last."""
         self._receipt = DisplayHandle()
         self._receipt_text: str | None = None
         self._starting_text = starting_line(specs, is_new=is_new)
@@ -93,6 +95,7 @@ class CellOutput:
     def measured(self, events: Sequence[Event]) -> None:
         """Take in numbers."""
         self._begin()
+        self.memory |= {event.rank: event for event in events if isinstance(event, MemorySample)}
         self._panel.feed(events)
 
     def answered(self, answer: Answer) -> None:

@@ -159,7 +159,15 @@ class Session:
             self._forget_if_died(answers)
             has_pool = self._pool is not None and self._pool.state != "failed"
             remarks = post_mortem(answers, self.namespace, config, specs)
-            error = failure_of(answers, reason, self.logs, config.timeout, has_pool=has_pool, remarks=remarks)
+            error = failure_of(
+                answers,
+                reason,
+                self.logs,
+                config.timeout,
+                has_pool=has_pool,
+                remarks=remarks,
+                memory=output.memory,
+            )
             status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         finally:
             output.finish(status, lines)

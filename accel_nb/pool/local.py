@@ -7,6 +7,7 @@ import logging
 import os
 import select
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -33,6 +34,7 @@ from accel_nb.pool.messages import (
     encode,
 )
 from accel_nb.runtime.environment import notebook_variables, zygote_environment
+from accel_nb.runtime.kills import KillCounters
 from accel_nb.telemetry.ring import RingReader, create_ring
 
 logger = logging.getLogger(__name__)
@@ -81,11 +83,13 @@ class LocalEngine:
         preload: Sequence[str] = (),
         timeout_s: float = 1800.0,
         overrides: Mapping[str, str] | None = None,
+        kills: KillCounters | None = None,
     ) -> None:
         self._program = program
         self._preload = list(preload)
         self._timeout_s = timeout_s
         self._overrides = dict(overrides or {})
+        self._kills = kills or KillCounters()
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _Link] = {}
         self._selector = selectors.DefaultSelector()
@@ -404,4 +408,5 @@ class LocalEngine:
         stack = link.read_trace() if code < 0 else ""
         del self._links[rank]
         link.close()
-        return [*arrivals, Ended(rank, code, reason, stack)]
+        killed_for = self._kills.verdict() if code == -signal.SIGKILL else "unknown"
+        return [*arrivals, Ended(rank, code, reason, stack, killed_for)]

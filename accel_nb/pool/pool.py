@@ -206,7 +206,7 @@ class Pool:
         elif isinstance(arrival, Ended):
             waiting.discard(arrival.rank)
             told = {"code": arrival.code, "killed": arrival.rank in killed, "stack": arrival.stack}
-            return Answer(arrival.rank, "died", told)
+            return Answer(arrival.rank, "died", {**told, "killed_for": arrival.killed_for})
         elif isinstance(arrival, Arrived):
             record = arrival.record
             if isinstance(record, Note):
