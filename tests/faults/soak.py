@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import statistics
+import sys
 import time
 from dataclasses import asdict, dataclass
 
@@ -92,11 +93,13 @@ def _size(processes: list[psutil.Process]) -> tuple[int, int]:
 
 
 def main() -> None:
-    """Run the cells and print what came out."""
+    """Run the cells and print what came out; the exit status is 1 if it is not what is wanted."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cells", type=int, default=10_000)
     with running_kernel() as kernel:
-        print(json.dumps(asdict(soak(kernel, parser.parse_args().cells))))
+        growth = soak(kernel, parser.parse_args().cells)
+    print(json.dumps(asdict(growth)))
+    sys.exit(0 if growth.kernel_bytes <= 20_000_000 and growth.descriptors == growth.worker_descriptors == 0 else 1)
 
 
 if __name__ == "__main__":
