@@ -98,7 +98,7 @@ def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
     assert found["asked"] == int(2.5 * 2**30)
     assert found["module"] == "1 (Layer)"
     assert "torch.OutOfMemoryError(CUDA)" in found["line"]
-    assert ("`loss (line 2)`", 4) not in found["holders"]
+    assert ("`loss (line 2)`", 4) in found["holders"]
     assert ("kept for the backward pass behind *.inner", 32 * 64 * 4) in found["holders"]
     assert names["loss"].grad_fn is None, "its graph would hold what the next step needs"
 
