@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from accel_nb.config import Config, Layer, flags_to_line
-from accel_nb.errors import AccelNbError
 from accel_nb.forecast.plans import Forecast, Plan, largest_share, smallest
 from accel_nb.forecast.request import Request
 from accel_nb.forecast.sizes import size_text
@@ -68,8 +67,8 @@ def _what_would_fit(
     request = Request(None, Layer("flags", {}, "the cell"), memory=found["room"])
     try:
         forecast = forecast_notebook(request, names, config, [spec.device for spec in specs])
-    except AccelNbError as error:
-        yield f"  what would fit is not known: {error}"
+    except Exception as error:  # whatever the user's model and data raise: the cell's own error is what counts
+        yield f"  what would fit is not known: {type(error).__name__}: {error}"
         return
     if forecast is None:
         yield "  what would fit is not known: the notebook has no model, or several; `%accelerate plan MODEL` forecasts"
