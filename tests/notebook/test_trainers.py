@@ -71,7 +71,6 @@ torch.distributed.all_gather_object(every, mine)
 
 def test_the_trainer_of_lightning_trains_on_every_worker(kernel):
     """In a cell, as its users write it; its workers' group is the pool's. Twice: nothing of the first is in the way."""
-    pytest.importorskip("lightning")
     setup(kernel, LIGHTNING)
     for _ in range(2):
         setup(kernel, f"%%accelerate --cpus 2 --no-prepare --timeout 100\n{LIGHTNING_CELL}")
