@@ -29,12 +29,10 @@ class KillCounters:
         before, self._known = self._known, now
         if not now:
             return "unknown"
-        for place in ("group", "machine"):
-            if now.get(place, 0) > before.get(place, 0):
-                # One kill may end several of our processes one after the other, since ranks wait for each other; but
-                # those that follow are ended by us, and are not asked about.
-                return place
-        return "other"
+        # Of several ranks the system ends one; those that follow, because they waited for it, are ended by us.
+        if now.get("group", 0) > before.get("group", 0):
+            return "group"
+        return "machine" if now.get("machine", 0) > before.get("machine", 0) else "other"
 
     def _read(self) -> dict[str, int]:
         group = next((count for path in self._group_files() if (count := _counted(path)) is not None), None)
