@@ -1,7 +1,7 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
-#   make nightly faults, ten times as many
+#   make nightly faults, at length: chaos, very many cells, kills, fuzz
 #   make lint    all checks of style and types                           make format   apply the formatters
 
 SHELL := /bin/bash
@@ -76,6 +76,9 @@ unit: setup
 
 nightly: $(STAMPS)/develop
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600
+	FUZZ=15000 $(BIN)/python -m pytest tests/unit/test_fuzz.py --timeout 3600
+	$(BIN)/python -m tests.faults.chaos
+	$(BIN)/python -m tests.faults.soak
 
 wheel: $(STAMPS)/develop
 	.ci/check_wheel.sh

@@ -8,9 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from accel_nb.secrets import hide_secrets
+
 
 class AccelNbError(Exception):
-    """Root of the errors below: catch it to catch them all."""
+    """Root of the errors below: catch it to catch them all. Their texts show no secrets."""
+
+    def __str__(self) -> str:
+        return hide_secrets(super().__str__())
 
 
 class ConfigError(AccelNbError, ValueError):

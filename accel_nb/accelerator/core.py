@@ -59,6 +59,7 @@ from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16, use
 from accel_nb.runtime.environment import option_variables
+from accel_nb.runtime.secrets import redact
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
@@ -370,6 +371,11 @@ class Accelerator(Tracked):
     def holds_optimizers(self) -> bool:
         """Whether anything that trains has been prepared."""
         return bool(self._stepper.bundle.optimizers)
+
+    @property
+    def is_torn(self) -> bool:
+        """Whether an error ended a backward pass in its middle: models are then to be prepared anew."""
+        return self._stepper.is_torn
 
     @property
     def prepared_objects(self) -> tuple[Any, ...]:
@@ -1104,10 +1110,8 @@ def _noting(saved: list[Saved], sink: Sink, rank: int) -> Callable[[Saved], None
     def note(item: Saved) -> None:
         saved.append(item)
         if rank == 0:
-            cost = item.cost
-            sink.emit(
-                CheckpointSaved(rank, item.step, time.time(), item.url, cost.stall_s, cost.write_s, cost.num_bytes)
-            )
+            url, cost = redact(item.url), item.cost
+            sink.emit(CheckpointSaved(rank, item.step, time.time(), url, cost.stall_s, cost.write_s, cost.num_bytes))
 
     return note
 

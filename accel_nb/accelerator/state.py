@@ -34,6 +34,7 @@ from accel_nb.data.resume import Position
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.secrets import redact, redacted
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
 LoadHook = Callable[[list[nn.Module], str], None]
@@ -53,7 +54,7 @@ class LoadReport:
 
     def __str__(self) -> str:
         text = f"loaded {self.url}: step {self.step}, saved by {self.saved_world_size} ranks, now {self.world_size}"
-        return "\n".join([text, *(f"  {note}" for note in self.notes)])
+        return redact("\n".join([text, *(f"  {note}" for note in self.notes)]))
 
 
 class HookHandle:
@@ -343,7 +344,7 @@ class TrainingState:
             world_size=self._comm.world.size,
             strategy=self._stepper.strategy.name,
             created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
-            config=self._resolved.config.model_dump(mode="json"),
+            config=redacted(self._resolved.config.model_dump(mode="json")),
             versions={"accel_nb": version("accel_nb"), "torch": torch.__version__},
         )
 

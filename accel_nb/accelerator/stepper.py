@@ -65,6 +65,8 @@ class Stepper:
         # Ranks draw random numbers of their own.
         self.has_diverged = False
         self.is_inside_backward = False
+        # A backward pass ended in its middle: what averages gradients waits for the rest of them.
+        self.is_torn = False
         self._clip = clip
         # Nothing stands between the gate and the optimizer's own step: three calls less.
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
@@ -161,6 +163,9 @@ class Stepper:
         self.is_inside_backward = True
         try:
             self.strategy.backward(loss, self.bundle, **options)
+        except BaseException:
+            self.is_torn = True
+            raise
         finally:
             self.is_inside_backward = False
 

@@ -10,6 +10,7 @@ from accel_nb.cli import checkpoint, configure, demo, estimate, selftest
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.notebook.doctor import report
+from accel_nb.runtime.secrets import redact
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
@@ -33,9 +34,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command, arguments = _command(words)
-        print(command(arguments), end="")
+        print(redact(command(arguments)), end="")
     except (ConfigError, CheckpointError, MisuseError) as error:
-        print(error, file=sys.stderr)
+        print(redact(str(error)), file=sys.stderr)
         return 2
     except demo.DemoFailed as error:
         print(error, file=sys.stderr)

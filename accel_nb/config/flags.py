@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 from accel_nb.config.layers import Layer, did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, SECTIONS, Config, Option
+from accel_nb.secrets import hide_secrets
 
 MAX_LINE = 16_384
 
@@ -194,6 +195,7 @@ def _refused(group: list[str], option: Option) -> str:
 
 def _shown(group: list[str]) -> str:
     text = " ".join(shlex.quote(word) for word in group)
+    text = hide_secrets(text)  # before it is cut: half of a secret looks like none
     return text if len(text) <= 80 else text[:77] + "..."
 
 

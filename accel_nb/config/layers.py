@@ -27,6 +27,7 @@ from accel_nb.config.schema import (
     rank_problems,
 )
 from accel_nb.errors import ConfigError
+from accel_nb.secrets import hide_secrets
 
 LAYER_NAMES = ("default", "file", "environment", "notebook", "flags", "code")
 """The kinds of layers, weakest first."""
@@ -153,7 +154,9 @@ class Resolved:
         try:
             document = json.loads(text)
             if document["version"] != SCHEMA_VERSION:
-                raise ConfigError(f"the config has version {document['version']!r}; this one reads {SCHEMA_VERSION}")
+                raise ConfigError(
+                    f"the config has version {quoted(document['version'])}; this one reads {SCHEMA_VERSION}"
+                )
             origins = {str(name): Origin(str(layer), str(at)) for name, (layer, at) in document["origins"].items()}
             notes = tuple(str(note) for note in document["notes"])
             config = Config.model_validate(document["config"])
@@ -316,6 +319,7 @@ def quoted(value: object) -> str:
         text = value if isinstance(value, str) and value.isprintable() and value and " " not in value else ascii(value)
     except Exception:  # the repr of a stranger's object, or of a number with too many digits
         text = f"a value of type {type(value).__name__}"
+    text = hide_secrets(text)  # before it is cut: half of a secret looks like none
     return text if len(text) <= 60 else text[:57] + "..."
 
 

@@ -26,6 +26,7 @@ from accel_nb.notebook.session import Cell, Session
 from accel_nb.notebook.sidebar import describe_state
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
+from accel_nb.runtime.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
 from accel_nb.ui import SidebarComm
 
@@ -82,7 +83,7 @@ class AccelerateMagics(Magics):
                 return self._run(line, cell)
         except AccelNbError as error:
             if not hasattr(error, "_render_traceback_"):
-                with_traceback(error, [f"{type(error).__name__}: {error}"])
+                with_traceback(error, [redact(f"{type(error).__name__}: {error}")])
             raise
         return None
 
@@ -100,7 +101,7 @@ class AccelerateMagics(Magics):
         specs = place_workers(gpus=config.gpus, cpus=config.cpus)
         resolved.check_world(len(specs))
         if config.dry_run:
-            print(describe_plan(resolved, specs))
+            print(redact(describe_plan(resolved, specs)))
             return None
         mode = "off" if not config.panel else "static" if config.static else "live"
         if config.background:
@@ -142,7 +143,7 @@ class AccelerateMagics(Magics):
             raise ConfigError(f"%accelerate has no command {name!r}{hint}. It has: {', '.join(self._commands)}.")
         text = command(words[1:])
         if text:
-            print(text)
+            print(text if name == "logs" else redact(text))  # what a cell printed is the user's
 
     def _status(self, words: list[str]) -> str:
         self.session.look()

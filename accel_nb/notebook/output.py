@@ -18,7 +18,8 @@ from accel_nb.notebook.receipt import as_bundle, receipt_line, starting_line
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer
 from accel_nb.pool.pool import HANG
-from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
+from accel_nb.runtime.secrets import redact
+from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
 
 FLUSH_S = 0.03
@@ -60,6 +61,8 @@ class CellOutput:
         self._displays: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_DISPLAYS)
         self._last_lines: list[str] = []
         self.logs = {rank: RankLog() for rank in range(len(specs))}
+        self.memory: dict[int, MemorySample] = {}
+        """What filled each rank's memory when it was measured last."""
         self._receipt = DisplayHandle()
         self._receipt_text: str | None = None
         self._starting_text = starting_line(specs, is_new=is_new)
@@ -98,6 +101,7 @@ class CellOutput:
     def measured(self, events: Sequence[Event]) -> None:
         """Take in numbers."""
         self._begin()
+        self.memory |= {event.rank: event for event in events if isinstance(event, MemorySample)}
         self._panel.feed(events)
 
     def answered(self, answer: Answer) -> None:
@@ -174,10 +178,10 @@ class CellOutput:
             return
         show = self._receipt.display if self._receipt_text is None else self._receipt.update
         self._receipt_text = text
-        show(as_bundle(text), raw=True)
+        show(as_bundle(redact(text)), raw=True)
 
     def _say(self, line: str) -> None:
-        display(as_bundle(line), raw=True)
+        display(as_bundle(redact(line)), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         shell = get_ipython()
@@ -239,7 +243,7 @@ class ConsoleOutput(CellOutput):
             self._say(text)
 
     def _say(self, line: str) -> None:
-        print(line, file=sys.stderr)
+        print(redact(line), file=sys.stderr)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
         if topic != "clear" and (text := body["data"].get("text/plain")):

@@ -18,8 +18,9 @@ import IPython
 import torch
 
 import accel_nb
-from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator import Accelerator, post_mortem
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
+from accel_nb.accelerator.release import is_out_of_memory
 from accel_nb.accelerator.steering import Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
@@ -141,7 +142,8 @@ class CellProgram:
             outcome = "interrupted"
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
-            outcome, reply = "raised", {"error": self._describe(error, lines)}
+            outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
+            reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
         if self._worker.world.is_main:
             reply["lines"] = self._lines
         result: list[int] = []
@@ -172,6 +174,18 @@ class CellProgram:
         if parcels is None:
             return Handled(outcome, {**reply, "returned": None}, tuple(result))
         return Handled(outcome, {**reply, "returned": parcels.body}, (*parcels.descriptors, *result))
+
+    def _post_mortem(self, error: BaseException, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Say who held what when memory ran out, and free what the error's frames hold; None for other errors."""
+        try:
+            device = self._worker.world.device
+            return post_mortem.examine(error, self._living(), self._namespace, device=device, source=body["source"])
+        except Exception as problem:  # it may itself find no memory; the error is told all the same
+            sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
+            return None
+        finally:
+            if is_out_of_memory(error):
+                post_mortem.let_go(error, self._namespace, body["bound"])
 
     def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
         """Let rank 0 collect while the others help it to what they hold parts of; None if nothing is in parts.

@@ -9,9 +9,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_nb.errors import PoolError, WorkerDied
+from accel_nb.forecast.sizes import size_text
 from accel_nb.notebook.logs import RankLog
 from accel_nb.pool import pickling
 from accel_nb.pool.failure import Answer, Reason, describe_exit
+from accel_nb.telemetry.events import MemorySample
 
 
 def failure_of(
@@ -21,12 +23,15 @@ def failure_of(
     timeout_s: float | None,
     *,
     has_pool: bool = True,
+    remarks: Sequence[str] = (),
+    memory: Mapping[int, MemorySample] | None = None,
 ) -> BaseException | None:
     """Return the exception that a request ended with, or None.
 
     A rank that died by itself is the cause even if another's broken connection was heard of first; else it is the
     first failure in time. What other ranks raised because of it is folded into a note. Without ``has_pool`` no fresh
-    worker could be started in place of a dead one.
+    worker could be started in place of a dead one. ``remarks`` are lines to be shown below the traceback, ``memory``
+    what each rank's was filled with when it was measured last.
     """
     deaths = [answer for answer in answers if answer.outcome == "died" and not answer.body["killed"]]
     cause = next(iter([*deaths, *(answer for answer in answers if answer.outcome in ("raised", "died"))]), None)
@@ -37,8 +42,8 @@ def failure_of(
     if cause is None:
         return None
     if cause.outcome == "died":
-        return _death(cause, answers, logs, has_pool=has_pool)
-    return _error(cause, answers)
+        return _death(cause, answers, logs, memory or {}, has_pool=has_pool)
+    return _error(cause, answers, remarks)
 
 
 def with_traceback(error: BaseException, lines: Sequence[str]) -> BaseException:
@@ -54,17 +59,27 @@ def _interrupted_words(answers: Sequence[Answer]) -> str:
     return "stopped on every rank; variables and models are kept"
 
 
-def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog], *, has_pool: bool) -> WorkerDied:
+def _death(
+    cause: Answer,
+    answers: Sequence[Answer],
+    logs: Mapping[int, RankLog],
+    memory: Mapping[int, MemorySample],
+    *,
+    has_pool: bool,
+) -> WorkerDied:
     dead = sorted(answer.rank for answer in answers if answer.outcome == "died")
     what = (
         "A fresh worker takes its place; the next cell"
         if has_pool
         else "The process that workers are forked from is gone too. The next cell starts everything anew and"
     )
+    killed_for = cause.body.get("killed_for", "unknown")
     words = [
-        f"rank {_listed(dead)} {describe_exit(cause.body['code'])} while the cell ran. {what} starts with the "
-        "notebook's values on every rank."
+        f"rank {_listed(dead)} {describe_exit(cause.body['code'], killed_for)} while the cell ran. "
+        f"{what} starts with the notebook's values on every rank."
     ]
+    if killed_for in ("group", "machine") and cause.rank in memory:
+        words.append(_last_memory(memory[cause.rank]))
     if cause.rank in logs and (tail := logs[cause.rank].last_lines().strip()):
         words.append(f"Its last output:\n{tail}")
     if stack := cause.body.get("stack", "").strip():
@@ -72,7 +87,18 @@ def _death(cause: Answer, answers: Sequence[Answer], logs: Mapping[int, RankLog]
     return WorkerDied("\n".join(words), rank=cause.rank)
 
 
-def _error(cause: Answer, answers: Sequence[Answer]) -> BaseException:
+def _last_memory(sample: MemorySample) -> str:
+    sizes = {
+        name: getattr(sample, name) for name in ("parameters", "gradients", "optimizer", "other", "cached", "free")
+    }
+    listed = ", ".join(f"{name} {size_text(size)}" for name, size in sizes.items() if size)
+    return (
+        f"At step {sample.step}, when it was measured last: {listed}. Take smaller batches with --accumulate, "
+        "--activation-checkpointing or --strategy fsdp; `%accelerate plan` says what would fit"
+    )
+
+
+def _error(cause: Answer, answers: Sequence[Answer], remarks: Sequence[str]) -> BaseException:
     told = cause.body["error"]
     error = _rebuild(told)
     same, other = [], []
@@ -85,7 +111,7 @@ def _error(cause: Answer, answers: Sequence[Answer]) -> BaseException:
                 other.append(f"rank {answer.rank} then raised {its['type']}: {_first_line(its['message'])}")
     ranks = [cause.rank, *same]
     head = "every rank raised:" if len(ranks) == len(answers) > 1 else f"rank {_listed(ranks)} raised:"
-    return with_traceback(error, [head, *told["traceback"], *other])
+    return with_traceback(error, [head, *told["traceback"], *other, *remarks])
 
 
 def _rebuild(told: Mapping[str, Any]) -> BaseException:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from accel_nb.config import Config
 from accel_nb.notebook.cell import CellNames
 from accel_nb.notebook.controls import Controls
 from accel_nb.notebook.output import CellOutput
 from accel_nb.pool.arena import Parcel
+from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import POLL_S, Pool
 
 RunStatus = Literal["running", "done", "interrupted", "failed"]
@@ -35,7 +37,8 @@ class Running:
     names: CellNames
     output: CellOutput
     controls: Controls
-    timeout_s: float | None
+    config: Config
+    specs: Sequence[WorkerSpec]
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
     lines: list[str] = field(default_factory=list)

@@ -21,6 +21,7 @@ from accel_nb.notebook.controls import Controls
 from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import make_output
+from accel_nb.notebook.post_mortem import post_mortem
 from accel_nb.notebook.raising import failure_of
 from accel_nb.notebook.running import Running, Shipment, status_of
 from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
@@ -231,7 +232,7 @@ class Session:
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
         )
         self.logs = output.logs
-        self.last = Running(title, names, output, controls, config.timeout, lines=list(resolved.notes))
+        self.last = Running(title, names, output, controls, config, specs, lines=list(resolved.notes))
         return self.last
 
     def _run_shown(
@@ -275,8 +276,15 @@ class Session:
         """Keep what ranks say at the end, and return what the cell raises, if anything."""
         for answer in answers:
             running.lines += answer.body.get("lines", ())
-        has_pool = self._pool is not None and self._pool.state != "failed"
-        return failure_of(answers, reason, running.output.logs, running.timeout_s, has_pool=has_pool)
+        return failure_of(
+            answers,
+            reason,
+            running.output.logs,
+            running.config.timeout,
+            has_pool=self._pool is not None and self._pool.state != "failed",
+            remarks=post_mortem(answers, dict(self.namespace), running.config, running.specs),
+            memory=running.output.memory,
+        )
 
     @contextmanager
     def _bound(self, call: Call | None) -> Iterator[None]:
@@ -434,7 +442,7 @@ class Session:
                 shipment.bodies,
                 listener,
                 descriptors=[] if parcel is None else [parcel.descriptor],
-                timeout_s=running.timeout_s,
+                timeout_s=running.config.timeout,
                 finishes=saves,
                 wishes=running.controls.wishes,
                 poll_s=shipment.poll_s,

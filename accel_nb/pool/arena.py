@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from accel_nb.runtime.sealed import is_sealed, seal_size
+
 _ALIGN = 64
 COPY_BELOW = 1024 * 1024
 """Parcels smaller than this many bytes are copied on arrival instead of mapped."""
@@ -33,7 +35,7 @@ class Parcel:
     @classmethod
     def write(cls, stream: bytes, buffers: Sequence[memoryview]) -> Parcel:
         """Write into fresh anonymous memory; ``write`` calls fault new pages faster than a mapping does."""
-        descriptor = os.memfd_create("accel_nb_parcel", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("accel_nb_parcel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             table: list[tuple[int, int]] = []
             _write_all(descriptor, memoryview(stream), 0)
@@ -43,6 +45,7 @@ class Parcel:
                 table.append((offset, buffer.nbytes))
                 offset = _aligned(offset + buffer.nbytes)
             os.ftruncate(descriptor, max(offset, 1))
+            seal_size(descriptor)
         except BaseException:
             os.close(descriptor)
             raise
@@ -54,11 +57,17 @@ class Parcel:
 
     @classmethod
     def from_table(cls, descriptor: int, table: dict[str, Any]) -> Parcel:
-        """Rebuild from a message; raises ValueError when the table does not fit the memory."""
+        """Rebuild from a message; raises ValueError when the table does not fit the memory, or that could shrink."""
         size = os.fstat(descriptor).st_size
-        parcel = cls(descriptor, int(table["stream_bytes"]), tuple((int(a), int(n)) for a, n in table["buffers"]))
-        if parcel.stream_bytes > size or any(a < 0 or n < 0 or a + n > size for a, n in parcel.buffers):
+        try:
+            parcel = cls(descriptor, int(table["stream_bytes"]), tuple((int(a), int(n)) for a, n in table["buffers"]))
+        except (TypeError, KeyError, OverflowError):
+            raise ValueError("the table of a parcel is not one of offsets and sizes") from None
+        places = ((0, parcel.stream_bytes), *parcel.buffers)
+        if any(start < 0 or length < 0 or start + length > size for start, length in places):
             raise ValueError(f"the table of a parcel does not fit its memory of {size} bytes")
+        if not is_sealed(descriptor):
+            raise ValueError("the memory of a parcel is not sealed")
         return parcel
 
     def read(self) -> tuple[bytes, list[memoryview]]:
@@ -86,14 +95,17 @@ class ReturnArena:
     """A region of anonymous memory shared by a worker, which makes and fills it, and the kernel, which reads it."""
 
     def __init__(self, descriptor: int) -> None:
+        if not is_sealed(descriptor):
+            raise ValueError("the memory that weights come back in is not sealed")
         self.descriptor = descriptor
         self.memory = mmap.mmap(descriptor, 0)
 
     @classmethod
     def create(cls, num_bytes: int) -> ReturnArena:
         """Make a region of at least ``num_bytes`` bytes."""
-        descriptor = os.memfd_create("accel_nb_return", os.MFD_CLOEXEC)
+        descriptor = os.memfd_create("accel_nb_return", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(descriptor, max(_aligned(num_bytes), mmap.PAGESIZE))
+        seal_size(descriptor)
         return cls(descriptor)
 
     @property

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import stat
 from collections.abc import Sequence
 from typing import Any
 
@@ -88,11 +89,7 @@ class Channel:
         if packet[:1] == b"s" and descriptors:
             spill = descriptors.pop(0)
             try:
-                if os.fstat(spill).st_size > MAX_MESSAGE:
-                    raise ChannelError(f"a message is over the limit of {MAX_MESSAGE} bytes")
-                with os.fdopen(os.dup(spill), "rb") as file:
-                    file.seek(0)
-                    body = file.read()
+                body = _read_spill(spill)
             finally:
                 os.close(spill)
         elif packet[:1] == b"i":
@@ -106,3 +103,16 @@ class Channel:
         if not isinstance(message, dict) or not isinstance(message.get("kind"), str):
             raise ChannelError("a message is not an object with a kind")
         return message
+
+
+def _read_spill(descriptor: int) -> bytes:
+    """Return the content of a memory file, as long as it is now: its other owners may change it meanwhile."""
+    status = os.fstat(descriptor)
+    if not stat.S_ISREG(status.st_mode):  # reading from a pipe might wait for ever
+        raise ChannelError("a message is in no file")
+    if status.st_size > MAX_MESSAGE:
+        raise ChannelError(f"a message is over the limit of {MAX_MESSAGE} bytes")
+    try:
+        return os.pread(descriptor, status.st_size, 0)
+    except OSError as error:
+        raise ChannelError(f"a message cannot be read: {error.strerror}") from None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from accel_nb.runtime.kills import Verdict
 from accel_nb.telemetry.events import Event
 
 
@@ -47,13 +48,14 @@ class Measured:
 class Ended:
     """A rank's process is gone; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
 
-    ``stack`` is the last Python stack of one that crashed.
+    ``stack`` is the last Python stack of one that crashed. ``killed_for`` says of a SIGKILL whether memory ran out.
     """
 
     rank: int
     code: int
     reason: str = ""
     stack: str = ""
+    killed_for: Verdict = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

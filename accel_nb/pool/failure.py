@@ -18,12 +18,13 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
 from accel_nb.pool.messages import Cut, Finish, Interrupt
+from accel_nb.runtime.kills import Verdict
 
 GRACE_S = 2.0
 FINISH_PATIENCE_S = 30.0
@@ -70,14 +71,19 @@ class Ladder:
     _asked_at: float | None = None
     _failed_at: float | None = None
     _presses_seen: int = 0
+    _is_torn: bool = False
 
     @property
     def left_the_group(self) -> bool:
         """Whether ranks were stopped anywhere in their collectives, so that the process group is of no more use."""
-        return self._asked_at is not None and self.size > 1
+        return (self._asked_at is not None or self._is_torn) and self.size > 1
 
-    def failed(self) -> None:
-        """Note that a rank raised: the others get a moment, then are asked to stop."""
+    def failed(self, *, is_torn: bool = False) -> None:
+        """Note that a rank raised: the others get a moment, then are asked to stop.
+
+        ``is_torn`` says that it was in the middle of an exchange with them.
+        """
+        self._is_torn |= is_torn
         if self._failed_at is None:
             self._failed_at = self.clock()
 
@@ -142,13 +148,20 @@ class Ladder:
             self.engine.send(rank, record, urgent=True)
 
 
-def describe_exit(code: int) -> str:
-    """Say in words how a process ended: by which signal, or with which exit code."""
+_KILLED_FOR: Mapping[Verdict, str] = {
+    "group": " by the system: the memory that its container or control group may take ran out",
+    "machine": " by the system, as it seems: the machine's memory ran out in that moment",
+    "other": " (not by the system for lack of memory: it counts these, and this was none)",
+    "unknown": " (often the system running out of memory)",
+}
+
+
+def describe_exit(code: int, killed_for: Verdict = "unknown") -> str:
+    """Say in words how a process ended: by which signal and why, or with which exit code."""
     if code >= 0:
         return f"exited with code {code}"
     try:
         name = signal.Signals(-code).name
     except ValueError:
         name = f"signal {-code}"
-    hint = " (often the system running out of memory)" if -code == signal.SIGKILL else ""
-    return f"was ended by {name}{hint}"
+    return f"was ended by {name}{_KILLED_FOR[killed_for] if -code == signal.SIGKILL else ''}"

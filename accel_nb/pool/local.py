@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import select
 import selectors
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from accel_nb.errors import PoolError
-from accel_nb.pool.channel import Channel
+from accel_nb.pool.channel import Channel, ChannelError
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, Seen, WorkerSpec
 from accel_nb.pool.messages import (
     Exited,
@@ -31,7 +34,10 @@ from accel_nb.pool.messages import (
     encode,
 )
 from accel_nb.runtime.environment import notebook_variables, zygote_environment
+from accel_nb.runtime.kills import KillCounters
 from accel_nb.telemetry.ring import RingReader, create_ring
+
+logger = logging.getLogger(__name__)
 
 READ_BYTES = 256 * 1024
 TRACE_BYTES = 64 * 1024
@@ -77,16 +83,20 @@ class LocalEngine:
         preload: Sequence[str] = (),
         timeout_s: float = 1800.0,
         overrides: Mapping[str, str] | None = None,
+        kills: KillCounters | None = None,
     ) -> None:
         self._program = program
         self._preload = list(preload)
         self._timeout_s = timeout_s
         self._overrides = dict(overrides or {})
+        self._kills = kills or KillCounters()
         self._specs: list[WorkerSpec] = []
         self._links: dict[int, _Link] = {}
         self._selector = selectors.DefaultSelector()
         self._store: int | None = None
         self._ready: ZygoteReady | None = None
+        self.num_refused = 0
+        """How much arrived from workers that was no message."""
         self.variables: dict[str, str] = {}
         """The notebook's environment variables as fresh workers have them."""
         self._launch()
@@ -308,11 +318,12 @@ class LocalEngine:
 
     def _read_zygote(self) -> list[Arrival]:
         try:
-            message, _ = self._control.receive()
+            record, _ = self._receive(self._control)
+        except ChannelError:
+            return []
         except (EOFError, OSError):
             self._selector.unregister(self._control)
             return [arrival for rank in list(self._links) for arrival in self._drop(rank, -9)]
-        record = decode(message)
         if isinstance(record, ZygoteReady):
             self._ready = record
         elif isinstance(record, Forked) and record.rank in self._links:
@@ -327,11 +338,27 @@ class LocalEngine:
             return self._drop(record.rank, record.code)
         return []
 
+    def _receive(self, channel: Channel) -> tuple[Any, list[int]]:
+        """Return the next record; what is none is counted and dropped (ChannelError): packets after it are whole."""
+        descriptors: list[int] = []
+        try:
+            message, descriptors = channel.receive()
+            return decode(message), descriptors
+        except ChannelError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.num_refused += 1
+            if self.num_refused == 1:
+                logger.warning("a worker sent something that is no message; such things are dropped")
+            raise
+
     def _read_control(self, rank: int) -> list[Arrival]:
         if rank not in self._links:
             return []
         try:
-            message, descriptors = self._links[rank].control.receive()
+            record, descriptors = self._receive(self._links[rank].control)
+        except ChannelError:
+            return []
         except (EOFError, OSError):
             with suppress(KeyError):
                 self._selector.unregister(self._links[rank].control)
@@ -341,7 +368,7 @@ class LocalEngine:
         link = self._links[rank]
         if events := link.ring.read():
             arrivals.append(Measured(rank, tuple(events)))
-        return [*arrivals, Arrived(rank, decode(message), tuple(descriptors))]
+        return [*arrivals, Arrived(rank, record, tuple(descriptors))]
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:
         link = self._links.get(rank)
@@ -381,4 +408,5 @@ class LocalEngine:
         stack = link.read_trace() if code < 0 else ""
         del self._links[rank]
         link.close()
-        return [*arrivals, Ended(rank, code, reason, stack)]
+        killed_for = self._kills.verdict() if code == -signal.SIGKILL else "unknown"
+        return [*arrivals, Ended(rank, code, reason, stack, killed_for)]

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from accel_nb.pool.channel import ChannelError, Message
+from accel_nb.runtime.typed import build
 
 STOPPED = "stopped"
 """Topic of the `Note` with which a rank says, after an interrupt, that user code has ended."""
@@ -238,12 +239,11 @@ def encode(record: Any) -> Message:
 
 
 def decode(message: Message) -> Any:
-    """Return the record of a message; raises ChannelError for an unknown kind or other fields."""
+    """Return the record of a message; raises ChannelError for an unknown kind, other fields or other types."""
     record = _RECORDS.get(message["kind"])
     if record is None:
-        raise ChannelError(f"unknown message kind {message['kind']!r}; known: {sorted(_RECORDS)}")
-    values = {name: value for name, value in message.items() if name != "kind"}
-    expected = {item.name for item in fields(record)}
-    if set(values) != expected:
-        raise ChannelError(f"a {message['kind']!r} message has fields {sorted(values)}, expected {sorted(expected)}")
-    return record(**values)
+        raise ChannelError(f"unknown message kind {message['kind'][:40]!r}; known: {sorted(_RECORDS)}")
+    try:
+        return build(record, {name: value for name, value in message.items() if name != "kind"})
+    except ValueError as error:
+        raise ChannelError(f"a {message['kind']!r} message is wrong: {error}") from None

@@ -172,7 +172,7 @@ class Pool:
                     if answer.outcome == "died":
                         ladder.died()
                     elif answer.outcome == "raised":
-                        ladder.failed()
+                        ladder.failed(is_torn=bool(answer.body.get("torn")))
                     listener.answered(answer)
             if waiting:
                 listener.tick()
@@ -223,7 +223,7 @@ class Pool:
         elif isinstance(arrival, Ended):
             waiting.discard(arrival.rank)
             told = {"code": arrival.code, "killed": arrival.rank in killed, "stack": arrival.stack}
-            return Answer(arrival.rank, "died", told)
+            return Answer(arrival.rank, "died", {**told, "killed_for": arrival.killed_for})
         elif isinstance(arrival, Arrived):
             record = arrival.record
             if isinstance(record, Note):

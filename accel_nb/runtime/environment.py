@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from accel_nb.runtime.world import World
+from accel_nb.secrets import names_secret
 
 OPTION_PREFIX = "ACCEL_NB_"
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
+
+_KEY = re.compile(r"(?i)(?:^|_)(?:api)?(?:key|pat)(?:$|_)")
+_MIN_SECRET = 8
+"""Shorter values are words that texts have anyway."""
 
 _OURS = (OPTION_PREFIX, f"_{OPTION_PREFIX}")
 _OF_RANKS = frozenset(
@@ -96,6 +102,20 @@ def torchrun_world() -> World | None:
         local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
         device=os.environ.get("_ACCEL_NB_WORKER_DEVICE", "cpu"),
     )
+
+
+def secret_values() -> list[str]:
+    """Return the values of variables whose names say secret, key, token or password, the longest first.
+
+    Short ones are left out, and paths of what exists: the secret is in the file.
+    """
+    found = {
+        value
+        for name, value in os.environ.items()
+        if (_KEY.search(name) or names_secret(name)) and len(value) >= _MIN_SECRET
+    }
+    hidden = (value for value in found if not (os.path.isabs(value) and os.path.exists(value)))
+    return sorted(hidden, key=len, reverse=True)
 
 
 def visible_gpus() -> list[str] | None:

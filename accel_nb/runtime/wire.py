@@ -40,14 +40,17 @@ def encode(value: Any) -> bytes:
 def decode(message: bytes) -> Any:
     """Return the value of a message; tensors are on the CPU.
 
-    Raises ``ValueError`` for what `encode` did not write: a tree that is no JSON, an unknown kind, or lengths that do
-    not add up.
+    Raises ``ValueError`` for what `encode` did not write: a tree that is no JSON, an unknown kind, values of other
+    types, or lengths that do not add up.
     """
     end = _PREFIX + int.from_bytes(message[:_PREFIX], "big")
     if len(message) < _PREFIX or end > len(message):
         raise ValueError(f"a message of {len(message)} bytes is cut off")
     reader = _Reader(memoryview(message)[end:])
-    value = reader.value(json.loads(message[_PREFIX:end]))
+    try:
+        value = reader.value(json.loads(message[_PREFIX:end]))
+    except (TypeError, KeyError, IndexError, OverflowError, RecursionError, RuntimeError) as error:
+        raise ValueError(f"a message is not one of ours: {error}") from None
     reader.check_end()
     return value
 

@@ -13,6 +13,7 @@ import mmap
 import os
 import struct
 
+from accel_nb.runtime.sealed import seal_size
 from accel_nb.telemetry.events import Event, MemorySample, StepDone
 
 _HEADER = struct.Struct("<Q")
@@ -29,8 +30,9 @@ def ring_bytes(capacity: int = DEFAULT_CAPACITY) -> int:
 
 def create_ring(capacity: int = DEFAULT_CAPACITY) -> int:
     """Make the anonymous memory of a ring and return its descriptor."""
-    descriptor = os.memfd_create("accel_nb_ring", os.MFD_CLOEXEC)
+    descriptor = os.memfd_create("accel_nb_ring", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(descriptor, ring_bytes(capacity))
+    seal_size(descriptor)
     return descriptor
 
 
@@ -96,8 +98,9 @@ class RingReader:
             sequence, kind, rank, *values = _SLOT.unpack_from(
                 self._memory, _HEADER_BYTES + (index % self._capacity) * _SLOT.size
             )
-            if sequence == index + 1:
-                events.append(_unpack(kind, rank, values))
+            event = _unpack(kind, rank, values) if sequence == index + 1 else None
+            if event is not None:
+                events.append(event)
             else:
                 self.num_missed += 1
         self.num_read = written
@@ -123,9 +126,15 @@ def _memory_values(event: MemorySample) -> tuple[float, ...]:
     )  # fmt: skip
 
 
-def _unpack(kind: int, rank: int, values: list[float]) -> Event:
-    if kind == _STEP:
-        step, time, loss, rate, step_s, num_samples, skipped = values[:7]
-        return StepDone(rank, int(step), time, loss, rate, step_s, int(num_samples), bool(skipped))
-    step, time, *amounts = values[:8]
-    return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))
+def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
+    """Return the event of a slot; None for what no writer of ours has written."""
+    try:
+        if kind == _STEP:
+            step, time, loss, rate, step_s, num_samples, skipped = values[:7]
+            return StepDone(rank, int(step), time, loss, rate, step_s, int(num_samples), bool(skipped))
+        if kind == _MEMORY:
+            step, time, *amounts = values[:8]
+            return MemorySample(rank, int(step), time, *(int(amount) for amount in amounts))
+    except (ValueError, OverflowError):  # a count that is NaN or infinite
+        return None
+    return None

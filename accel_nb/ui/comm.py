@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from accel_nb.runtime.secrets import redact
+
 logger = logging.getLogger(__name__)
 
 TARGET = "accel_nb.sidebar"
@@ -51,7 +53,7 @@ class SidebarState:
             "version": PROTOCOL_VERSION,
             "devices": [asdict(device) for device in self.devices],
             "pool": {"state": self.pool, "workers": [asdict(worker) for worker in self.workers]},
-            "notes": list(self.notes),
+            "notes": list(map(redact, self.notes)),
         }
 
 

@@ -31,3 +31,106 @@ def test_the_trainer_of_transformers_trains_on_every_worker(kernel):
     first, second = kernel.value("results")
     assert first == second, "the replicas are equal"
     assert first[:2] == (8, 2), "32 samples, 2 epochs, 4 at a time on each of 2 workers"
+
+
+LIGHTNING = """
+import tempfile, torch, logging
+from torch.utils.data import DataLoader, TensorDataset
+logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+torch.manual_seed(0)
+inputs = torch.randn(32, 4)
+loader = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+folder = tempfile.mkdtemp()
+"""
+
+LIGHTNING_CELL = """import lightning
+class Net(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(4, 1)
+
+    def training_step(self, batch, index):
+        x, y = batch
+        return torch.nn.functional.mse_loss(self.layer(x), y)
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.05)
+
+torch.manual_seed(0)
+net = Net()
+trainer = lightning.Trainer(
+    max_epochs=2, accelerator="cpu", devices=2, strategy="ddp", logger=False, enable_checkpointing=False,
+    enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+)
+trainer.fit(net, loader)
+mine = trainer.global_rank, trainer.world_size, trainer.global_step, round(net.layer.weight.sum().item(), 4)
+every = [None] * 2
+torch.distributed.all_gather_object(every, mine)
+"""
+
+
+def test_the_trainer_of_lightning_trains_on_every_worker(kernel):
+    """In a cell, as its users write it; its workers' group is the pool's. Twice: nothing of the first is in the way."""
+    setup(kernel, LIGHTNING)
+    for _ in range(2):
+        setup(kernel, f"%%accelerate --cpus 2 --no-prepare --timeout 100\n{LIGHTNING_CELL}")
+        first, second = kernel.value("every")
+        assert first[:3] == (0, 2, 8), "32 samples, 2 epochs, 4 at a time on each of 2 workers"
+        assert second[:3] == (1, 2, 8)
+        assert first[3] == second[3], "the replicas are equal"
+
+
+TORCHRUN = """import os, torch, torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data.distributed import DistributedSampler
+
+def main():
+    dist.init_process_group("gloo")
+    rank = int(os.environ["RANK"])
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+    data = TensorDataset(torch.arange(32.0).reshape(8, 4) / 32, torch.ones(8, 1))
+    sampler = DistributedSampler(data, shuffle=False)
+    for epoch in range(2):
+        sampler.set_epoch(epoch)
+        for x, y in DataLoader(data, batch_size=2, sampler=sampler):
+            optimizer.zero_grad()
+            torch.nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+    total = torch.tensor([float(rank + 1)])
+    dist.all_reduce(total)
+    print(rank, dist.get_world_size(), int(os.environ["LOCAL_RANK"]), total.item())
+    weight = model.module.weight.detach().clone()
+    dist.destroy_process_group()
+    return weight
+
+if __name__ == "__main__":
+    weight = main()
+"""
+
+
+def test_code_for_torchrun_runs_as_it_is_and_trains_what_one_process_trains(kernel):
+    for _ in range(2):  # it closes its group at the end, and opens one again
+        output = kernel.run(f"%%accelerate --cpus 2\n{TORCHRUN}")
+        assert output.error is None, output.traceback
+        assert output.stdout == "0 2 0 3.0\n"
+        assert kernel.run("%accelerate logs 1").stdout == "--- rank 1\n1 2 1 3.0\n\n"
+    alone = (
+        TORCHRUN.split("def main")[0]
+        + """
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+x, y = torch.arange(32.0).reshape(8, 4) / 32, torch.ones(8, 1)
+for epoch in range(2):
+    for step in range(2):
+        rows = [4 * step, 4 * step + 2, 4 * step + 1, 4 * step + 3]
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(x[rows]), y[rows]).backward()
+        optimizer.step()
+"""
+    )
+    setup(kernel, alone)
+    assert kernel.value("torch.allclose(model.weight, weight, atol=1e-6)") is True

@@ -44,8 +44,8 @@ class Recorder:
 
 
 @contextmanager
-def running_pool(size: int) -> Iterator[tuple[Pool, LocalEngine]]:
-    engine = LocalEngine(PROGRAM, preload=PRELOAD)
+def running_pool(size: int, **options: Any) -> Iterator[tuple[Pool, LocalEngine]]:
+    engine = LocalEngine(PROGRAM, preload=PRELOAD, **options)
     pool = None
     try:
         pool = Pool(engine, [WorkerSpec("cpu", 1)] * size)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Any
 
-_SECRET = re.compile(r"(?i)(^|[_\W])(api_?key|token|secret|password|passwd|credentials?)($|[_\W])")
+from accel_nb.runtime.secrets import redacted
 
 
 class GeneralTracker:
@@ -46,11 +45,5 @@ class GeneralTracker:
 
 
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the configuration with the values of what is named like a secret replaced, at any depth."""
-    kept: dict[str, Any] = {}
-    for name, value in values.items():
-        if _SECRET.search(str(name)):
-            kept[name] = "***"
-        else:
-            kept[name] = without_secrets(value) if isinstance(value, Mapping) else value  # pyright: ignore[reportUnknownArgumentType]
-    return kept
+    """Return values with their secrets hidden, at any depth."""
+    return redacted(values)

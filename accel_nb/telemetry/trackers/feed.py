@@ -5,10 +5,12 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+import traceback
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from accel_nb.runtime.secrets import redact
 from accel_nb.telemetry.trackers.base import GeneralTracker, without_secrets
 
 logger = logging.getLogger(__name__)
@@ -77,14 +79,13 @@ class TrackerFeed:
                 call(tracker)
             except Exception:
                 self._alive.remove(tracker)
-                logger.warning(
-                    "tracker %s failed and gets no more values; the run goes on", tracker.name, exc_info=True
-                )
+                why = redact(traceback.format_exc().rstrip())  # services put addresses and tokens into their errors
+                logger.warning("tracker %s failed and gets no more values; the run goes on\n%s", tracker.name, why)
 
 
 def _log(item: tuple[dict[str, Any], int | None, Mapping[str, Any]], tracker: GeneralTracker) -> None:
     values, step, options = item
-    tracker.log(dict(values), step, **options.get(tracker.name, {}))
+    tracker.log(without_secrets(values), step, **options.get(tracker.name, {}))
 
 
 def _flush(tracker: GeneralTracker) -> None:

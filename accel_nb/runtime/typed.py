@@ -1,0 +1,53 @@
+"""Records out of plain values that another process has sent: the right fields, each of the right type, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from functools import cache
+from types import UnionType
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+
+T = TypeVar("T")
+
+
+def build(record: type[T], values: Mapping[str, Any]) -> T:
+    """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError that names the field.
+
+    Only the outermost level of a list, tuple or dict is looked at, and the items of tuples. A whole number counts as
+    a float. Values are not shown.
+    """
+    hints = _hints(record)
+    if values.keys() != hints.keys():
+        wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ hints.keys()))
+        raise ValueError(f"{record.__name__} lacks, or has no such fields: {wrong}")
+    made = {name: _as_tuple(value, hints[name]) for name, value in values.items()}
+    for name, value in made.items():
+        if not _fits(value, hints[name]):
+            raise ValueError(f"{name} of {record.__name__} is no {hints[name]}, but of type {type(value).__name__}")
+    return record(**made)
+
+
+@cache
+def _hints(record: type) -> dict[str, Any]:
+    hints = get_type_hints(record)
+    return {item.name: hints[item.name] for item in fields(record)}
+
+
+def _as_tuple(value: Any, hint: Any) -> Any:
+    return tuple(value) if get_origin(hint) is tuple and type(value) is list else value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind is Any:
+        return True
+    if kind is Literal:
+        return isinstance(value, str) and value in parts
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is tuple and parts[1:] == (...,):
+        return type(value) is tuple and all(_fits(item, parts[0]) for item in value)
+    if kind is float:
+        return type(value) in (float, int)
+    return value is None if kind is type(None) else type(value) is kind

@@ -1,0 +1,134 @@
+"""Who holds a device's memory right now: each storage counted once, by what it is for and by who leads to it.
+
+Walks objects, so it is for the moment after something went wrong, never for a step.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.runtime.nested import find_tensors
+from accel_nb.runtime.sharded import local
+
+_NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
+
+
+class Holdings:
+    """What is held on one device, in bytes; call the methods in the order in which storages are to be credited."""
+
+    def __init__(self, device: torch.device | str) -> None:
+        self.kinds: Counter[str] = Counter()
+        """Bytes by kind: parameters, gradients, optimizer, activations, tensors."""
+        self.modules: Counter[str] = Counter()
+        """Bytes of parameters with their gradients and state, by repeated module: ``blocks.*.mlp``."""
+        self.behind: Counter[str] = Counter()
+        """Bytes that are kept for the backward pass, by the repeated module whose parameters were used last."""
+        self.names: Counter[str] = Counter()
+        """Bytes by the variable that leads to them; of a container also what its tensors keep for a backward pass."""
+        self._device = torch.device(device)
+        self._seen: set[int] = set()
+        self._owners: dict[int, str] = {}
+        # Nodes are kept: one that is let go may give its place, and so its identity, to the next.
+        self._nodes: dict[Any, str | None] = {}
+        self._direct: set[Any] = set()
+
+    def add_trained(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        """Count parameters and buffers, gradients and the state of optimizers."""
+        states = {key: value for optimizer in optimizers for key, value in optimizer.state.items()}
+        for model in models:
+            for name, parameter in model.named_parameters():
+                module = repeated(name.rpartition(".")[0]) or type(model).__name__
+                self._owners[id(parameter)] = module
+                self.modules[module] += (
+                    self._add([parameter], "parameters")
+                    + self._add([] if parameter.grad is None else [parameter.grad], "gradients")
+                    + self._add(find_tensors(states.pop(parameter, {})), "optimizer")
+                )
+            self._add(model.buffers(), "parameters")
+        for parameter, state in states.items():
+            self._add([parameter] if isinstance(parameter, Tensor) else [], "parameters")
+            self._add(find_tensors(state), "optimizer")
+
+    def add_names(self, names: Mapping[str, Any]) -> None:
+        """Count the tensors in variables, each with what is kept to compute its gradient."""
+        for name, value in names.items():
+            if isinstance(value, nn.Module | Optimizer | type) or callable(value):
+                continue
+            is_one = isinstance(value, Tensor)
+            for tensor in find_tensors(value):
+                self.names[name] += self._add([tensor], "tensors" if tensor.grad_fn is None else "activations")
+                if tensor.grad_fn is not None:
+                    size = self._add_graph(tensor.grad_fn, by_module=is_one)
+                    self.names[name] += 0 if is_one else size
+
+    def add_rest(self) -> None:
+        """Count the other tensors that Python knows of."""
+        self._add((item for item in gc.get_objects() if issubclass(type(item), Tensor)), "tensors")
+
+    def _add(self, tensors: Iterable[Tensor], kind: str) -> int:
+        total = 0
+        for tensor in tensors:
+            try:
+                storage = local(tensor).untyped_storage()
+                where, size, key = storage.device, storage.nbytes(), storage.data_ptr()
+            except (RuntimeError, NotImplementedError):  # one without memory of its own
+                continue
+            if where == self._device and size and key not in self._seen:
+                self._seen.add(key)
+                total += size
+        self.kinds[kind] += total
+        return total
+
+    def _add_graph(self, root: Any, *, by_module: bool) -> int:
+        """Count what a graph keeps; a node knows its module when the nodes that it leads to do."""
+        total, waiting = 0, [(root, False)]
+        while waiting:
+            node, is_done = waiting.pop()
+            if is_done:
+                self._nodes[node] = owner = self._owner(node)
+                size = self._add(saved_tensors(node), "activations")
+                if by_module:
+                    self.behind[owner or "no module"] += size
+                total += size
+            elif node not in self._nodes:
+                self._nodes[node] = None
+                waiting.append((node, True))
+                waiting += [(child, False) for child, _ in node.next_functions if child is not None]
+        return total
+
+    def _owner(self, node: Any) -> str | None:
+        parameter = getattr(node, "variable", None)
+        children = [child for child, _ in node.next_functions if child is not None]
+        direct = [child for child in children if child in self._direct]
+        if parameter is not None or (direct and len(children) == 1):
+            self._direct.add(node)
+        if parameter is not None:
+            return self._owners.get(id(parameter))
+        return next((self._nodes[child] for child in [*direct, *children] if self._nodes.get(child)), None)
+
+
+def saved_tensors(node: Any) -> Iterator[Tensor]:
+    """Yield what a node of an autograd graph keeps, without computing again what was left to be recomputed."""
+    for name in dir(node):
+        if name.startswith("_raw_saved_"):
+            found = getattr(node, name)
+            for raw in found if isinstance(found, list | tuple) else [found]:
+                try:
+                    data = getattr(raw, "data", None)
+                except RuntimeError:  # freed by its backward pass
+                    continue
+                if isinstance(data, Tensor):
+                    yield data
+
+
+def repeated(path: str) -> str:
+    """Return a module's path with stars for numbers: one name for all blocks of a list."""
+    return _NUMBER.sub("*", path)

@@ -1,0 +1,107 @@
+"""Very many cells in one notebook: ``python -m tests.faults.soak``, with ``--cells N``, 10,000 unless told.
+
+Each cell sends something, trains a step, prints, and brings something back. Printed at the end, as JSON: by how much
+memory and open files of the kernel have grown since the first tenth, and by how much a cell has become slower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from dataclasses import asdict, dataclass
+
+import psutil
+
+from tests.support.kernel import Kernel, running_kernel
+
+SETUP = """
+%load_ext accel_nb
+import torch
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+history = []
+"""
+CELL = """%%accelerate --cpus 2 --no-panel
+x = torch.full((4, 8), {number} % 7 / 7)
+loss = model(x).pow(2).mean()
+loss.backward()
+optimizer.step()
+optimizer.zero_grad()
+history = [{number}, loss.item()]
+print({number})
+"""
+
+
+@dataclass(frozen=True)
+class Growth:
+    """What cells left behind in the kernel and on its workers, and how their time drifted."""
+
+    num_cells: int
+    kernel_bytes: int
+    worker_bytes: int
+    descriptors: int
+    worker_descriptors: int
+    median_s: float
+    drift: float
+
+
+def _open_files(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def soak(kernel: Kernel, num_cells: int) -> Growth:
+    """Run so many cells; the first tenth, at least ten, warms everything up and is not counted."""
+    output = kernel.run(SETUP)
+    assert output.error is None, output.traceback
+    warm, times = max(10, num_cells // 10), []
+    here = psutil.Process(kernel.pid)
+    start = workers = (0, 0)
+    for number in range(warm + num_cells):
+        if number == warm:
+            start, workers = _size([here]), _size(_workers(here))
+        begun = time.monotonic()
+        output = kernel.run(CELL.format(number=number))
+        times.append(time.monotonic() - begun)
+        assert output.error is None, output.traceback
+        assert output.stdout == f"{number}\n", output.stdout
+    assert kernel.value("history[0]") == warm + num_cells - 1
+    end, workers_end = _size([here]), _size(_workers(here))
+    times = times[warm:]
+    fifth = max(1, num_cells // 5)
+    return Growth(
+        num_cells,
+        end[0] - start[0],
+        workers_end[0] - workers[0],
+        end[1] - start[1],
+        workers_end[1] - workers[1],
+        round(statistics.median(times), 4),
+        round(statistics.median(times[-fifth:]) / statistics.median(times[:fifth]) - 1, 3),
+    )
+
+
+def _workers(kernel: psutil.Process) -> list[psutil.Process]:
+    return [worker for zygote in kernel.children() for worker in zygote.children()]
+
+
+def _size(processes: list[psutil.Process]) -> tuple[int, int]:
+    """Return resident bytes and open files of some processes."""
+    return sum(p.memory_info().rss for p in processes), sum(_open_files(p.pid) for p in processes)
+
+
+def main() -> None:
+    """Run the cells and print what came out; the exit status is 1 if it is not what is wanted."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cells", type=int, default=10_000)
+    with running_kernel() as kernel:
+        growth = soak(kernel, parser.parse_args().cells)
+    print(json.dumps(asdict(growth)))
+    is_clean = growth.kernel_bytes <= 20_000_000 and growth.descriptors <= 2 and growth.worker_descriptors == 0
+    sys.exit(0 if is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()

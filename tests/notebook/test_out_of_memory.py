@@ -1,0 +1,78 @@
+"""A worker's memory runs out under a real limit of the system: who held it, and what would fit. The pool goes on."""
+
+from __future__ import annotations
+
+from tests.notebook.test_cells import done, run
+from tests.notebook.test_state import setup
+
+MODEL = """
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(16, 2048), nn.Linear(2048, 16)
+
+    def forward(self, x):
+        return x + self.down(torch.relu(self.up(x)))
+
+model = nn.Sequential(*[Block() for _ in range(8)], nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+loader = DataLoader(TensorDataset(torch.randn(8192, 16), torch.zeros(8192, 1)), batch_size=8192)
+"""
+
+LIMIT = """import resource
+used = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (used + 320 * 2**20, resource.RLIM_INFINITY))
+"""
+NO_LIMIT = "import resource\nresource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))\n"
+
+TRAIN = """for x, y in loader:
+    loss = (model(x) - y).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+LEAK = """kept = []
+while True:
+    kept.append(torch.ones(2**22))
+"""
+
+
+def test_a_step_that_does_not_fit_is_explained_and_the_workers_go_on(kernel):
+    setup(kernel, MODEL)
+    done(kernel, "import os\npid = os.getpid()")
+    before = kernel.value("pid")
+    output = run(kernel, LIMIT + TRAIN)
+    assert output.error is not None
+    assert output.error[0] == "RuntimeError"
+    assert "can't allocate memory" in output.traceback
+    told = output.traceback[output.traceback.index("Memory of rank") :]
+    assert "32.0 MiB were asked for" in told
+    assert "line 7: loss.backward()" in told
+    assert "kept for the backward pass behind *.up" in told
+    assert "parameters  gradients" in told
+    (advice,) = [line for line in told.splitlines() if "--accumulate" in line]
+    assert " fits " in advice
+    (again,) = [line for line in told.splitlines() if "--activation-checkpointing" in line]
+    assert " fits " in again
+    done(kernel, NO_LIMIT)  # the limit counts addresses, of which the threads of a new group take many
+    batch, parts = advice.split("batch_size=")[1].split()[0], advice.split("--accumulate ")[1].split(",")[0]
+    kernel.run(f"loader = DataLoader(loader.dataset, batch_size={batch})")
+    done(kernel, f"{TRAIN}import os\npid = os.getpid()", f"--cpus 2 --accumulate {parts}")
+    assert kernel.value("pid") == before, "the same workers"
+
+
+def test_what_a_cell_piles_up_is_named_with_its_line(kernel):
+    setup(kernel, "import torch")
+    output = run(kernel, LIMIT + LEAK)
+    assert output.error is not None
+    told = output.traceback[output.traceback.index("Memory of rank") :]
+    assert "16.0 MiB were asked for" in told
+    assert "`kept (line 7)`" in told
+    assert "line 7: kept.append(torch.ones(2**22))" in told
+    done(kernel, f"del kept\n{NO_LIMIT}print(torch.ones(2**26).sum().item())")

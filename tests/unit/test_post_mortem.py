@@ -1,0 +1,141 @@
+"""Who holds memory, and what is said about it, in one process."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from accel_nb.accelerator.post_mortem import asked_bytes, examine, let_go
+from accel_nb.config import resolve
+from accel_nb.notebook.post_mortem import post_mortem
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.failure import Answer
+from accel_nb.telemetry.holders import Holdings, repeated
+
+CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.1 GiB"
+
+
+class Layer(nn.Module):
+    """Fails where it is told to."""
+
+    def __init__(self, fails: bool = False) -> None:
+        super().__init__()
+        self.inner = nn.Linear(64, 64)
+        self.fails = fails
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.fails:
+            raise torch.OutOfMemoryError(CUDA)
+        return torch.relu(self.inner(x))
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [
+        (CUDA, int(2.5 * 2**30)),
+        ("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes. Error code 12", 4096),
+        ("Unable to allocate 8.00 GiB for an array with shape (1073741824,) and data type float64", 2**33),
+        ("", None),
+    ],
+)
+def test_what_was_asked_for(text: str, size: int | None) -> None:
+    assert asked_bytes(text) == size
+
+
+def test_storages_are_counted_once_and_by_what_they_are_for() -> None:
+    model = nn.Sequential(Layer(), Layer())
+    optimizer = torch.optim.Adam(model.parameters())
+    x = torch.randn(32, 64)
+    model(x).sum().backward()
+    optimizer.step()
+    weights = sum(p.nbytes for p in model.parameters())
+    held = Holdings("cpu")
+    held.add_trained([model, model], [optimizer])
+    assert held.kinds["parameters"] == held.kinds["gradients"] == weights
+    assert held.kinds["optimizer"] == 2 * weights + 4 * 4, "two moments, and a count for each parameter"
+    assert held.modules == {"*.inner": 4 * weights + 16}
+    losses = [model(x).sum() for _ in range(3)]
+    held.add_names({"x": x, "view": x[1:], "losses": losses, "model": model})
+    assert held.names["x"] == x.nbytes
+    assert held.names["view"] == 0
+    assert held.names["losses"] >= 3 * 2 * x.nbytes, "two layers, each keeps what its relu gave"
+    assert not held.behind
+    out = model(x)
+    held.add_names({"out": out})
+    assert set(held.behind) == {"*.inner"}
+
+
+def test_what_is_to_be_computed_again_is_not_computed_for_a_count() -> None:
+    calls: list[int] = []
+    layer = Layer()
+
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return layer(x)
+
+    out = checkpoint(counted, torch.randn(32, 64, requires_grad=True), use_reentrant=False)
+    Holdings("cpu").add_names({"out": out})
+    assert calls == [1]
+
+
+def test_names_of_blocks_are_joined() -> None:
+    assert repeated("blocks.11.mlp.fc1") == "blocks.*.mlp.fc1"
+
+
+def test_the_module_and_the_line_are_told_and_the_frames_are_let_go() -> None:
+    model = nn.Sequential(Layer(), Layer(fails=True))
+    names = {"model": model, "x": torch.randn(32, 64)}
+    names["loss"] = names["model"][0](names["x"]).sum()
+    try:
+        model(names["x"])
+        pytest.fail("it does not fit")
+    except torch.OutOfMemoryError as error:
+        found = examine(error, [], names, device="cpu", source="x = 1\nloss = 2")
+        assert found is not None
+        let_go(error, names, ["loss"])
+    assert found["asked"] == int(2.5 * 2**30)
+    assert found["module"] == "1 (Layer)"
+    assert "torch.OutOfMemoryError(CUDA)" in found["line"]
+    assert ("`loss (line 2)`", 4) in found["holders"]
+    assert ("kept for the backward pass behind *.inner", 32 * 64 * 4) in found["holders"]
+    assert names["loss"].grad_fn is None, "its graph would hold what the next step needs"
+
+
+def test_other_errors_are_none_of_this() -> None:
+    assert examine(ValueError("memory"), [], {}, device="cpu", source="") is None
+
+
+def told(**changes: object) -> Answer:
+    found = {
+        "device": "cpu", "asked": 2**20, "free": 2**19, "held": {"parameters": 2**20}, "rest": 0, "cached": 0,
+        "room": 3 * 2**20, "line": "line 3: model(x)", "module": "", "holders": [["`x (line 1)`", 2**20]],
+    }  # fmt: skip
+    return Answer(1, "raised", {"memory": {**found, **changes}})
+
+
+def test_three_changes_are_weighed_where_the_model_is_known() -> None:
+    model = nn.Sequential(*[Layer() for _ in range(20)])
+    data = torch.utils.data.TensorDataset(torch.randn(512, 64), torch.randn(512, 64))
+    names = {
+        "model": model,
+        "optimizer": torch.optim.Adam(model.parameters()),
+        "loader": torch.utils.data.DataLoader(data, batch_size=512),
+    }
+    config, specs = resolve([]).config, [WorkerSpec("cpu", 1)] * 2
+    lines = post_mortem([told()], names, config, specs)
+    assert lines[1] == "Memory of rank 1 (cpu): 1.00 MiB were asked for, 512 KiB were free"
+    changes = [line for line in lines if " fits " in line or " lacks " in line]
+    assert len(changes) == 3
+    assert "batch_size=" in changes[0]
+    assert "--strategy fsdp" in changes[1]
+    assert "--activation-checkpointing" in changes[2]
+    plenty = post_mortem([told(room=2**30)], names, config, specs)
+    assert sum(" fits " in line for line in plenty) == 3
+
+
+def test_without_a_model_it_says_so() -> None:
+    lines = post_mortem([told(), told()], {}, resolve([]).config, [WorkerSpec("cpu", 1)] * 2)
+    assert "what would fit is not known" in lines[-1]
+    assert post_mortem([Answer(0, "raised", {"error": {}})], {}, resolve([]).config, []) == []
