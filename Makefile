@@ -1,7 +1,7 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
-#   make nightly faults, ten times as many
+#   make nightly faults, ten times as many                              make test-trackers   trackers with their real packages
 #   make lint    all checks of style and types                           make format   apply the formatters
 
 SHELL := /bin/bash
@@ -19,9 +19,12 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_ROOT_USER_ACTION := ignore
 export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
 
+# Trackers' packages are many and want versions of their own: they have an environment apart, which sees the project's.
+TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
+
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-.PHONY: help setup demo test nightly lab bench lint format clean browser unit wheel
+.PHONY: help setup demo test test-trackers nightly lab bench lint format clean browser unit wheel
 
 help:
 	@sed -n '2,6p' Makefile | sed 's/^# *//'
@@ -73,6 +76,16 @@ test: setup lint unit wheel
 unit: setup
 	$(BIN)/python -m pytest
 	$(PACKAGE) test
+
+$(TRACKERS)/complete: .ci/trackers.txt | $(STAMPS)/develop
+	$(BIN)/python -m venv --without-pip --clear $(TRACKERS)
+	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
+	    > $$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
+	$(PIP) --python $(TRACKERS)/bin/python install --requirement .ci/trackers.txt
+	@touch $@
+
+test-trackers: $(STAMPS)/develop $(TRACKERS)/complete
+	$(TRACKERS)/bin/python -m pytest tests/trackers
 
 nightly: $(STAMPS)/develop
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600

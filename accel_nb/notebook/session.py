@@ -30,6 +30,7 @@ from accel_nb.pool.place import Claims
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.returning import Receiver
 from accel_nb.pool.shipping import Ledger, referred_names
+from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui import Panel
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
@@ -74,6 +75,8 @@ class Session:
     """Environment variables that the workers have in place of the notebook's."""
     claims: Claims = field(default_factory=Claims)
     """What the launches of this notebook hold that run at once."""
+    exporters: Exporters = field(default_factory=Exporters)
+    """Where the numbers of runs go beside the panel."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
@@ -133,12 +136,13 @@ class Session:
         if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
             shown = config.ranks
         title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
-        panel = Panel(title, len(specs), mode=mode)  # type: ignore[arg-type]
+        metrics = self.exporters.use(config.metrics)
+        panel = Panel(title, len(specs), mode=mode, also=self.exporters.feed)  # type: ignore[arg-type]
         prefix = None if cell.call is None else cell.call.prefix
         output = make_output(
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
         )
-        lines: list[str] = list(resolved.notes)
+        lines: list[str] = [*resolved.notes, *metrics]
         status = "failed"
         self.logs = output.logs
         try:
@@ -161,6 +165,7 @@ class Session:
             status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
         finally:
             output.finish(status, lines)
+            self.exporters.flush()
             self._last_cell_s = time.monotonic() - started
             self.on_change()
             if self._is_to_end:
@@ -240,6 +245,7 @@ class Session:
         elif self._engine is not None:
             self._engine.stop()
         self._pool = self._engine = None
+        self.exporters.close()
         self._forget()
         self.on_change()
 

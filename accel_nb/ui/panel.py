@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_nb.ui.fallback import (
@@ -42,7 +42,17 @@ class Panel:
     thread. None of them raises: a panel that fails is given up with one warning.
     """
 
-    def __init__(self, title: str, num_workers: int, *, mode: Mode = "live", rung: Rung | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        num_workers: int,
+        *,
+        mode: Mode = "live",
+        rung: Rung | None = None,
+        also: Callable[[Sequence[Event]], None] | None = None,
+    ) -> None:
+        """``also`` gets every event that the panel is fed, shown or not."""
+        self._also = also
         self.state = PanelState(title, num_workers)
         self._mode: Mode = mode
         self._rung = rung
@@ -54,8 +64,10 @@ class Panel:
         """Whether the panel is in the output."""
         return self._surface is not None
 
-    def feed(self, events: Iterable[Event]) -> None:
+    def feed(self, events: Sequence[Event]) -> None:
         """Take events in; draws nothing."""
+        if self._also is not None:
+            self._also(events)
         if not self._is_off:
             self.state.fold(events)
 
