@@ -1,4 +1,4 @@
-"""``accel-nb checkpoint|config|demo|doctor|estimate|test``.
+"""``accel-nb checkpoint|completion|config|demo|doctor|estimate|test``.
 
 Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
 """
@@ -6,13 +6,14 @@ Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_nb.cli import checkpoint, configure, demo, estimate, selftest
+from accel_nb.cli import checkpoint, completion, configure, demo, estimate, selftest
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.notebook.doctor import report
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
+accel-nb completion bash       a script that completes commands in the shell: eval "$(accel-nb completion bash)"
 accel-nb config show [flags]   every option, its value and where it came from
 accel-nb config init           begin a file of options for this machine (--out FILE)
 accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE)
@@ -63,6 +64,7 @@ def _doctor(words: Sequence[str]) -> str:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "checkpoint": checkpoint.run,
+    "completion": lambda words: completion.run(words, HELP),
     "config": configure.run,
     "demo": demo.run,
     "doctor": _doctor,

@@ -87,9 +87,7 @@ class Exporters:
             return False
         self._names.add(event.name)
         if len(self._names) == MAX_NAMES:
-            logger.warning(
-                "metrics: %d names are logged; what comes after %r is not exported", MAX_NAMES, event.name
-            )
+            logger.warning("metrics: %d names are logged; what comes after %r is not exported", MAX_NAMES, event.name)
         return True
 
     def _guarded(self, exporter: Exporter, call: Callable[[], None]) -> None:
