@@ -3,6 +3,7 @@
 #   make test    lint and all tests                                      make bench    benchmarks
 #   make nightly faults, ten times as many                              make test-trackers   trackers with their real packages
 #   make lint    all checks of style and types                           make format   apply the formatters
+#   make docs    the documentation, into out/docs
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -24,10 +25,10 @@ TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-.PHONY: help setup demo test test-trackers nightly lab bench lint format clean browser unit wheel
+.PHONY: help setup demo docs test test-trackers nightly lab bench lint format clean browser unit wheel
 
 help:
-	@sed -n '2,6p' Makefile | sed 's/^# *//'
+	@sed -n '2,7p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -71,7 +72,10 @@ browser:
 demo: $(STAMPS)/develop
 	$(BIN)/python -m accel_nb.cli demo
 
-test: setup lint unit wheel
+test: setup lint unit docs wheel
+
+docs: $(STAMPS)/develop
+	$(BIN)/mkdocs build --strict --quiet
 
 unit: setup
 	$(BIN)/python -m pytest
