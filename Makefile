@@ -75,7 +75,7 @@ demo: $(STAMPS)/develop
 test: setup lint unit docs wheel
 
 docs: $(STAMPS)/develop
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 unit: setup
 	$(BIN)/python -m pytest

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from accel_nb.config.layers import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, PLANNED_VALUES, Option
@@ -15,13 +15,18 @@ _COMMAND = re.compile(r"^accel-nb (?P<name>[a-z]+)(?: (?P<actions>[a-z]+(?:\|[a-
 _FLAG = re.compile(r"--[a-z][a-z.-]*")
 
 
-def run(words: Sequence[str], commands: str) -> str:
-    """Return the script for a shell; ``commands`` is the text of ``accel-nb --help``, a line or more a command."""
+def run(words: Sequence[str], commands: str, ask: Callable[[Sequence[str]], str]) -> str:
+    """Return the script for a shell.
+
+    ``commands`` is the text of ``accel-nb --help``, a line or more a command, and ``ask`` returns what a command says.
+    """
     shell = " ".join(words)
     if shell not in SHELLS:
         near = did_you_mean(shell, SHELLS)
         raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(SHELLS)}")
     actions, flags = read_commands(commands)
+    for key in flags:
+        flags[key] = sorted({*flags[key], *_FLAG.findall(ask([*key.split(), "--help"]))})
     return _bash(actions, flags, _values())
 
 
@@ -36,11 +41,11 @@ def read_commands(text: str) -> tuple[dict[str, list[str]], dict[str, list[str]]
         name, own = found["name"], found["actions"].split("|") if found["actions"] else []
         known = actions.setdefault(name, [])
         known += [action for action in own if action not in known]
-        offered = [flag for flag in _FLAG.findall(line) if flag != "--help"]
-        if "[flags]" in line or "lists its flags" in line:
-            offered += _all_flags()
+        offered = {"--help", *_FLAG.findall(line)}
+        if "[flags]" in line:
+            offered.update(_all_flags())
         for key in [f"{name} {action}" for action in own] or [name]:
-            flags[key] = sorted({*flags.get(key, []), *offered, "--help"})
+            flags[key] = sorted({*flags.get(key, []), *offered})
     return actions, flags
 
 

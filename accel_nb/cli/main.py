@@ -3,8 +3,10 @@
 Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
 """
 
+import io
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 
 from accel_nb.cli import checkpoint, completion, configure, demo, estimate, selftest
 from accel_nb.config.layers import did_you_mean
@@ -56,6 +58,18 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
     return _COMMANDS[group], words[1:]
 
 
+def _help_of(words: Sequence[str]) -> str:
+    """Return what a command says when it is asked for help; nothing where it has none."""
+    said = io.StringIO()
+    try:
+        with redirect_stdout(said):
+            command, arguments = _command(words)
+            said.write(command(arguments))
+    except (SystemExit, ConfigError):
+        pass
+    return said.getvalue()
+
+
 def _doctor(words: Sequence[str]) -> str:
     if words:
         raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
@@ -64,7 +78,7 @@ def _doctor(words: Sequence[str]) -> str:
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "checkpoint": checkpoint.run,
-    "completion": lambda words: completion.run(words, HELP),
+    "completion": lambda words: completion.run(words, HELP, _help_of),
     "config": configure.run,
     "demo": demo.run,
     "doctor": _doctor,

@@ -327,7 +327,7 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
     ]
     events = EventAccumulator(str(tmp_path / "run"))
     events.Reload()
-    assert [image.step for image in events.Images("digit/0") + events.Images("digit/1")] == [4, 4]
+    assert [(image.step, image.width, image.height) for image in events.Images("digit")] == [(4, 16, 8)]
     text = events.Tensors("scores/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.splitlines()[2] == "| a\\|b | 1.0 |"
     accelerator.init_trackers("run")
