@@ -76,9 +76,9 @@ def test_prometheus_reads_every_event_from_loopback_alone(exporters: Exporters) 
     assert found["accel_nb_steps_total", rank1] == 2
     assert found["accel_nb_skipped_steps_total", rank1] == 1
     assert found["accel_nb_samples_total", rank1] == 94
-    assert found["accel_nb_step_seconds_count", rank1] == 3
-    assert found["accel_nb_step_seconds_sum", rank0] == pytest.approx(0.2)
-    assert found["accel_nb_step_seconds_bucket", (("le", "0.25"), *rank0)] == 1
+    assert found["accel_nb_step_time_seconds_count", rank1] == 3
+    assert found["accel_nb_step_time_seconds_sum", rank0] == pytest.approx(0.2)
+    assert found["accel_nb_step_time_seconds_bucket", (("le", "0.25"), *rank0)] == 1
     assert found["accel_nb_loss", rank0] == 0.5
     assert found["accel_nb_memory_bytes", (("kind", "optimizer"), *rank0)] == 30
     assert found["accel_nb_logged", (("name", "top-1, %"), *rank0)] == 0.25
@@ -119,7 +119,7 @@ def test_statsd_gets_lines(exporters: Exporters, tagged: bool) -> None:
         lines = server.recv(65536).decode().splitlines()
     if tagged:
         assert "accel_nb.steps:2|c|#rank:1" in lines
-        assert "accel_nb.step:30|ms|#rank:1" in lines
+        assert "accel_nb.step_time:30|ms|#rank:1" in lines
         assert "accel_nb.memory_bytes:30|g|#rank:0,kind:optimizer" in lines
         assert "accel_nb.logged:0.25|g|#rank:0,name:top-1_ %" in lines
     else:
@@ -127,6 +127,8 @@ def test_statsd_gets_lines(exporters: Exporters, tagged: bool) -> None:
         assert "accel_nb.memory_bytes.rank0.optimizer:30|g" in lines
         assert "accel_nb.logged.rank0.top-1___:0.25|g" in lines
     assert "accel_nb.checkpoints:1|c" in lines
+    kinds = {line.partition(":")[0]: line.split("|")[1] for line in lines}
+    assert len(kinds) == len({(line.partition(":")[0], line.split("|")[1]) for line in lines}), "one kind a name"
     assert not any("nan" in line for line in lines)
 
 

@@ -34,7 +34,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
         "accel_nb_steps": Metric("counter", "Optimizer steps that were taken."),
         "accel_nb_skipped_steps": Metric("counter", "Optimizer steps that were skipped: gradients overflowed."),
         "accel_nb_samples": Metric("counter", "Samples that were trained on."),
-        "accel_nb_step_seconds": Metric("histogram", "Time between two optimizer steps.", unit="s"),
+        "accel_nb_step_time_seconds": Metric("histogram", "Time between two optimizer steps.", unit="s"),
         "accel_nb_step": Metric("gauge", "Number of the newest optimizer step."),
         "accel_nb_loss": Metric("gauge", "Loss of the newest step, the mean over the rank's samples."),
         "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest step."),
@@ -74,7 +74,7 @@ def samples_of(event: Event) -> Iterator[Sample]:
         case StepDone():
             yield Sample("accel_nb_skipped_steps" if event.skipped else "accel_nb_steps", rank, 1)
             yield Sample("accel_nb_samples", rank, event.num_samples)
-            yield Sample("accel_nb_step_seconds", rank, event.step_s)
+            yield Sample("accel_nb_step_time_seconds", rank, event.step_s)
             yield Sample("accel_nb_step", rank, event.step)
             yield Sample("accel_nb_loss", rank, event.loss)
             yield Sample("accel_nb_learning_rate", rank, event.learning_rate)
