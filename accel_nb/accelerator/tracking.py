@@ -121,16 +121,23 @@ class Tracked(Placed):
         optimizer steps if not given. Raises `MisuseError` for other values.
         """
         at = self._stepper.num_steps if step is None else step
-        feed = self._feed
+        feed, rank, now = self._feed, self._world.rank, time.time()
+        # As fields where the sink takes them: making an event costs more than writing it.
+        emit = getattr(self._sink, "emit_metric", None) or self._emit_metric
         plain: dict[str, Any] = {}
         for name, value in values.items():
-            if feed is not None and isinstance(value, str | dict):
-                plain[name] = value
-                continue
-            plain[name] = number = _number(name, value)
-            self._sink.emit(MetricLogged(self._world.rank, at, time.time(), str(name), number))
+            if type(value) is not float:
+                if feed is not None and isinstance(value, (str, dict)):  # the union takes longer
+                    plain[name] = value
+                    continue
+                value = _number(name, value)
+            plain[name] = value
+            emit(rank, at, now, str(name), value)
         if feed is not None:
             feed.log(plain, at, log_kwargs or _NO_OPTIONS)
+
+    def _emit_metric(self, rank: int, step: int, now: float, name: str, value: float) -> None:
+        self._sink.emit(MetricLogged(rank, step, now, name, value))
 
     def log_images(
         self,

@@ -56,7 +56,8 @@ def test_a_collector_gets_every_kind_of_metric(collector: tuple[str, list[bytes]
     assert [point.as_double or point.as_int for point in metrics["accel_nb.samples"].sum.data_points] == [64]
     assert metrics["accel_nb.samples"].sum.is_monotonic
     assert metrics["accel_nb.step_time"].histogram.data_points[0].sum == 0.5
-    assert metrics["accel_nb.loss"].gauge.data_points[0].as_double == 0.4
+    [loss] = metrics["accel_nb.loss"].gauge.data_points
+    assert loss.as_double == 0.4
     assert metrics["accel_nb.step"].gauge.data_points[0].as_int == 8
     attributes = {
         item.key: item.value.string_value for item in metrics["accel_nb.loss"].gauge.data_points[0].attributes
