@@ -1,4 +1,4 @@
-"""A job on two ranks that logs to every tracker at once: ``python -m tests.trackers.job FOLDER first|resumed``."""
+"""Jobs that log with the real packages: ``python -m tests.trackers.job FOLDER first|resumed|down``."""
 
 from __future__ import annotations
 
@@ -11,24 +11,18 @@ NAMES = ("jsonl", "tensorboard", "wandb", "mlflow", "comet_ml", "clearml", "aim"
 
 def train(folder: str, part: str) -> dict[str, Any]:
     """Take two steps, save, take one more; a resumed training takes the third step again."""
-    import logging
-
     import numpy as np
     import torch
 
     from accel_nb import Accelerator
 
-    problems: list[str] = []
-    keep = logging.Handler()
-    keep.emit = lambda record: problems.append(f"{record.getMessage()} {record.exc_info}")  # type: ignore[method-assign]
-    logging.getLogger("accel_nb").addHandler(keep)
-
+    problems = _noted()
     accelerator = Accelerator(log_with=list(NAMES), project_dir=folder)
     model = torch.nn.Linear(1, 1)
     model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
     kinds = {
         "wandb": {"mode": "offline", "dir": folder},
-        "mlflow": {"tracking_uri": f"sqlite:///{folder}/mlflow.db"},
+        "mlflow": {"tracking_uri": f"sqlite:///{folder}/mlflow.db", "artifact_location": f"{folder}/artifacts"},
         "comet_ml": {"online": False},
         "swanlab": {"mode": "offline", "log_dir": f"{folder}/swanlog"},
     }
@@ -54,9 +48,38 @@ def train(folder: str, part: str) -> dict[str, Any]:
     return {"rank": accelerator.process_index, "imported": sorted(used), "problems": problems}
 
 
+def log_to_a_server_that_is_down(folder: str) -> dict[str, Any]:
+    """Log to a server that does not answer, and to a file."""
+    from accel_nb import Accelerator
+
+    problems = _noted()
+    accelerator = Accelerator(cpu=True, log_with=["mlflow", "jsonl"], project_dir=folder)
+    accelerator.init_trackers("down", init_kwargs={"mlflow": {"tracking_uri": "http://127.0.0.1:9"}})
+    for step in range(3):
+        accelerator.log({"loss": 1.0}, step=step)
+    accelerator.end_training()
+    return {"problems": problems}
+
+
+def _noted() -> list[str]:
+    """Return a list that gets every warning of ours, with the error behind it."""
+    import logging
+
+    class Noting(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            noted.append(f"{record.getMessage()} {record.exc_info}")
+
+    noted: list[str] = []
+    logging.getLogger("accel_nb").addHandler(Noting())
+    return noted
+
+
 if __name__ == "__main__":
     import json
 
     from accel_nb import notebook_launcher
 
-    print(json.dumps(notebook_launcher(train, (sys.argv[1], sys.argv[2]), num_processes=2)))
+    if sys.argv[2] == "down":
+        print(json.dumps([log_to_a_server_that_is_down(sys.argv[1])]))
+    else:
+        print(json.dumps(notebook_launcher(train, (sys.argv[1], sys.argv[2]), num_processes=2)))

@@ -31,10 +31,11 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
         "SWANLAB_SAVE_DIR": str(folder / "home"),
         "WANDB_ERROR_REPORTING": "false",
         "DO_NOT_TRACK": "1",
+        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     }
     (folder / "home").mkdir()
     said: list[dict[str, Any]] = []
-    for part in ("first", "resumed"):
+    for part in ("first", "resumed", "down"):
         done = subprocess.run(
             [sys.executable, "-m", "tests.trackers.job", str(folder), part],
             env=environment,
@@ -68,13 +69,22 @@ def _read(folder: Path, script: str) -> Any:
 
 def test_no_tracker_failed_and_only_the_main_rank_imported_any(job: tuple[Path, list[dict[str, Any]]]) -> None:
     _, said = job
-    for rank in said:
+    assert len(said) == 5
+    for rank in said[:4]:
         if rank["rank"] == 0:
             assert set(rank["imported"]) == set(NAMES) - {"jsonl", "tensorboard"}
             assert all("keeps no" in problem for problem in rank["problems"]), rank["problems"]
         else:
             assert rank["imported"] == []
             assert rank["problems"] == []
+
+
+def test_a_server_that_is_down_is_reported_once_and_the_others_go_on(job: tuple[Path, list[dict[str, Any]]]) -> None:
+    folder, said = job
+    [problem] = said[4]["problems"]
+    assert problem.startswith("tracker mlflow failed and gets no more values; the run goes on")
+    lines = [json.loads(line) for line in (folder / "down.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2]
 
 
 def test_wandb(job: tuple[Path, list[dict[str, Any]]]) -> None:

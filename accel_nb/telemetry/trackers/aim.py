@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import pictures
+from accel_nb.telemetry.trackers.pictures import drawable, pictures
 
 
 class AimTracker(GeneralTracker):
@@ -58,7 +58,7 @@ class AimTracker(GeneralTracker):
         """Track pictures; ``kwargs`` go to ``aim.Image``."""
         aim: Any = import_module("aim")
         for name, value in values.items():
-            self._run.track([aim.Image(item.squeeze(), **kwargs) for item in pictures(value)], name=name, step=step)
+            self._run.track([aim.Image(drawable(item), **kwargs) for item in pictures(value)], name=name, step=step)
 
     def finish(self) -> None:
         """Close the run."""

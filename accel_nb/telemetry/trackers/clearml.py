@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import numbered, pictures
+from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
 
 
 class ClearmlTracker(GeneralTracker):
@@ -71,7 +71,7 @@ class ClearmlTracker(GeneralTracker):
         """Report pictures; ``kwargs`` go to ``report_image``."""
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
-                self._task.get_logger().report_image(name, key, iteration=step or 0, image=item.squeeze(), **kwargs)
+                self._task.get_logger().report_image(name, key, iteration=step or 0, image=drawable(item), **kwargs)
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, flat
-from accel_nb.telemetry.trackers.pictures import numbered, pictures
+from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
 
 
 class CometTracker(GeneralTracker):
@@ -74,7 +74,7 @@ class CometTracker(GeneralTracker):
         """Log pictures; ``kwargs`` go to ``log_image``."""
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
-                self._experiment.log_image(item.squeeze(), name=key, step=step, **kwargs)
+                self._experiment.log_image(drawable(item), name=key, step=step, **kwargs)
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None

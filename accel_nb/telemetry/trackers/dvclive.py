@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flat, plain
-from accel_nb.telemetry.trackers.pictures import numbered, pictures
+from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
 
 
 class DvcliveTracker(GeneralTracker):
@@ -60,7 +60,7 @@ class DvcliveTracker(GeneralTracker):
             self._live.step = step
         for name, value in values.items():
             for key, item in numbered(name, pictures(value)).items():
-                self._live.log_image(f"{key.replace('/', '_')}.png", item.squeeze())
+                self._live.log_image(f"{key.replace('/', '_')}.png", drawable(item))
 
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
@@ -70,6 +70,8 @@ class DvcliveTracker(GeneralTracker):
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
         """Track a file or folder with DVC; wants a DVC repository around the current folder."""
+        if import_module("dvclive.dvc").get_dvc_repo() is None:
+            raise NotKept(f"tracker {self.name} keeps no artifacts outside of a DVC repository")
         self._live.log_artifact(local_path, name=name)
 
     def flush(self) -> None:

@@ -28,13 +28,17 @@ class MlflowTracker(GeneralTracker):
         run_name: str,
         tracking_uri: str | None = None,
         experiment_name: str | None = None,
+        artifact_location: str | None = None,
         tags: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Name the experiment; ``kwargs`` go to ``MlflowClient.create_run``. The run is found again by a tag."""
+        """Name the experiment, which has its artifacts at ``artifact_location`` if it is new.
+
+        ``kwargs`` go to ``MlflowClient.create_run``. A tag of ours finds the run again.
+        """
         super().__init__()
         self.run_id = uuid.uuid4().hex[:12]
-        self._uri, self._experiment = tracking_uri, experiment_name or run_name
+        self._uri, self._experiment, self._artifacts = tracking_uri, experiment_name or run_name, artifact_location
         self._tags, self._options = tags or {}, kwargs
         self._client: Any = None
         self._run: Any = None
@@ -49,7 +53,10 @@ class MlflowTracker(GeneralTracker):
         """Open the run."""
         self._client = client = import_module("mlflow").MlflowClient(self._uri)
         known = client.get_experiment_by_name(self._experiment)
-        experiment = client.create_experiment(self._experiment) if known is None else known.experiment_id
+        if known is None:
+            experiment = client.create_experiment(self._experiment, artifact_location=self._artifacts)
+        else:
+            experiment = known.experiment_id
         found = client.search_runs([experiment], f"tags.`{_MARK}` = '{self.run_id}'", max_results=1)
         if found:
             self._run = found[0]

@@ -44,3 +44,8 @@ def pictures(value: Any) -> list[np.ndarray]:
 def numbered(name: str, images: Sequence[Any]) -> dict[str, Any]:
     """Return several pictures each under a name of its own; one keeps its name."""
     return {name: images[0]} if len(images) == 1 else {f"{name}/{index}": item for index, item in enumerate(images)}
+
+
+def drawable(picture: np.ndarray) -> np.ndarray:
+    """Return a picture as most libraries take it: one of a single channel without that dimension."""
+    return picture[..., 0] if picture.shape[-1] == 1 else picture

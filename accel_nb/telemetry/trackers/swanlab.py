@@ -7,7 +7,7 @@ from importlib import import_module
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import pictures
+from accel_nb.telemetry.trackers.pictures import drawable, pictures
 
 
 class SwanlabTracker(GeneralTracker):
@@ -50,7 +50,7 @@ class SwanlabTracker(GeneralTracker):
         """Log pictures; ``kwargs`` go to ``swanlab.Image``."""
         swanlab: Any = import_module("swanlab")
         rows = {
-            name: [swanlab.Image(item.squeeze(), **kwargs) for item in pictures(value)]
+            name: [swanlab.Image(drawable(item), **kwargs) for item in pictures(value)]
             for name, value in values.items()
         }
         self._run.log(rows, step=step)

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
-from accel_nb.telemetry.trackers.pictures import numbered, pictures
+from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
 
 
 class TrackioTracker(GeneralTracker):
@@ -56,7 +56,7 @@ class TrackioTracker(GeneralTracker):
         """Log pictures; ``kwargs`` go to ``trackio.Image``."""
         trackio: Any = import_module("trackio")
         rows = {
-            key: trackio.Image(item.squeeze(), **kwargs)
+            key: trackio.Image(drawable(item), **kwargs)
             for name, value in values.items()
             for key, item in numbered(name, pictures(value)).items()
         }
