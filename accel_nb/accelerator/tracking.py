@@ -127,7 +127,7 @@ class Tracked(Placed):
         plain: dict[str, Any] = {}
         for name, value in values.items():
             if type(value) is not float:
-                if feed is not None and isinstance(value, (str, dict)):  # the union takes longer
+                if isinstance(value, (str, dict)) and self._takes_texts:
                     plain[name] = value
                     continue
                 value = _number(name, value)
@@ -135,6 +135,11 @@ class Tracked(Placed):
             emit(rank, at, now, str(name), value)
         if feed is not None:
             feed.log(plain, at, log_kwargs or _NO_OPTIONS)
+
+    @property
+    def _takes_texts(self) -> bool:
+        """Whether trackers run, here or on the main rank."""
+        return self._feed is not None or bool(self._tracker_choice and not self._world.is_main)
 
     def _emit_metric(self, rank: int, step: int, now: float, name: str, value: float) -> None:
         self._sink.emit(MetricLogged(rank, step, now, name, value))
