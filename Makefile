@@ -81,14 +81,8 @@ unit: setup
 	$(BIN)/python -m pytest
 	$(PACKAGE) test
 
-$(TRACKERS)/complete: .ci/trackers.txt | $(STAMPS)/develop
-	$(BIN)/python -m venv --without-pip --clear $(TRACKERS)
-	echo "import site; site.addsitedir('$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")')" \
-	    > $$($(TRACKERS)/bin/python -c "import sysconfig; print(sysconfig.get_path('purelib'))")/project.pth
-	$(PIP) --python $(TRACKERS)/bin/python install --requirement .ci/trackers.txt
-	@touch $@
-
-test-trackers: $(STAMPS)/develop $(TRACKERS)/complete
+test-trackers: $(STAMPS)/develop
+	@.ci/trackers.sh $(BIN)/python $(TRACKERS)
 	$(TRACKERS)/bin/python -m pytest tests/trackers
 
 nightly: $(STAMPS)/develop
