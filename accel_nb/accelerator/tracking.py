@@ -15,7 +15,14 @@ from accel_nb.accelerator.plugins import ProjectConfiguration
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.telemetry.events import MetricLogged, Sink
-from accel_nb.telemetry.trackers import GeneralTracker, NoTracker, TrackerFeed, chosen_trackers, pictures
+from accel_nb.telemetry.trackers import (
+    CLOSE_PATIENCE_S,
+    GeneralTracker,
+    NoTracker,
+    TrackerFeed,
+    chosen_trackers,
+    pictures,
+)
 
 _NO_OPTIONS: Mapping[str, Any] = {}
 _MAX_RUN_ID = 256
@@ -180,11 +187,15 @@ class Tracked(Placed):
                 raise MisuseError(f"log_artifact: there is no {os.fspath(path)}")
             self._feed.call("log_artifact", os.fspath(path), name=name)
 
-    def end_training(self) -> None:
-        """End the run of the trackers: what was logged is written. Every rank may call; does nothing without a run."""
+    def end_training(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
+        """End the run of the trackers: what was logged is written. Every rank may call; does nothing without a run.
+
+        Trackers that take longer than ``timeout_s`` seconds, as one that uploads large files may, are left behind, and
+        that is said.
+        """
         if self._feed is not None:
             feed, self._feed, self._saved_run = self._feed, None, None
-            feed.close()
+            feed.close(timeout_s)
 
     def _tracked_run(self) -> dict[str, Any] | None:
         """Return what a checkpoint keeps of the run; the same on every rank, all of which call."""

@@ -14,7 +14,7 @@ import pytest
 
 from tests.trackers.job import NAMES
 
-DEADLINE_S = 240
+DEADLINE_S = 300
 
 
 @pytest.fixture(scope="module")
