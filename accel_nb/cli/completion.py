@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import re
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout, suppress
 
 from accel_nb.config.layers import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, PLANNED_VALUES, Option
@@ -15,19 +17,28 @@ _COMMAND = re.compile(r"^accel-nb (?P<name>[a-z]+)(?: (?P<actions>[a-z]+(?:\|[a-
 _FLAG = re.compile(r"--[a-z][a-z.-]*")
 
 
-def run(words: Sequence[str], commands: str, ask: Callable[[Sequence[str]], str]) -> str:
-    """Return the script for a shell.
+def run(words: Sequence[str]) -> str:
+    """Return the script for a shell; raises `ConfigError` for one that it does not know."""
+    from accel_nb.cli.main import HELP
 
-    ``commands`` is the text of ``accel-nb --help``, a line or more a command, and ``ask`` returns what a command says.
-    """
     shell = " ".join(words)
     if shell not in SHELLS:
         near = did_you_mean(shell, SHELLS)
         raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(SHELLS)}")
-    actions, flags = read_commands(commands)
+    actions, flags = read_commands(HELP)
     for key in flags:
-        flags[key] = sorted({*flags[key], *_FLAG.findall(ask([*key.split(), "--help"]))})
+        flags[key] = sorted({*flags[key], *_FLAG.findall(_help_of(key.split()))})
     return _bash(actions, flags, _values())
+
+
+def _help_of(command: Sequence[str]) -> str:
+    """Return what a command says when it is asked for help; nothing where it has none."""
+    from accel_nb.cli.main import main
+
+    said = io.StringIO()
+    with redirect_stdout(said), redirect_stderr(io.StringIO()), suppress(SystemExit):
+        main([*command, "--help"])
+    return said.getvalue()
 
 
 def read_commands(text: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:

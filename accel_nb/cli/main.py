@@ -3,15 +3,13 @@
 Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
 """
 
-import io
 import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
 
-from accel_nb.cli import checkpoint, completion, configure, demo, estimate, selftest
-from accel_nb.config.layers import did_you_mean
+from accel_nb.cli.failed import Failed
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
-from accel_nb.notebook.doctor import report
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
@@ -40,48 +38,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, CheckpointError, MisuseError) as error:
         print(error, file=sys.stderr)
         return 2
-    except demo.DemoFailed as error:
-        print(error, file=sys.stderr)
-        return 1
-    except (estimate.NothingFits, selftest.SelfTestFailed) as error:
-        print(error)
-        return 1
+    except Failed as failure:
+        if str(failure):
+            print(failure, file=sys.stderr if failure.is_complaint else sys.stdout)
+        return failure.code
     return 0
 
 
 def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequence[str]]:
     """Return what to run and its arguments."""
-    group = words[0]
-    if group not in _COMMANDS:
-        near = did_you_mean(group, list(_COMMANDS))
-        raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
-    return _COMMANDS[group], words[1:]
+    name = words[0]
+    if name not in COMMANDS:
+        from accel_nb.config.layers import did_you_mean
+
+        near = did_you_mean(name, list(COMMANDS))
+        raise ConfigError(f"{name!a} is no command{near}; accel-nb --help lists them")
+    return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
 
-def _help_of(words: Sequence[str]) -> str:
-    """Return what a command says when it is asked for help; nothing where it has none."""
-    said = io.StringIO()
-    try:
-        with redirect_stdout(said):
-            command, arguments = _command(words)
-            said.write(command(arguments))
-    except (SystemExit, ConfigError):
-        pass
-    return said.getvalue()
-
-
-def _doctor(words: Sequence[str]) -> str:
-    if words:
-        raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
-    return report()
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "checkpoint": checkpoint.run,
-    "completion": lambda words: completion.run(words, HELP, _help_of),
-    "config": configure.run,
-    "demo": demo.run,
-    "doctor": _doctor,
-    "estimate": estimate.run,
-    "test": selftest.run,
-}
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "checkpoint": "checkpoint",
+        "completion": "completion",
+        "config": "configure",
+        "demo": "demo",
+        "doctor": "doctor",
+        "estimate": "estimate",
+        "test": "selftest",
+    }
+)
+"""Each with its module in this package, which is imported when the command is run: help is to be there at once."""

@@ -7,10 +7,10 @@ import subprocess
 import pytest
 
 from accel_nb.cli.completion import read_commands
-from accel_nb.cli.main import _COMMANDS, HELP, main
+from accel_nb.cli.main import COMMANDS, HELP, main
 
 CASES = {
-    "accel-nb ": set(_COMMANDS) | {"--help"},
+    "accel-nb ": set(COMMANDS) | {"--help"},
     "accel-nb che": {"checkpoint"},
     "accel-nb config ": {"show", "init", "import", "schema", "docs", "flags"},
     "accel-nb checkpoint ver": {"verify"},
@@ -46,7 +46,7 @@ def test_bash_completes_commands_flags_and_values(capsys: pytest.CaptureFixture[
 
 def test_each_command_is_in_the_help_text_that_completions_come_from() -> None:
     actions, _ = read_commands(HELP)
-    assert set(actions) == set(_COMMANDS)
+    assert set(actions) == set(COMMANDS)
 
 
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
