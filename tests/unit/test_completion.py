@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 
 import pytest
 
@@ -52,3 +53,13 @@ def test_each_command_is_in_the_help_text_that_completions_come_from() -> None:
 def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bsh"]) == 2
     assert "'bsh' is no shell; did you mean bash" in capsys.readouterr().err
+
+
+def test_help_is_there_before_anything_is_imported() -> None:
+    program = (
+        "import sys; from accel_nb.cli import main; main(['--help']); "
+        "heavy = {'pydantic', 'numpy', 'torch', 'yaml', 'IPython'} & set(sys.modules); assert not heavy, heavy"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == HELP + "\n"
