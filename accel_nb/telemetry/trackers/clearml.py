@@ -43,6 +43,8 @@ class ClearmlTracker(GeneralTracker):
     def start(self) -> None:
         """Open the task."""
         task: Any = import_module("clearml").Task
+        # Its way to report is to fork this process, whose threads the child would wait for without end.
+        task._report_subprocess_enabled = False
         goes_on = {} if self.run_id is None or task.is_offline() else {"continue_last_task": self.run_id}
         self._task = task.init(**{**self._options, **goes_on})
         if goes_on:
