@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import uuid
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,10 @@ from accel_nb.telemetry.trackers.pictures import drawable, pictures
 
 
 class AimTracker(GeneralTracker):
-    """A run of the experiment that `init_trackers` names, in the repository ``LOGGING_DIR``."""
+    """A run of the experiment that `init_trackers` names, in the repository ``LOGGING_DIR``.
+
+    A run gets its hash when it is opened; checkpoints know it from then on.
+    """
 
     name = "aim"
     requires_logging_directory = True
@@ -21,7 +23,7 @@ class AimTracker(GeneralTracker):
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         """Name the experiment; ``kwargs`` go to ``aim.Run``. Unless they say so, nothing is watched by itself."""
         super().__init__()
-        self.run_id = str(kwargs.pop("run_hash", None) or uuid.uuid4().hex[:24])
+        self.run_id = kwargs.pop("run_hash", None)
         self._options = {
             "repo": os.fspath(logging_dir),
             "experiment": run_name,
@@ -42,7 +44,9 @@ class AimTracker(GeneralTracker):
         repo = self._options["repo"]
         if isinstance(repo, str) and "://" not in repo:
             Path(repo).mkdir(parents=True, exist_ok=True)
-        self._run = aim.Run(run_hash=self.run_id, **self._options)
+        # A run that was killed holds a lock; it is ours to go on with.
+        self._run = aim.Run(**{"force_resume": self.run_id is not None, **self._options}, run_hash=self.run_id)
+        self.run_id = self._run.hash
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Store the configuration as ``hparams``."""
