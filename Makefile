@@ -1,8 +1,9 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
-#   make nightly faults, at length: chaos, very many cells, kills, fuzz
+#   make nightly faults, at length: chaos, very many cells, kills, fuzz   make test-trackers   trackers with their packages
 #   make lint    all checks of style and types                           make format   apply the formatters
+#   make docs    the documentation, into out/docs
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -19,12 +20,15 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_ROOT_USER_ACTION := ignore
 export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
 
+# Trackers' packages are many and want versions of their own: they have an environment apart, which sees the project's.
+TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
+
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-.PHONY: help setup demo test nightly lab bench lint format clean browser unit wheel
+.PHONY: help setup demo docs test test-trackers nightly lab bench lint format clean browser unit wheel
 
 help:
-	@sed -n '2,6p' Makefile | sed 's/^# *//'
+	@sed -n '2,7p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -68,11 +72,18 @@ browser:
 demo: $(STAMPS)/develop
 	$(BIN)/python -m accel_nb.cli demo
 
-test: setup lint unit wheel
+test: setup lint unit docs wheel
+
+docs: $(STAMPS)/develop
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 unit: setup
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(PACKAGE) test
+
+test-trackers: $(STAMPS)/develop
+	@.ci/trackers.sh $(BIN)/python $(TRACKERS)
+	$(TRACKERS)/bin/python -m pytest tests/trackers
 
 nightly: $(STAMPS)/develop
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600

@@ -31,6 +31,7 @@ NAMES = (
     "idle_memory",
     "weights_back",
     "panel_cost",
+    "trackers",
     "checkpoint",
     "resume",
     "big_model",

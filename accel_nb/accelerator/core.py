@@ -143,6 +143,7 @@ class Accelerator(Tracked):
             sink: Takes the events of training; by default the cell's.
             registry: The strategies to choose from; by default those installed.
             log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
+                ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
                 ``all`` that are installed, a tracker of your own, or a list of these.
             fsdp_plugin: Refused, as all that follow: known names that this version does not serve yet.
             deepspeed_plugin: Not served yet.
@@ -244,6 +245,7 @@ class Accelerator(Tracked):
             self._comm, self._device, self._stepper, self._resolved, lambda preparer=self._preparer: preparer.objects
         )
         self._preparer.on_loader = self._state.adopt
+        self._state.tracked_run, self._state.take_up_run = self._tracked_run, self._take_up_run
         self._trigger = Trigger(self._comm)
         self._metric_owners: list[int] | None = None
         self._is_closed = False

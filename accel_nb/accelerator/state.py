@@ -94,6 +94,9 @@ class TrainingState:
         self.on_saved: Callable[[Saved], object] = lambda saved: None
         # Hears the step of a checkpoint that was loaded.
         self.on_loaded: Callable[[int], object] | None = None
+        # What a checkpoint keeps of the run that trackers follow, and what takes it up again; every rank calls both.
+        self.tracked_run: Callable[[], Any] = lambda: None
+        self.take_up_run: Callable[[Any, int], list[str]] = lambda saved, step: []
         # The save that is on its way: its step, where it goes, and for how many seconds it held the training up.
         self._begun: tuple[int, str, float] | None = None
         # Of loaders that a checkpoint knows and that are not prepared yet, by their number.
@@ -180,6 +183,7 @@ class TrainingState:
             "gradients": self._gradients() if window.num_held else None,
             "registered": [item.state_dict() for item in self._registered],
             "data": [position_of(loader).to_json() for loader in self._loaders()],
+            "tracked": self.tracked_run(),
         }
 
     def adopt(self, loader: DataLoader[Any]) -> None:
@@ -239,6 +243,7 @@ class TrainingState:
         notes += self._restore_window(tree, checkpoint)
         notes += self._restore_random(tree, checkpoint)
         self._run = checkpoint.manifest.facts.run
+        notes += self.take_up_run(tree.get("tracked"), tree["progress"]["step"])
         if self.on_loaded is not None:
             self.on_loaded(tree["progress"]["step"])
         report = LoadReport(

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from accel_nb.cli.failed import Failed
 from accel_nb.errors import ConfigError
 
 QUICKSTART = Path("notebooks/01_quickstart.ipynb")
@@ -40,8 +41,10 @@ def run(words: Sequence[str]) -> str:
     return "\n".join([*lines, f"run time  {seconds:.1f} s"]) + "\n"
 
 
-class DemoFailed(Exception):
+class DemoFailed(Failed):
     """There is no notebook, or it raised; the message says what to do, or what was raised and where the output lies."""
+
+    is_complaint = True
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:

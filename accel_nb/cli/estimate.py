@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from accel_nb.cli.failed import Failed
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import SUFFIX, read_safetensors
 from accel_nb.forecast.plans import Forecast, Setting, forecast
@@ -17,7 +18,7 @@ from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.hardware import inspect_machine
 
 
-class NothingFits(Exception):
+class NothingFits(Failed):
     """No plan fits; the message is the whole table."""
 
 

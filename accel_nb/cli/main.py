@@ -1,19 +1,20 @@
-"""``accel-nb checkpoint|config|demo|doctor|estimate|test``.
+"""``accel-nb checkpoint|completion|config|demo|doctor|estimate|test``.
 
 Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
 """
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
+from types import MappingProxyType
 
-from accel_nb.cli import checkpoint, configure, demo, estimate, selftest
-from accel_nb.config.layers import did_you_mean
+from accel_nb.cli.failed import Failed
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
-from accel_nb.notebook.doctor import report
 from accel_nb.runtime.secrets import redact
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
+accel-nb completion bash       a script that completes commands in the shell: eval "$(accel-nb completion bash)"
 accel-nb config show [flags]   every option, its value and where it came from
 accel-nb config init           begin a file of options for this machine (--out FILE)
 accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE)
@@ -38,35 +39,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ConfigError, CheckpointError, MisuseError) as error:
         print(redact(str(error)), file=sys.stderr)
         return 2
-    except demo.DemoFailed as error:
-        print(error, file=sys.stderr)
-        return 1
-    except (estimate.NothingFits, selftest.SelfTestFailed) as error:
-        print(error)
-        return 1
+    except Failed as failure:
+        if str(failure):
+            print(failure, file=sys.stderr if failure.is_complaint else sys.stdout)
+        return failure.code
     return 0
 
 
 def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequence[str]]:
     """Return what to run and its arguments."""
-    group = words[0]
-    if group not in _COMMANDS:
-        near = did_you_mean(group, list(_COMMANDS))
-        raise ConfigError(f"{group!a} is no command{near}; accel-nb --help lists them")
-    return _COMMANDS[group], words[1:]
+    name = words[0]
+    if name not in COMMANDS:
+        from accel_nb.config.layers import did_you_mean
+
+        near = did_you_mean(name, list(COMMANDS))
+        raise ConfigError(f"{name!a} is no command{near}; accel-nb --help lists them")
+    return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
 
-def _doctor(words: Sequence[str]) -> str:
-    if words:
-        raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
-    return report()
-
-
-_COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
-    "checkpoint": checkpoint.run,
-    "config": configure.run,
-    "demo": demo.run,
-    "doctor": _doctor,
-    "estimate": estimate.run,
-    "test": selftest.run,
-}
+COMMANDS: Mapping[str, str] = MappingProxyType(
+    {
+        "checkpoint": "checkpoint",
+        "completion": "completion",
+        "config": "configure",
+        "demo": "demo",
+        "doctor": "doctor",
+        "estimate": "estimate",
+        "test": "selftest",
+    }
+)
+"""Each with its module in this package, which is imported when the command is run: help is to be there at once."""

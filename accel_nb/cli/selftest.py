@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from accel_nb.cli.failed import Failed
 from accel_nb.config import environment_layer, parse_flags, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.pool.place import place_workers
@@ -17,7 +18,7 @@ NUM_CPU_WORKERS = 2
 _FLAGS = ("cpus", "gpus", "timeout")
 
 
-class SelfTestFailed(Exception):
+class SelfTestFailed(Failed):
     """A check failed; the message is the whole report."""
 
 

@@ -86,7 +86,7 @@ class RNGType(str, Enum, metaclass=_Listed):
 
 
 class LoggerType(str, Enum, metaclass=_Listed):
-    """Trackers by name; none of them is served yet."""
+    """Trackers by name, as ``log_with`` takes them."""
 
     ALL = "all"
     AIM = "aim"

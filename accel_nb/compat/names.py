@@ -79,7 +79,20 @@ _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
 _RESUME = _in("accel_nb", "skip_first_batches")
 _TRACKERS = {
     **_in("accel_nb", "GeneralTracker"),
-    "TensorBoardTracker": "accel_nb.telemetry.trackers.tensorboard:TensorBoardTracker",
+    **{
+        theirs: f"accel_nb.telemetry.trackers.{module}:{ours}"
+        for theirs, module, ours in (
+            ("AimTracker", "aim", "AimTracker"),
+            ("ClearMLTracker", "clearml", "ClearmlTracker"),
+            ("CometMLTracker", "comet_ml", "CometTracker"),
+            ("DVCLiveTracker", "dvclive", "DvcliveTracker"),
+            ("MLflowTracker", "mlflow", "MlflowTracker"),
+            ("SwanLabTracker", "swanlab", "SwanlabTracker"),
+            ("TensorBoardTracker", "tensorboard", "TensorBoardTracker"),
+            ("TrackioTracker", "trackio", "TrackioTracker"),
+            ("WandBTracker", "wandb", "WandbTracker"),
+        )
+    },
 }
 _BIG = _in(
     "accel_nb",
@@ -171,9 +184,8 @@ _PARTS = {
     "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
         "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine"
     ),
-    "this tracker is not served yet; tensorboard and jsonl are, and a GeneralTracker of your own": (
-        "WandBTracker TrackioTracker CometMLTracker AimTracker MLflowTracker ClearMLTracker DVCLiveTracker "
-        "SwanLabTracker filter_trackers get_available_trackers register_tracker_class"
+    "log_with takes names and trackers of your own as they are": (
+        "filter_trackers get_available_trackers register_tracker_class"
     ),
     "functions go to the workers as they are, without a wrapper": "PrepareForLaunch",
     "TPUs are not served yet": "torch_xla",

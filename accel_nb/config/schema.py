@@ -37,6 +37,8 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 _WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
 _REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(s|min|h|d)")
+_ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_URL = re.compile(r"https?://[!-~]+")
 _SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
 _SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
 
@@ -135,6 +137,18 @@ def _plain_path(value: str | None) -> str | None:
 def _module_name(value: str) -> str:
     if not all(part.isidentifier() or part.isdecimal() for part in value.split(".")):
         raise ValueError("not a module's name")
+    return value
+
+
+def _address(value: str | None) -> str | None:
+    if value is not None and not _ADDRESS.fullmatch(value):
+        raise ValueError("not HOST:PORT")
+    return value
+
+
+def _url(value: str | None) -> str | None:
+    if value is not None and not _URL.fullmatch(value):
+        raise ValueError("not a URL")
     return value
 
 
@@ -461,6 +475,49 @@ class CheckpointOptions(Section):
     )
 
 
+class MetricsOptions(Section):
+    """Where a monitoring system finds the numbers of a run; all off by default, made in the notebook's process."""
+
+    port: Annotated[Annotated[Whole, Field(ge=0, le=65535)] | None, BeforeValidator(_read_whole)] = _option(
+        None,
+        "Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics, to this machine only; 0 takes a free port.",
+        metavar="PORT",
+        scope="cell",
+    )
+    textfile: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Write metrics for the textfile collector of Prometheus' node exporter; a name that ends in .prom.",
+        metavar="FILE",
+        allowed="the path of a file, or none",
+        scope="cell",
+    )
+    statsd: Annotated[
+        Annotated[str, Field(strict=True, max_length=256)] | None, BeforeValidator(_read_text), AfterValidator(_address)
+    ] = _option(
+        None,
+        "Send metrics to StatsD, or to Datadog's agent.",
+        metavar="HOST:PORT",
+        allowed="a host and a port, such as 127.0.0.1:8125, or none",
+        scope="cell",
+    )
+    statsd_tags: Switch = _option(
+        True, "Say ranks as Datadog's tags; off makes them parts of the names, as plain StatsD needs it.", scope="cell"
+    )
+    otlp: Annotated[
+        Annotated[str, Field(strict=True, max_length=2048)] | None, BeforeValidator(_read_text), AfterValidator(_url)
+    ] = _option(
+        None,
+        "Send metrics to a collector of OpenTelemetry, by OTLP over HTTP.",
+        metavar="URL",
+        allowed="a URL such as http://127.0.0.1:4318/v1/metrics, or none",
+        scope="cell",
+    )
+
+
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """What ``strategy`` may be, beside what other packages have installed."""
 
@@ -613,6 +670,9 @@ class Config(StrategySections):
         scope="cell",
     )
     data: DataOptions = Field(default_factory=DataOptions, description="How loaders are read.")
+    metrics: MetricsOptions = Field(
+        default_factory=MetricsOptions, description="Numbers of a run for monitoring systems."
+    )
 
 
 @dataclass(frozen=True, slots=True)

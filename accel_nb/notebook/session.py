@@ -34,6 +34,7 @@ from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.returning import Receiver
 from accel_nb.pool.shipping import Ledger, referred_names
 from accel_nb.pool.steering import Wishes
+from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui import Panel
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
@@ -82,6 +83,8 @@ class Session:
     """The cell that runs in the background, or did last."""
     last: Running | None = None
     """The run that was started last."""
+    exporters: Exporters = field(default_factory=Exporters)
+    """Where the numbers of runs go beside the panel."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
@@ -149,10 +152,14 @@ class Session:
                 lambda output: self._execute(shipment, running, output, saves=saves),
                 lambda answers, reason: self._judge(running, answers, reason),
                 self.arrive,
-                lambda: self.on_change(),
+                self._background_ended,
             )
         self.on_change()
         return self.background
+
+    def _background_ended(self) -> None:
+        self.exporters.flush()
+        self.on_change()
 
     def arrive(self) -> None:
         """Take in what a background run has brought, if it has ended since, and say so; called between cells.
@@ -219,12 +226,14 @@ class Session:
             shown = config.ranks
         title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
         controls = Controls(can_save=config.checkpoint.dir is not None)
+        metrics = self.exporters.use(config.metrics)
         panel = Panel(
             title,
             len(specs),
             mode=mode,  # type: ignore[arg-type]
             on_control=controls.take,
             can_save=controls.can_save,
+            also=self.exporters.feed,
         )
         controls.say, controls.tell = panel.say, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.prefix
@@ -232,7 +241,7 @@ class Session:
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
         )
         self.logs = output.logs
-        self.last = Running(title, names, output, controls, config, specs, lines=list(resolved.notes))
+        self.last = Running(title, names, output, controls, config, specs, lines=[*resolved.notes, *metrics])
         return self.last
 
     def _run_shown(
@@ -264,6 +273,7 @@ class Session:
             status = status_of(error)
         finally:
             running.finish(status)
+            self.exporters.flush()
             self._last_cell_s = running.elapsed_s
             self.on_change()
             if self._is_to_end:
@@ -365,6 +375,7 @@ class Session:
         elif self._engine is not None:
             self._engine.stop()
         self._pool = self._engine = None
+        self.exporters.close()
         self._forget()
         self.on_change()
 

@@ -45,7 +45,7 @@ from accel_nb.pool.messages import (
 from accel_nb.pool.whereabouts import where_is
 from accel_nb.runtime.environment import become_rank, restore_threads
 from accel_nb.runtime.world import World
-from accel_nb.telemetry.events import Event, to_message
+from accel_nb.telemetry.events import Event, MetricLogged, to_message
 from accel_nb.telemetry.ring import RingWriter
 
 TRACE_SIGNAL = signal.SIGRTMAX - 5
@@ -139,6 +139,11 @@ class Worker:
     def emit_step(self, *values: Any) -> None:
         """Take the fields of a `StepDone`."""
         self._ring.write_step(*values)
+
+    def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
+        """Take the fields of a `MetricLogged`."""
+        if not self._ring.write_metric(rank, step, time, name, value):
+            self.emit(MetricLogged(rank, step, time, name, value))
 
     def note(self, topic: str, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
         """Tell the kernel something about the running request."""

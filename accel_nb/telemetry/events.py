@@ -158,6 +158,9 @@ class NullSink:
     def emit(self, event: Event) -> None:
         """Drop the event."""
 
+    def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
+        """Drop the value: nobody is to make an event of it first."""
+
 
 current_sink: ContextVar[Sink] = ContextVar("accel_nb_sink", default=NullSink())  # noqa: B039
 """Where an Accelerator that is built without a sink of its own reports to; the worker sets it around a cell."""

@@ -4,22 +4,26 @@ Writing never blocks, never grows and makes no system call; the oldest records a
 what it missed. The memory outlives the writer, so the last records of a killed worker can still be read.
 
 Layout: a 64-byte header whose first u64 is the number of records ever written, then ``capacity`` slots of 96 bytes:
-u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields. A slot is written before the header's count.
+u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields; of a logged value three f64 fields and its name, in
+56 bytes of UTF-8. A slot is written before the header's count.
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import struct
 
 from accel_nb.runtime.sealed import seal_size
-from accel_nb.telemetry.events import Event, MemorySample, StepDone
+from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, StepDone
 
 _HEADER = struct.Struct("<Q")
 _HEADER_BYTES = 64
 _SLOT = struct.Struct("<QII10d")
-_STEP, _MEMORY = 1, 2
+_NAME_BYTES = 56
+_NAMED_SLOT = struct.Struct(f"<QII3d{_NAME_BYTES}s")
+_STEP, _MEMORY, _METRIC = 1, 2, 3
 DEFAULT_CAPACITY = 4096
 
 
@@ -46,7 +50,9 @@ class RingWriter:
 
     @staticmethod
     def takes(event: Event) -> bool:
-        """Whether the event is numeric, so that the ring can carry it."""
+        """Whether the ring can carry the event: it is numeric, or one value of a name that is not too long."""
+        if isinstance(event, MetricLogged):
+            return _fits(event.name.encode())
         return isinstance(event, StepDone | MemorySample)
 
     def write_step(
@@ -62,8 +68,22 @@ class RingWriter:
         )  # fmt: skip
         _HEADER.pack_into(self._memory, 0, self._count)
 
-    def write(self, event: StepDone | MemorySample) -> None:
-        """Add one record, overwriting the oldest when full."""
+    def write_metric(self, rank: int, step: int, time: float, name: str, value: float) -> bool:
+        """Add the record of a `MetricLogged` with these fields, if its name fits; returns whether it does."""
+        encoded = name.encode()
+        if not _fits(encoded):
+            return False
+        offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
+        self._count += 1
+        _NAMED_SLOT.pack_into(self._memory, offset, self._count, _METRIC, rank, step, time, value, encoded)
+        _HEADER.pack_into(self._memory, 0, self._count)
+        return True
+
+    def write(self, event: StepDone | MemorySample | MetricLogged) -> None:
+        """Add one record of an event that the ring takes, overwriting the oldest when full."""
+        if isinstance(event, MetricLogged):
+            self.write_metric(event.rank, event.step, event.time, event.name, event.value)
+            return
         if isinstance(event, StepDone):
             kind, values = _STEP, _step_values(event)
         else:
@@ -95,10 +115,11 @@ class RingReader:
         self.num_missed += first - self.num_read
         events: list[Event] = []
         for index in range(first, written):
-            sequence, kind, rank, *values = _SLOT.unpack_from(
-                self._memory, _HEADER_BYTES + (index % self._capacity) * _SLOT.size
-            )
-            event = _unpack(kind, rank, values) if sequence == index + 1 else None
+            offset = _HEADER_BYTES + (index % self._capacity) * _SLOT.size
+            sequence, kind, rank, *values = _SLOT.unpack_from(self._memory, offset)
+            event = None
+            if sequence == index + 1:
+                event = _unpack_metric(self._memory, offset) if kind == _METRIC else _unpack(kind, rank, values)
             if event is not None:
                 events.append(event)
             else:
@@ -110,6 +131,17 @@ class RingReader:
         """Unmap the ring and close its descriptor."""
         self._memory.close()
         os.close(self._descriptor)
+
+
+def _fits(name: bytes) -> bool:
+    return len(name) <= _NAME_BYTES and not name.endswith(b"\0")
+
+
+def _unpack_metric(memory: mmap.mmap, offset: int) -> MetricLogged | None:
+    _, _, rank, step, time, value, name = _NAMED_SLOT.unpack_from(memory, offset)
+    if not math.isfinite(step):
+        return None
+    return MetricLogged(rank, int(step), time, name.rstrip(b"\0").decode(errors="replace"), value)
 
 
 def _step_values(event: StepDone) -> tuple[float, ...]:

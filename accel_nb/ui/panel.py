@@ -7,7 +7,7 @@ import math
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -63,7 +63,10 @@ class Panel:
         rung: Rung | None = None,
         on_control: Callable[[object], object] | None = None,
         can_save: bool = False,
+        also: Callable[[Sequence[Event]], None] | None = None,
     ) -> None:
+        """``also`` gets every event that the panel is fed, shown or not."""
+        self._also = also
         self.state = PanelState(title, num_workers)
         self.state.can_be_steered = on_control is not None
         self.state.can_save = can_save
@@ -81,9 +84,11 @@ class Panel:
         """Whether the panel is in the output."""
         return bool(self._surfaces)
 
-    def feed(self, events: Iterable[Event]) -> None:
+    def feed(self, events: Sequence[Event]) -> None:
         """Take events in; draws nothing."""
         with self._lock:
+            if self._also is not None:
+                self._also(events)
             if not self._is_off:
                 self.state.fold(events)
 

@@ -11,6 +11,8 @@ import pytest
 
 import accel_nb
 from accel_nb.compat.names import MODULES
+from accel_nb.telemetry.metrics import METRICS
+from accel_nb.telemetry.trackers import BUILT_IN
 
 PUBLIC = [name for name in accel_nb.__all__ if name != "__version__"]
 MEMBERS = [name for name in dir(accel_nb.Accelerator) if not name.startswith("_")]
@@ -60,3 +62,19 @@ def test_the_migration_guide_names_every_name_that_is_served(project: Path) -> N
     for name in MODULES["accelerate"]:
         if name in accel_nb.__all__:
             assert f"`{name}" in text, f"docs/migration.md does not mention {name}"
+
+
+def test_the_api_reference_has_every_public_name_once(project: Path) -> None:
+    shown = re.findall(
+        r"^::: accel_nb\.(\w+)$", (project / "docs" / "api.md").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    assert sorted(shown) == sorted(PUBLIC)
+
+
+def test_each_tracker_and_metric_is_in_the_documentation(project: Path) -> None:
+    trackers = (project / "docs/howto/trackers.md").read_text(encoding="utf-8")
+    assert [name for name in BUILT_IN if f"| `{name}` |" not in trackers] == []
+    metrics = (project / "docs/howto/metrics.md").read_text(encoding="utf-8")
+    for name in METRICS:
+        short = name.removeprefix("accel_nb_checkpoint")
+        assert f"`{name}" in metrics or f"`...{short}`" in metrics, f"docs/howto/metrics.md does not mention {name}"

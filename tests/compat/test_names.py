@@ -84,7 +84,7 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
         ("from accelerate.utils import DeepSpeedPlugin", "sharded and engine strategies"),
         ("import accelerate.utils.deepspeed", "sharded and engine strategies"),
         ("import accelerate.commands.launch", "command line"),
-        ("from accelerate.tracking import WandBTracker", "tracker"),
+        ("from accelerate.tracking import filter_trackers", "log_with"),
         ("from accelerate.hooks import CpuOffload", "big models"),
         ("import accelerate.not_there", "no counterpart"),
     ],

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import urllib.error
+import urllib.request
+
 import pytest
 
 MAGIC = "%%accelerate --cpus 2\n"
@@ -158,6 +161,24 @@ def test_plan_shows_what_each_way_takes_and_starts_nothing(kernel):
     elsewhere = kernel.run("%accelerate plan planned --data pairs --gpus 8 --memory 24GiB").stdout
     assert elsewhere.startswith("Sequential: 706 parameters")
     assert "did you mean planned?" in str(kernel.run("%accelerate plan planed").error)
+
+
+def test_metrics_of_both_workers_are_served_on_loopback_while_asked_for(kernel):
+    step = (
+        "import torch\nnet = torch.nn.Linear(1, 1)\nopt = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "for x in torch.utils.data.DataLoader(torch.ones(12, 1), batch_size=4):\n"
+        "    net(x).sum().backward()\n    opt.step()\n    opt.zero_grad()"
+    )
+    output = done(kernel, step, "--cpus 2 --metrics.port 0")
+    [line] = [text for text in output.texts if text.startswith("metrics at http://127.0.0.1:")]
+    with urllib.request.urlopen(line.removeprefix("metrics at "), timeout=10) as answer:
+        text = answer.read().decode()
+    for rank in (0, 1):
+        assert f'accel_nb_steps_total{{rank="{rank}"}} 3.0' in text
+        assert f'accel_nb_samples_total{{rank="{rank}"}} 6.0' in text
+    done(kernel, "pass")  # without the flag nothing listens any more
+    with pytest.raises(urllib.error.URLError):
+        urllib.request.urlopen(line.removeprefix("metrics at "), timeout=10)
 
 
 def test_unload_ends_the_workers_and_load_brings_them_back(kernel):

@@ -1,6 +1,6 @@
 import os
 
-from accel_nb.telemetry.events import MemorySample, StepDone
+from accel_nb.telemetry.events import MemorySample, MetricLogged, StepDone
 from accel_nb.telemetry.ring import RingReader, RingWriter, create_ring
 
 
@@ -15,6 +15,22 @@ def test_events_come_out_as_they_went_in():
     writer.write(step(1))
     writer.write(memory)
     assert reader.read() == [step(1), memory]
+    assert reader.read() == []
+    writer.close()
+    reader.close()
+
+
+def test_logged_values_take_the_ring_if_their_names_fit():
+    descriptor = create_ring(8)
+    writer, reader = RingWriter(descriptor), RingReader(descriptor)
+    fitting = [MetricLogged(3, 2**40, 1.5, name, 0.25) for name in ("loss", "", "größe", "x" * 56)]
+    for event in fitting:
+        assert writer.takes(event)
+        writer.write(event)
+    assert reader.read() == fitting
+    for name in ("x" * 57, "ö" * 29, "ends\0"):
+        assert not writer.takes(MetricLogged(3, 1, 1.5, name, 0.25))
+        assert not writer.write_metric(3, 1, 1.5, name, 0.25)
     assert reader.read() == []
     writer.close()
     reader.close()

@@ -9,13 +9,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from accel_nb import Accelerator, GeneralTracker
+from accel_nb.accelerator.tracking import SavedRun
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.telemetry.trackers import TrackerFeed
+from accel_nb.telemetry.trackers import TrackerFeed, pictures
 
 
 class Recorder(GeneralTracker):
@@ -172,8 +174,8 @@ def test_a_run_cannot_leave_its_folder(tmp_path: Path) -> None:
 def test_bad_input_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="'tensorbord' is no tracker; did you mean tensorboard"):
         Accelerator(cpu=True, log_with="tensorbord")
-    with pytest.raises(ConfigError, match="wandb is not served by this version"):
-        Accelerator(cpu=True, log_with=["jsonl", "wandb"])
+    with pytest.raises(ConfigError, match="comet_ml needs a package; pip install comet_ml"):
+        Accelerator(cpu=True, log_with=["jsonl", "comet_ml"])
     without_folder = Accelerator(cpu=True, log_with="jsonl")
     with pytest.raises(MisuseError, match=r"give Accelerator\(project_dir="):
         without_folder.init_trackers("run")
@@ -187,3 +189,148 @@ def test_bad_input_is_named(tmp_path: Path) -> None:
         accelerator.init_trackers("run", init_kwargs={"wandb": {}})
     with pytest.raises(MisuseError, match="log\\('x'\\) got a list"):
         accelerator.log({"x": [1]})
+
+
+class Known(Recorder):
+    """Has a run that it can go on with."""
+
+    name = "known"
+    run_id = "first"
+
+    def resume(self, run_id: str, step: int) -> None:
+        self.told.append(("resume", run_id, step))
+        self.run_id = run_id
+
+
+def _trained(folder: Path, *trackers: Any, project: str = "digits") -> Accelerator:
+    accelerator = Accelerator(cpu=True, log_with=["jsonl", "tensorboard", *trackers], project_dir=folder)
+    model = torch.nn.Linear(1, 1)
+    accelerator.model, accelerator.optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    accelerator.init_trackers(project)
+    return accelerator
+
+
+def _step(accelerator: Accelerator) -> None:
+    accelerator.backward(accelerator.model(torch.ones(1, 1)).sum())
+    accelerator.optimizer.step()
+    accelerator.optimizer.zero_grad()
+    accelerator.log({"loss": 1.0})
+
+
+def test_a_resumed_training_goes_on_with_the_same_run(tmp_path: Path) -> None:
+    first = _trained(tmp_path, Known())
+    for _ in range(2):
+        _step(first)
+    first.save_state(tmp_path / "kept")
+    _step(first)  # lost: it comes after the checkpoint
+    first.close()
+
+    tracker = Known()
+    tracker.run_id = "second"
+    second = _trained(tmp_path, tracker)
+    second.load_state(tmp_path / "kept")
+    _step(second)
+    second.save_state(tmp_path / "again")
+    second.close()
+    assert tracker.told[:2] == [("resume", "first", 2), "start"]
+    lines = [json.loads(line) for line in (tmp_path / "digits.jsonl").read_text().splitlines()]
+    assert [line.get("step", line) for line in lines] == [1, 2, 3, {"resumed": {"step": 2}}, 3]
+    events = EventAccumulator(str(tmp_path / "digits"))
+    events.Reload()
+    assert [item.step for item in events.Scalars("loss")] == [1, 2, 3]
+
+    late = Known()
+    third = Accelerator(cpu=True, log_with=late)
+    model = torch.nn.Linear(1, 1)
+    third.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    third.load_state(tmp_path / "again")
+    third.init_trackers("digits")
+    third.end_training()
+    assert late.told[:2] == [("resume", "first", 3), "start"]
+    third.init_trackers("digits")  # another run of the same name, not the one that has ended
+    third.end_training()
+    assert late.told[3:] == ["start", "finish"]
+
+
+def test_a_run_of_another_name_and_one_that_is_open_are_not_taken_over(tmp_path: Path) -> None:
+    first = _trained(tmp_path, Known())
+    _step(first)
+    first.save_state(tmp_path / "kept")
+    first.close()
+
+    other = _trained(tmp_path, tracker := Known(), project="other")
+    report = other.load_state(tmp_path / "kept")
+    other.close()
+    assert "trackers begin the run 'other': the checkpoint is of 'digits'" in report.notes
+    assert tracker.told == ["start", "finish"]
+
+    open_one = Known()
+    open_one.run_id = "mine"
+    third = _trained(tmp_path, open_one)
+    third.log({"loss": 0.0})
+    report = third.load_state(tmp_path / "kept")
+    third.close()
+    assert any("known stays with the run that is open" in note for note in report.notes)
+    assert not any(item[0] == "resume" for item in open_one.told if isinstance(item, tuple))
+
+
+def test_an_id_out_of_a_checkpoint_is_checked() -> None:
+    saved = {"project": "digits", "run_ids": {"a": "ok", "b": "x" * 300, "c": 7, "d": "line\nline", "e": ""}}
+    run = SavedRun.from_json(saved, 5)
+    assert run == SavedRun("digits", {"a": "ok"}, 5)
+    assert SavedRun.from_json(["digits"], 5) is None
+    assert SavedRun.from_json({"project": "digits", "run_ids": ["a"]}, 5) == SavedRun("digits", {}, 5)
+
+
+def test_pictures_come_out_in_one_form() -> None:
+    float_tensor = torch.tensor([[[0.0, 1.0]], [[0.5, 2.0]], [[-1.0, float("nan")]]])  # 3 channels, 1 x 2
+    [picture] = pictures(float_tensor)
+    assert picture.dtype == np.uint8
+    assert picture.tolist() == [[[0, 127, 0], [255, 255, 0]]]
+    assert [item.shape for item in pictures(np.zeros((5, 3, 8, 9)))] == [(8, 9, 3)] * 5
+    assert [item.shape for item in pictures([np.zeros((4, 6)), torch.zeros(1, 4, 6)])] == [(4, 6, 1)] * 2
+    assert pictures(np.array([[True, False]]))[0].ravel().tolist() == [255, 0]
+    source = np.zeros((2, 2, 3), np.uint8)
+    [copy] = pictures(source)
+    source[:] = 9
+    assert not copy.any()
+    for wrong in ("cat.png", np.zeros(5), np.zeros((2, 5, 5)), {"a": 1}):
+        with pytest.raises(MisuseError, match="log_images got"):
+            pictures(wrong)
+
+
+def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Keeping(Recorder):
+        name = "keeping"
+
+        def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+            self.told.append((step, {name: [item.shape for item in value] for name, value in values.items()}, kwargs))
+
+        def log_artifact(self, local_path: str, name: str | None = None) -> None:
+            self.told.append((local_path, name))
+
+    tracker = Keeping()
+    accelerator = Accelerator(cpu=True, log_with=["tensorboard", tracker], project_dir=tmp_path)
+    accelerator.init_trackers("run")
+    with caplog.at_level(logging.WARNING, logger="accel_nb"):
+        for _ in range(2):
+            accelerator.log_table("scores", ["name", "score"], [["a|b", 1.0]])
+        accelerator.log_images({"digit": torch.zeros(2, 1, 8, 8)}, step=4, log_kwargs={"keeping": {"caption": "c"}})
+        accelerator.log_artifact(tmp_path, name="all")
+        accelerator.end_training()
+    assert tracker.told[1:-1] == [(4, {"digit": [(8, 8, 1)] * 2}, {"caption": "c"}), (str(tmp_path), "all")]
+    assert [record.message for record in caplog.records] == [
+        "tracker keeping keeps no tables; they are left out there",
+        "tracker tensorboard keeps no artifacts; they are left out there",
+    ]
+    events = EventAccumulator(str(tmp_path / "run"))
+    events.Reload()
+    assert [(image.step, image.width, image.height) for image in events.Images("digit")] == [(4, 16, 8)]
+    text = events.Tensors("scores/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert text.splitlines()[2] == "| a\\|b | 1.0 |"
+    accelerator.init_trackers("run")
+    with pytest.raises(MisuseError, match="there is no"):
+        accelerator.log_artifact(tmp_path / "missing")
+    accelerator.end_training()

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.secrets import redacted
+
+
+class NotKept(MisuseError):
+    """A backend has no place for what it was given; it goes on with the rest."""
 
 
 class GeneralTracker:
@@ -19,6 +24,9 @@ class GeneralTracker:
     name: str = ""
     requires_logging_directory: bool = False
     main_process_only: bool = True
+    run_id: str | None = None
+    """What the backend knows the run by, once that is settled; checkpoints keep it, so that a resumed training goes on
+    with the same run."""
 
     def __init__(self, _blank: bool = False) -> None:
         """Open nothing yet: that is what `start` is for."""
@@ -28,14 +36,32 @@ class GeneralTracker:
         """The backend's own object, once started."""
         return None
 
+    def resume(self, run_id: str, step: int) -> None:
+        """Go on with the run that a checkpoint of step ``step`` names; called before `start`, if at all."""
+        self.run_id = run_id
+
     def start(self) -> None:
-        """Open the run."""
+        """Open the run, or the one that `resume` has named."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Keep the run's configuration; secrets have been taken out."""
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log values of one step: numbers, texts, and dictionaries of numbers."""
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log pictures by name: what `accel_nb.telemetry.trackers.pictures` takes."""
+        raise NotKept(f"tracker {self.name} keeps no images")
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Log a table of numbers and texts, row by row."""
+        raise NotKept(f"tracker {self.name} keeps no tables")
+
+    def log_artifact(self, local_path: str, name: str | None = None) -> None:
+        """Keep a file or a folder with the run."""
+        raise NotKept(f"tracker {self.name} keeps no artifacts")
 
     def flush(self) -> None:
         """Bring what was logged to where it stays; called when no more values wait."""
@@ -44,6 +70,41 @@ class GeneralTracker:
         """Close the run."""
 
 
+class NoTracker(GeneralTracker):
+    """Takes everything and does nothing: what ranks have that do not track."""
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Do nothing."""
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Do nothing."""
+
+    def log_artifact(self, local_path: str, name: str | None = None) -> None:
+        """Do nothing."""
+
+
 def without_secrets(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values with their secrets hidden, at any depth."""
     return redacted(values)
+
+
+def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested values under names as ``outer/inner``, for backends that have no nesting."""
+    found: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            found |= flat(value, f"{prefix}{name}/")  # pyright: ignore[reportUnknownArgumentType]
+        else:
+            found[f"{prefix}{name}"] = value
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Return a value as what JSON can hold; anything else by its text."""
+    if isinstance(value, Mapping):
+        return {str(name): plain(item) for name, item in value.items()}  # pyright: ignore[reportUnknownVariableType, reportUnknownArgumentType]
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]  # pyright: ignore[reportUnknownVariableType]
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)

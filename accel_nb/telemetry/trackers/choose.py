@@ -16,13 +16,19 @@ from accel_nb.telemetry.trackers.base import GeneralTracker
 
 BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "jsonl": ("accel_nb.telemetry.trackers.jsonl:JsonlTracker", "json"),
-        "tensorboard": ("accel_nb.telemetry.trackers.tensorboard:TensorBoardTracker", "tensorboard"),
+        "jsonl": ("JsonlTracker", "json"),
+        "tensorboard": ("TensorBoardTracker", "tensorboard"),
+        "wandb": ("WandbTracker", "wandb"),
+        "mlflow": ("MlflowTracker", "mlflow"),
+        "comet_ml": ("CometTracker", "comet_ml"),
+        "clearml": ("ClearmlTracker", "clearml"),
+        "aim": ("AimTracker", "aim"),
+        "swanlab": ("SwanlabTracker", "swanlab"),
+        "trackio": ("TrackioTracker", "trackio"),
+        "dvclive": ("DvcliveTracker", "dvclive"),
     }
 )
-"""Names, where each is, and the package that it needs."""
-
-_LATER = ("aim", "clearml", "comet_ml", "dvclive", "mlflow", "swanlab", "trackio", "wandb")
+"""Each in the module of its own name: its class, and the package that it needs, which it imports when it is started."""
 
 
 def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
@@ -41,14 +47,12 @@ def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
             continue
         name = str(item.value if isinstance(item, Enum) else item).lower()
         if name == "all":
-            chosen += [known for known, (_, package) in BUILT_IN.items() if importlib.util.find_spec(package)]
-        elif name in _LATER:
-            problems.append(f"log_with: {name} is not served by this version; give a GeneralTracker of your own")
+            chosen += [known for known, (_, package) in BUILT_IN.items() if _is_installed(package)]
         elif name not in BUILT_IN:
             problems.append(
                 f"log_with: {name!a} is no tracker{did_you_mean(name, list(BUILT_IN))}; there are {', '.join(BUILT_IN)}"
             )
-        elif importlib.util.find_spec(BUILT_IN[name][1]) is None:
+        elif not _is_installed(BUILT_IN[name][1]):
             problems.append(f"log_with: {name} needs a package; pip install {BUILT_IN[name][1]}")
         else:
             chosen.append(name)
@@ -75,8 +79,7 @@ def chosen_trackers(
         if not isinstance(item, str):
             trackers.append(item)
             continue
-        module, _, attribute = BUILT_IN[item][0].partition(":")
-        kind = getattr(importlib.import_module(module), attribute)
+        kind = getattr(importlib.import_module(f"accel_nb.telemetry.trackers.{item}"), BUILT_IN[item][0])
         arguments: dict[str, Any] = {"run_name": _safe(run)}
         if kind.requires_logging_directory:
             if folder is None:
@@ -84,6 +87,12 @@ def chosen_trackers(
             arguments["logging_dir"] = folder
         trackers.append(kind(**{**arguments, **options.get(item, {})}))
     return trackers
+
+
+def _is_installed(package: str) -> bool:
+    # A folder of results in the current one, as some packages make under their own name, is no package.
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None
 
 
 def _is_tracker(item: Any) -> bool:

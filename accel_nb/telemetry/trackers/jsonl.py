@@ -13,7 +13,10 @@ from accel_nb.telemetry.trackers.base import GeneralTracker
 
 
 class JsonlTracker(GeneralTracker):
-    """Appends to ``LOGGING_DIR/RUN.jsonl``: first the configuration, then values with step and time."""
+    """Appends to ``LOGGING_DIR/RUN.jsonl``: the configuration, then values with step and time.
+
+    A line ``{"resumed": {"step": N}}`` says that a checkpoint of that step was gone back to.
+    """
 
     name = "jsonl"
     requires_logging_directory = True
@@ -21,7 +24,9 @@ class JsonlTracker(GeneralTracker):
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str]) -> None:
         """Name the file; `start` opens it."""
         super().__init__()
+        self.run_id = run_name
         self.path = Path(logging_dir) / f"{run_name}.jsonl"
+        self._resumed_step: int | None = None
         self._file: TextIO | None = None
 
     @property
@@ -29,10 +34,16 @@ class JsonlTracker(GeneralTracker):
         """The open file."""
         return self._file
 
+    def resume(self, run_id: str, step: int) -> None:
+        """Note in the file that what it holds of later steps was lost with the training."""
+        self._resumed_step = step
+
     def start(self) -> None:
         """Open the file; a run of that name goes on in it."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
+        if self._resumed_step is not None:
+            self._write({"resumed": {"step": self._resumed_step}})
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
         """Write the configuration."""

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from accel_nb.telemetry.trackers.base import GeneralTracker
+from accel_nb.telemetry.trackers.pictures import pictures
 
 
 class TensorBoardTracker(GeneralTracker):
@@ -18,6 +22,7 @@ class TensorBoardTracker(GeneralTracker):
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
         """Name the folder; ``kwargs`` go to ``SummaryWriter``."""
         super().__init__()
+        self.run_id = run_name
         self.folder = Path(logging_dir) / run_name
         self._options = kwargs
         self._writer: Any = None
@@ -26,6 +31,10 @@ class TensorBoardTracker(GeneralTracker):
     def tracker(self) -> Any:
         """The ``SummaryWriter``."""
         return self._writer
+
+    def resume(self, run_id: str, step: int) -> None:
+        """Hide what the files hold of later steps: it was lost with the training."""
+        self._options["purge_step"] = step + 1
 
     def start(self) -> None:
         """Open the event file."""
@@ -52,9 +61,21 @@ class TensorBoardTracker(GeneralTracker):
                 self._writer.add_scalar(name, value, global_step=step, **kwargs)
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
-        """Add batches of images, as ``SummaryWriter.add_images`` takes them."""
-        for name, images in values.items():
-            self._writer.add_images(name, images, global_step=step, **kwargs)
+        """Add pictures; with ``dataformats`` among ``kwargs``, as ``SummaryWriter.add_images`` takes them."""
+        for name, value in values.items():
+            if "dataformats" in kwargs:
+                self._writer.add_images(name, value, global_step=step, **kwargs)
+            else:
+                batch = np.stack(pictures(value))
+                self._writer.add_images(name, batch, global_step=step, dataformats="NHWC", **kwargs)
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Add the table as a text, which TensorBoard draws as one."""
+        rows = [list(columns), ["---"] * len(columns), *data]
+        text = "\n".join("| " + " | ".join(str(cell).replace("|", "\\|") for cell in row) + " |" for row in rows)
+        self._writer.add_text(table_name, text, global_step=step)
 
     def flush(self) -> None:
         """Write what is buffered."""

@@ -132,6 +132,20 @@ export interface IGroupOptions {
   timeout?: number;
 }
 
+/** Where a monitoring system finds the numbers of a run; all off by default, made in the notebook's process. */
+export interface IMetricsOptions {
+  /** Serve metrics for Prometheus at http://127.0.0.1:PORT/metrics, to this machine only; 0 takes a free port. */
+  port?: number | null;
+  /** Write metrics for the textfile collector of Prometheus' node exporter; a name that ends in .prom. */
+  textfile?: string | null;
+  /** Send metrics to StatsD, or to Datadog's agent. */
+  statsd?: string | null;
+  /** Say ranks as Datadog's tags; off makes them parts of the names, as plain StatsD needs it. */
+  statsd_tags?: boolean;
+  /** Send metrics to a collector of OpenTelemetry, by OTLP over HTTP. */
+  otlp?: string | null;
+}
+
 /** Options of the loss scaling of fp16, with PyTorch's own names and defaults. */
 export interface IScalerOptions {
   /** What losses are multiplied by at first. */
@@ -223,6 +237,8 @@ export interface IOptions {
   config?: string | null;
   /** How loaders are read. */
   data?: IDataOptions;
+  /** Numbers of a run for monitoring systems. */
+  metrics?: IMetricsOptions;
 }
 
 export type OptionName =
@@ -303,7 +319,12 @@ export type OptionName =
   | 'data.use_seedable_sampler'
   | 'data.data_seed'
   | 'data.resume_stream'
-  | 'data.non_blocking';
+  | 'data.non_blocking'
+  | 'metrics.port'
+  | 'metrics.textfile'
+  | 'metrics.statsd'
+  | 'metrics.statsd_tags'
+  | 'metrics.otlp';
 
 export type LayerName =
   | 'default'

@@ -1,0 +1,135 @@
+"""Opens the exporters that the options name, and feeds them: one that fails is reported once and left out."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable
+from typing import Protocol
+
+from accel_nb.config.schema import MetricsOptions
+from accel_nb.errors import ConfigError
+from accel_nb.telemetry.events import Event, MetricLogged
+from accel_nb.telemetry.metrics.samples import MAX_NAMES, Sample, samples_of
+
+logger = logging.getLogger(__name__)
+
+
+class Exporter(Protocol):
+    """A way to a monitoring system."""
+
+    def take(self, samples: Iterable[Sample]) -> None:
+        """Take samples in; must not wait for anything."""
+        ...
+
+    def flush(self) -> None:
+        """Bring what was taken to where it goes: a run has ended."""
+        ...
+
+    def describe(self) -> str:
+        """Return where the metrics go."""
+        ...
+
+    def close(self) -> None:
+        """Bring the last samples to where they go, and release what is held."""
+        ...
+
+
+class Exporters:
+    """The exporters of one process; they stay open from one run to the next, while the options are the same."""
+
+    def __init__(self) -> None:
+        self._options = MetricsOptions()
+        self._open: list[Exporter] = []
+        self._names: set[str] = set()
+
+    def use(self, options: MetricsOptions) -> list[str]:
+        """Open what the options name, close what they do not; returns where the metrics go, one line each.
+
+        Raises `ConfigError` for what cannot be opened: no package, a port that is taken, a host that is not known.
+        """
+        if options == self._options:
+            return []
+        self.close()
+        try:
+            for name, build in _wanted(options):
+                self._open.append(_opened(name, build))
+        except ConfigError:
+            self.close()
+            raise
+        self._options = options
+        return [exporter.describe() for exporter in self._open]
+
+    def feed(self, events: Iterable[Event]) -> None:
+        """Export what events say; never raises."""
+        if not self._open:
+            return
+        samples = [sample for event in events if self._is_kept(event) for sample in samples_of(event)]
+        for exporter in list(self._open):
+            self._guarded(exporter, lambda exporter=exporter: exporter.take(samples))
+
+    def flush(self) -> None:
+        """Bring what was fed to where it goes; call when a run has ended."""
+        for exporter in list(self._open):
+            self._guarded(exporter, exporter.flush)
+
+    def close(self) -> None:
+        """Close every exporter; nothing listens any more. May be called again."""
+        for exporter in reversed(list(self._open)):
+            self._guarded(exporter, exporter.close)
+        self._open.clear()
+        self._options = MetricsOptions()
+
+    def _is_kept(self, event: Event) -> bool:
+        if not isinstance(event, MetricLogged) or event.name in self._names:
+            return True
+        if len(self._names) == MAX_NAMES:
+            return False
+        self._names.add(event.name)
+        if len(self._names) == MAX_NAMES:
+            logger.warning("metrics: %d names are logged; what comes after %r is not exported", MAX_NAMES, event.name)
+        return True
+
+    def _guarded(self, exporter: Exporter, call: Callable[[], None]) -> None:
+        try:
+            call()
+        except Exception:
+            self._open.remove(exporter)
+            logger.warning("%s: failed and is left out; the run goes on", exporter.describe(), exc_info=True)
+
+
+def _wanted(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
+    """Return what to open, under the option that asks for it."""
+    wanted: list[tuple[str, Callable[[], Exporter]]] = []
+    port, textfile, statsd, otlp = options.port, options.textfile, options.statsd, options.otlp
+    if port is not None or textfile is not None:
+        _need("prometheus_client", "metrics", "metrics.port" if port is not None else "metrics.textfile")
+        from accel_nb.telemetry.metrics.prometheus import Endpoint, Textfile
+
+        if port is not None:
+            wanted.append((f"metrics.port: {port}", lambda: Endpoint(port)))
+        if textfile is not None:
+            wanted.append((f"metrics.textfile: {textfile}", lambda: Textfile(textfile)))
+    if statsd is not None:
+        from accel_nb.telemetry.metrics.statsd import Statsd
+
+        tagged = options.statsd_tags
+        wanted.append((f"metrics.statsd: {statsd}", lambda: Statsd(statsd, tagged=tagged)))
+    if otlp is not None:
+        _need("opentelemetry", "otel", "metrics.otlp")
+        from accel_nb.telemetry.metrics.otel import OpenTelemetry
+
+        wanted.append((f"metrics.otlp: {otlp}", lambda: OpenTelemetry(otlp)))
+    return wanted
+
+
+def _opened(name: str, build: Callable[[], Exporter]) -> Exporter:
+    try:
+        return build()
+    except (OSError, ImportError) as error:
+        raise ConfigError(f"{name} cannot be used ({error}); choose another, or leave the option out") from error
+
+
+def _need(package: str, extra: str, option: str) -> None:
+    if importlib.util.find_spec(package) is None:
+        raise ConfigError(f"{option} needs a package; pip install accel_nb[{extra}]")

@@ -1,0 +1,63 @@
+"""OpenTelemetry: metrics to a collector, by OTLP over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib import import_module
+from typing import Any
+
+from accel_nb.telemetry.metrics.samples import METRICS, Sample
+
+EXPORT_EVERY_MS = 5000
+CLOSE_PATIENCE_MS = 3000
+
+
+class OpenTelemetry:
+    """Sends metrics every few seconds, in a thread of the SDK's; the SDK's own variables (``OTEL_...``) apply too."""
+
+    def __init__(self, endpoint: str) -> None:
+        """Build a provider of our own: the process's is left to others."""
+        sdk: Any = import_module("opentelemetry.sdk.metrics")
+        export: Any = import_module("opentelemetry.sdk.metrics.export")
+        otlp: Any = import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
+        resources: Any = import_module("opentelemetry.sdk.resources")
+        reader = export.PeriodicExportingMetricReader(
+            otlp.OTLPMetricExporter(endpoint=endpoint), export_interval_millis=EXPORT_EVERY_MS
+        )
+        resource = resources.Resource.create({"service.name": "accel_nb"})
+        self._endpoint = endpoint
+        self._provider = sdk.MeterProvider([reader], resource=resource, shutdown_on_exit=False)
+        meter = self._provider.get_meter("accel_nb")
+        make = {"counter": meter.create_counter, "gauge": meter.create_gauge, "histogram": meter.create_histogram}
+        self._instruments = {
+            name: make[metric.kind](_dotted(name), unit=metric.unit, description=metric.help)
+            for name, metric in METRICS.items()
+        }
+
+    def take(self, samples: Iterable[Sample]) -> None:
+        """Take samples in."""
+        for sample in samples:
+            metric, instrument = METRICS[sample.name], self._instruments[sample.name]
+            attributes = dict(zip(metric.labels, sample.labels, strict=True))
+            match metric.kind:
+                case "counter":
+                    instrument.add(sample.value, attributes)
+                case "gauge":
+                    instrument.set(sample.value, attributes)
+                case "histogram":
+                    instrument.record(sample.value, attributes)
+
+    def flush(self) -> None:
+        """Leave it to the SDK's thread, which sends every few seconds: a collector that is slow holds nothing up."""
+
+    def describe(self) -> str:
+        """Return where the metrics go."""
+        return f"metrics to {self._endpoint} by OpenTelemetry"
+
+    def close(self) -> None:
+        """Send the last state and stop."""
+        self._provider.shutdown(timeout_millis=CLOSE_PATIENCE_MS)
+
+
+def _dotted(name: str) -> str:
+    return "accel_nb." + name.removeprefix("accel_nb_").removesuffix("_seconds").removesuffix("_bytes")

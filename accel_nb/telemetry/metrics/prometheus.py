@@ -1,0 +1,101 @@
+"""Prometheus: an endpoint on loopback, and files for the node exporter's textfile collector."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from accel_nb.telemetry.metrics.samples import METRICS, Sample
+
+WRITE_EVERY_S = 5.0
+_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
+
+
+class Registry:
+    """The metrics as prometheus_client holds them; what asks for them may do so in any thread."""
+
+    def __init__(self) -> None:
+        from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+        self.registry = CollectorRegistry()
+        self._metrics: dict[str, Any] = {}
+        for name, metric in METRICS.items():
+            if metric.kind == "histogram":
+                self._metrics[name] = Histogram(
+                    name, metric.help, metric.labels, registry=self.registry, buckets=_SECONDS
+                )
+            else:
+                made = Counter if metric.kind == "counter" else Gauge
+                self._metrics[name] = made(name, metric.help, metric.labels, registry=self.registry)
+
+    def take(self, samples: Iterable[Sample]) -> None:
+        """Take samples in."""
+        for sample in samples:
+            metric = self._metrics[sample.name]
+            child = metric.labels(*sample.labels) if sample.labels else metric
+            match METRICS[sample.name].kind:
+                case "counter":
+                    child.inc(sample.value)
+                case "gauge":
+                    child.set(sample.value)
+                case "histogram":
+                    child.observe(sample.value)
+
+    def flush(self) -> None:
+        """Hold everything in memory: there is nothing to bring anywhere."""
+
+
+class Endpoint(Registry):
+    """Serves ``http://127.0.0.1:PORT/metrics``, on loopback only; port 0 takes a free one."""
+
+    def __init__(self, port: int) -> None:
+        """Listen; raises OSError if the port is taken."""
+        from prometheus_client import start_http_server
+
+        super().__init__()
+        self._server, self._thread = start_http_server(port, addr="127.0.0.1", registry=self.registry)
+        self._thread.name = "accel_nb metrics"
+        self.port: int = self._server.server_port
+
+    def describe(self) -> str:
+        """Return where the metrics are."""
+        return f"metrics at http://127.0.0.1:{self.port}/metrics"
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+class Textfile(Registry):
+    """Writes a ``.prom`` file, whole or not at all, every few seconds while samples come, and at the end."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__()
+        self._path = Path(path).expanduser()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._write_at = 0.0
+
+    def take(self, samples: Iterable[Sample]) -> None:
+        """Take samples in, and write if it is time."""
+        super().take(samples)
+        if time.monotonic() >= self._write_at:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write the file."""
+        from prometheus_client import write_to_textfile
+
+        write_to_textfile(str(self._path), self.registry)
+        self._write_at = time.monotonic() + WRITE_EVERY_S
+
+    def describe(self) -> str:
+        """Return where the metrics are."""
+        return f"metrics in {self._path}"
+
+    def close(self) -> None:
+        """Write the last state."""
+        self.flush()

@@ -1,0 +1,99 @@
+"""What is exported: the metrics by name, and the samples that an event gives; no system's format, no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+from accel_nb.telemetry.events import (
+    CheckpointSaved,
+    Event,
+    Interrupted,
+    MemorySample,
+    MetricLogged,
+    Prepared,
+    RankFailed,
+    StepDone,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One exported metric: counters only grow, gauges hold the newest value, histograms keep how values spread."""
+
+    kind: Literal["counter", "gauge", "histogram"]
+    help: str
+    labels: tuple[str, ...] = ("rank",)
+    unit: str = ""
+
+
+METRICS: Mapping[str, Metric] = MappingProxyType(
+    {
+        "accel_nb_steps": Metric("counter", "Optimizer steps that were taken."),
+        "accel_nb_skipped_steps": Metric("counter", "Optimizer steps that were skipped: gradients overflowed."),
+        "accel_nb_samples": Metric("counter", "Samples that were trained on."),
+        "accel_nb_step_time_seconds": Metric("histogram", "Time between two optimizer steps.", unit="s"),
+        "accel_nb_step": Metric("gauge", "Number of the newest optimizer step."),
+        "accel_nb_loss": Metric("gauge", "Loss of the newest step, the mean over the rank's samples."),
+        "accel_nb_learning_rate": Metric("gauge", "Learning rate of the newest step."),
+        "accel_nb_memory_bytes": Metric("gauge", "What fills the rank's device.", ("rank", "kind"), "By"),
+        "accel_nb_logged": Metric("gauge", "Newest value that the cell logged by name.", ("rank", "name")),
+        "accel_nb_worker": Metric("gauge", "1 for what a rank runs with.", ("rank", "device", "strategy", "precision")),
+        "accel_nb_failures": Metric("counter", "Ranks that raised or died."),
+        "accel_nb_interrupts": Metric("counter", "Interrupts by the user."),
+        "accel_nb_checkpoints": Metric("counter", "Checkpoints that are complete.", ()),
+        "accel_nb_checkpoint_step": Metric("gauge", "Step of the newest checkpoint.", ()),
+        "accel_nb_checkpoint_bytes": Metric("gauge", "Size of the newest checkpoint.", (), "By"),
+        "accel_nb_checkpoint_stall_seconds": Metric("gauge", "How long it held the training up.", (), "s"),
+        "accel_nb_checkpoint_write_seconds": Metric("gauge", "How long it took to be durable.", (), "s"),
+    }
+)
+
+MAX_NAMES = 200
+"""So many values that a cell logs by name are exported: each is a time series of its own for ever."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One value for one metric; ``labels`` in the metric's order. Counters grow by it."""
+
+    name: str
+    labels: tuple[str, ...]
+    value: float
+
+
+_MEMORY = ("parameters", "gradients", "optimizer", "other", "cached", "free")
+
+
+def samples_of(event: Event) -> Iterator[Sample]:
+    """Return what one event says to monitoring systems."""
+    rank = (str(event.rank),)
+    match event:
+        case StepDone():
+            yield Sample("accel_nb_skipped_steps" if event.skipped else "accel_nb_steps", rank, 1)
+            yield Sample("accel_nb_samples", rank, event.num_samples)
+            yield Sample("accel_nb_step_time_seconds", rank, event.step_s)
+            yield Sample("accel_nb_step", rank, event.step)
+            yield Sample("accel_nb_loss", rank, event.loss)
+            yield Sample("accel_nb_learning_rate", rank, event.learning_rate)
+        case MemorySample():
+            for kind in _MEMORY:
+                yield Sample("accel_nb_memory_bytes", (*rank, kind), getattr(event, kind))
+        case MetricLogged():
+            yield Sample("accel_nb_logged", (*rank, event.name), event.value)
+        case Prepared():
+            yield Sample("accel_nb_worker", (*rank, event.device, event.strategy, event.precision), 1)
+        case RankFailed():
+            yield Sample("accel_nb_failures", rank, 1)
+        case Interrupted():
+            yield Sample("accel_nb_interrupts", rank, 1)
+        case CheckpointSaved():
+            yield Sample("accel_nb_checkpoints", (), 1)
+            yield Sample("accel_nb_checkpoint_step", (), event.step)
+            yield Sample("accel_nb_checkpoint_bytes", (), event.num_bytes)
+            yield Sample("accel_nb_checkpoint_stall_seconds", (), event.stall_s)
+            yield Sample("accel_nb_checkpoint_write_seconds", (), event.write_s)
+        case _:  # events that later versions add say nothing here
+            return

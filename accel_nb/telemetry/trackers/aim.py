@@ -1,0 +1,69 @@
+"""Aim."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
+from accel_nb.telemetry.trackers.pictures import drawable, pictures
+
+
+class AimTracker(GeneralTracker):
+    """A run of the experiment that `init_trackers` names, in the repository ``LOGGING_DIR``.
+
+    A run gets its hash when it is opened; checkpoints know it from then on.
+    """
+
+    name = "aim"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Name the experiment; ``kwargs`` go to ``aim.Run``. Unless they say so, nothing is watched by itself."""
+        super().__init__()
+        self.run_id = kwargs.pop("run_hash", None)
+        self._options = {
+            "repo": os.fspath(logging_dir),
+            "experiment": run_name,
+            "system_tracking_interval": None,
+            "capture_terminal_logs": False,
+            **kwargs,
+        }
+        self._run: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """The ``aim.Run``."""
+        return self._run
+
+    def start(self) -> None:
+        """Open the run."""
+        aim: Any = import_module("aim")
+        repo = self._options["repo"]
+        if isinstance(repo, str) and "://" not in repo:
+            Path(repo).mkdir(parents=True, exist_ok=True)
+        # A run that was killed holds a lock; it is ours to go on with.
+        self._run = aim.Run(**{"force_resume": self.run_id is not None, **self._options}, run_hash=self.run_id)
+        self.run_id = self._run.hash
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store the configuration as ``hparams``."""
+        self._run["hparams"] = plain(values)
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Track numbers and texts; ``kwargs`` go to ``Run.track``."""
+        aim: Any = import_module("aim")
+        for name, value in flat(values).items():
+            self._run.track(aim.Text(value) if isinstance(value, str) else value, name=name, step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Track pictures; ``kwargs`` go to ``aim.Image``."""
+        aim: Any = import_module("aim")
+        for name, value in values.items():
+            self._run.track([aim.Image(drawable(item), **kwargs) for item in pictures(value)], name=name, step=step)
+
+    def finish(self) -> None:
+        """Close the run."""
+        self._run.close()

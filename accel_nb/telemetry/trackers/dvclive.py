@@ -1,0 +1,83 @@
+"""DVCLive."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, flat, plain
+from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
+
+
+class DvcliveTracker(GeneralTracker):
+    """Writes to the folder ``LOGGING_DIR/RUN``; a run of that name goes on there."""
+
+    name = "dvclive"
+    requires_logging_directory = True
+
+    def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
+        """Name the folder; ``kwargs`` go to ``dvclive.Live``.
+
+        Unless they say otherwise, no experiment is saved in Git, and no ``dvc.yaml`` is written.
+        """
+        super().__init__()
+        self.run_id = run_name
+        self.folder = Path(kwargs.pop("dir", None) or Path(logging_dir) / run_name)
+        self._options = {"save_dvc_exp": False, "dvcyaml": None, **kwargs}
+        self._live: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """The ``dvclive.Live``."""
+        return self._live
+
+    def start(self) -> None:
+        """Open the folder."""
+        live: Any = import_module("dvclive").Live
+        has_begun = (self.folder / "metrics.json").exists()
+        self._live = live(**{"dir": str(self.folder), "resume": has_begun, **self._options})
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Log the configuration as parameters."""
+        self._live.log_params(plain(values))
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Log metrics; ``kwargs`` go to ``log_metric``."""
+        if step is not None:
+            self._live.step = step
+        for name, value in flat(values).items():
+            if isinstance(value, str):
+                self._live.summary[name] = value
+            else:
+                self._live.log_metric(name, value, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log pictures as PNG files; of each name the newest, or one for each step with ``cache_images``."""
+        if step is not None:
+            self._live.step = step
+        for name, value in values.items():
+            for key, item in numbered(name, pictures(value)).items():
+                self._live.log_image(f"{key.replace('/', '_')}.png", drawable(item))
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Say that there are no tables; its plots are charts."""
+        raise NotKept(f"tracker {self.name} keeps no tables")
+
+    def log_artifact(self, local_path: str, name: str | None = None) -> None:
+        """Track a file or folder with DVC; wants a DVC repository around the current folder."""
+        if import_module("dvclive.dvc").get_dvc_repo() is None:
+            raise NotKept(f"tracker {self.name} keeps no artifacts outside of a DVC repository")
+        self._live.log_artifact(local_path, name=name)
+
+    def flush(self) -> None:
+        """Write the summary."""
+        self._live.make_summary()
+
+    def finish(self) -> None:
+        """Complete the files."""
+        self._live.end()

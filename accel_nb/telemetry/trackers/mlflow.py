@@ -1,0 +1,126 @@
+"""MLflow, by its client: no run of the process is opened, so other code's runs are left alone."""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from accel_nb.telemetry.trackers.base import GeneralTracker, flat
+from accel_nb.telemetry.trackers.pictures import numbered, pictures
+
+_MARK = "accel_nb.run"
+_MAX_METRICS = 1000
+"""What one request may hold."""
+_MAX_PARAMS = 100
+
+
+class MlflowTracker(GeneralTracker):
+    """A run of the experiment that `init_trackers` names, in the store that ``tracking_uri`` or MLflow itself names."""
+
+    name = "mlflow"
+
+    def __init__(
+        self,
+        run_name: str,
+        tracking_uri: str | None = None,
+        experiment_name: str | None = None,
+        artifact_location: str | None = None,
+        tags: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        """Name the experiment, which has its artifacts at ``artifact_location`` if it is new.
+
+        ``kwargs`` go to ``MlflowClient.create_run``. A tag of ours finds the run again.
+        """
+        super().__init__()
+        self.run_id = uuid.uuid4().hex[:12]
+        self._uri, self._experiment, self._artifacts = tracking_uri, experiment_name or run_name, artifact_location
+        self._tags, self._options = tags or {}, kwargs
+        self._client: Any = None
+        self._run: Any = None
+        self._waiting: list[Any] = []
+
+    @property
+    def tracker(self) -> Any:
+        """The run as MLflow's client returns it: ``mlflow.entities.Run``."""
+        return self._run
+
+    def start(self) -> None:
+        """Open the run."""
+        self._client = client = import_module("mlflow").MlflowClient(self._uri)
+        known = client.get_experiment_by_name(self._experiment)
+        if known is None:
+            experiment = client.create_experiment(self._experiment, artifact_location=self._artifacts)
+        else:
+            experiment = known.experiment_id
+        found = client.search_runs([experiment], f"tags.`{_MARK}` = '{self.run_id}'", max_results=1)
+        if found:
+            self._run = found[0]
+            client.update_run(self._run.info.run_id, status="RUNNING")
+        else:
+            tags = {**self._tags, _MARK: self.run_id}
+            self._run = client.create_run(experiment, tags=tags, **self._options)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Store parameters, texts of at most 6,000 characters; those that a resumed run has are left as they are."""
+        param: Any = import_module("mlflow.entities").Param
+        known = self._client.get_run(self._id).data.params
+        params = [param(name, str(value)[:6000]) for name, value in flat(values).items() if name not in known]
+        for begin in range(0, len(params), _MAX_PARAMS):
+            self._client.log_batch(self._id, params=params[begin : begin + _MAX_PARAMS])
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Log metrics; texts are tags."""
+        metric: Any = import_module("mlflow.entities").Metric
+        now = int(time.time() * 1000)
+        for name, value in flat(values).items():
+            if isinstance(value, str):
+                self._client.set_tag(self._id, name, value)
+            else:
+                self._waiting.append(metric(name, value, now, step or 0))
+        if len(self._waiting) >= _MAX_METRICS // 2:
+            self.flush()
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log pictures as PNG files ``images/NAME_STEP.png``."""
+        for name, value in values.items():
+            for key, item in numbered(name, pictures(value)).items():
+                self._client.log_image(self._id, item, artifact_file=f"images/{_file_name(key)}_{step or 0}.png")
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Log the table as ``tables/NAME_STEP.json``."""
+        table = {"columns": list(columns), "data": [list(row) for row in data]}
+        self._client.log_dict(self._id, table, f"tables/{_file_name(table_name)}_{step or 0}.json")
+
+    def log_artifact(self, local_path: str, name: str | None = None) -> None:
+        """Log a file or folder; ``name`` is the folder of artifacts that it goes to."""
+        log = self._client.log_artifacts if os.path.isdir(local_path) else self._client.log_artifact
+        log(self._id, local_path, name)
+
+    def log_figure(self, figure: Any, artifact_file: str, **kwargs: Any) -> None:
+        """Log a figure of matplotlib or plotly as a file; ``kwargs`` go to ``MlflowClient.log_figure``."""
+        self._client.log_figure(self._id, figure, artifact_file, **kwargs)
+
+    def flush(self) -> None:
+        """Send what was logged."""
+        waiting, self._waiting = self._waiting, []
+        for begin in range(0, len(waiting), _MAX_METRICS):
+            self._client.log_batch(self._id, metrics=waiting[begin : begin + _MAX_METRICS])
+
+    def finish(self) -> None:
+        """Close the run."""
+        self._client.set_terminated(self._id)
+
+    @property
+    def _id(self) -> str:
+        return self._run.info.run_id
+
+
+def _file_name(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "-_." else "_" for letter in name)

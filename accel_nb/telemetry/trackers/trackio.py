@@ -1,0 +1,79 @@
+"""Trackio."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from accel_nb.telemetry.trackers.base import GeneralTracker, flat, plain
+from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
+
+
+class TrackioTracker(GeneralTracker):
+    """A run of the project that `init_trackers` names, in the folder ``TRACKIO_DIR``.
+
+    The dashboard is not opened, since that would start a server in this process: ``trackio show`` does it.
+    """
+
+    name = "trackio"
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        """Name the project; ``kwargs`` go to ``trackio.init``."""
+        super().__init__()
+        self.run_id = str(kwargs.pop("name", None) or f"run-{uuid.uuid4().hex[:12]}")
+        self._options = {
+            "project": run_name,
+            "resume": "allow",
+            "embed": False,
+            "auto_log_gpu": False,
+            "auto_log_cpu": False,
+            **kwargs,
+        }
+        self._run: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """The ``trackio.Run``."""
+        return self._run
+
+    def start(self) -> None:
+        """Open the run."""
+        trackio: Any = import_module("trackio")
+        self._run = trackio.init(**self._options, name=self.run_id)
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Add the configuration to the run's, which is stored with its first row."""
+        self._run.config.update(plain(values))
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Log a row."""
+        self._run.log(flat(values), step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log pictures; ``kwargs`` go to ``trackio.Image``."""
+        trackio: Any = import_module("trackio")
+        rows = {
+            key: trackio.Image(drawable(item), **kwargs)
+            for name, value in values.items()
+            for key, item in numbered(name, pictures(value)).items()
+        }
+        self._run.log(rows, step=step)
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Log a ``trackio.Table``."""
+        trackio: Any = import_module("trackio")
+        table = trackio.Table(columns=list(columns), data=[list(row) for row in data])
+        self._run.log({table_name: table}, step=step)
+
+    def log_artifact(self, local_path: str, name: str | None = None) -> None:
+        """Log a file or folder as an artifact of the type ``file``."""
+        self._run.log_artifact(local_path, name=name or os.path.basename(os.path.abspath(local_path)), type="file")
+
+    def finish(self) -> None:
+        """Close the run."""
+        self._run.finish()

@@ -1,0 +1,68 @@
+"""Weights & Biases."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Sequence
+from importlib import import_module
+from typing import Any
+
+from accel_nb.telemetry.trackers.base import GeneralTracker, flat
+from accel_nb.telemetry.trackers.pictures import pictures
+
+
+class WandbTracker(GeneralTracker):
+    """A run of the project that `init_trackers` names; ``mode="offline"``, or ``WANDB_MODE``, keeps it on this disk."""
+
+    name = "wandb"
+
+    def __init__(self, run_name: str, **kwargs: Any) -> None:
+        """Name the project; ``kwargs`` go to ``wandb.init``. What is printed is left to the notebook, not recorded."""
+        super().__init__()
+        self.run_id = str(kwargs.pop("id", None) or uuid.uuid4().hex[:12])
+        self._options = {"project": run_name, "resume": "allow", **kwargs}
+        self._run: Any = None
+
+    @property
+    def tracker(self) -> Any:
+        """The ``wandb.Run``."""
+        return self._run
+
+    def start(self) -> None:
+        """Open the run."""
+        wandb: Any = import_module("wandb")
+        settings = wandb.Settings(console="off", silent=True)
+        self._run = wandb.init(**{"settings": settings, "reinit": "create_new", **self._options, "id": self.run_id})
+
+    def store_init_configuration(self, values: dict[str, Any]) -> None:
+        """Add the configuration to the run's."""
+        self._run.config.update(values, allow_val_change=True)
+
+    def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
+        """Log a row; dictionaries under names as ``outer/inner``. ``kwargs`` go to ``Run.log``."""
+        self._run.log(flat(values), step=step, **kwargs)
+
+    def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
+        """Log pictures; ``kwargs`` go to ``wandb.Image``."""
+        wandb: Any = import_module("wandb")
+        rows = {name: [wandb.Image(item, **kwargs) for item in pictures(value)] for name, value in values.items()}
+        self._run.log(rows, step=step)
+
+    def log_table(
+        self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
+    ) -> None:
+        """Log a ``wandb.Table``."""
+        wandb: Any = import_module("wandb")
+        self._run.log({table_name: wandb.Table(columns=list(columns), data=[list(row) for row in data])}, step=step)
+
+    def log_artifact(self, local_path: str, name: str | None = None) -> None:
+        """Log a file or folder as an artifact of the type ``file``."""
+        wandb: Any = import_module("wandb")
+        artifact = wandb.Artifact(name or os.path.basename(os.path.abspath(local_path)), type="file")
+        (artifact.add_dir if os.path.isdir(local_path) else artifact.add_file)(local_path)
+        self._run.log_artifact(artifact)
+
+    def finish(self) -> None:
+        """Close the run."""
+        self._run.finish()
