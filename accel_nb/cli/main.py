@@ -1,12 +1,12 @@
-"""``accel-nb checkpoint|config|demo|doctor|estimate|test``.
+"""``accel-nb checkpoint|config|demo|doctor|estimate|export|launch|runs|test``.
 
-Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
+Exit status: 0 done, 1 it failed, 2 bad input (one line a problem); that of ``launch`` is the job's.
 """
 
 import sys
 from collections.abc import Callable, Sequence
 
-from accel_nb.cli import checkpoint, configure, demo, estimate, selftest
+from accel_nb.cli import checkpoint, configure, demo, estimate, export, launch, runs, selftest
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.notebook.doctor import report
@@ -22,6 +22,9 @@ accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
 accel-nb doctor                what was found on this machine, and what will bite
 accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
+accel-nb export NB.ipynb FILE.py   make a script of a notebook, with its options beside it
+accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
+accel-nb runs list|show|compare|open   what was run here, and how it ended
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
@@ -40,6 +43,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except demo.DemoFailed as error:
         print(error, file=sys.stderr)
         return 1
+    except launch.JobFailed as failure:
+        return failure.code
     except (estimate.NothingFits, selftest.SelfTestFailed) as error:
         print(error)
         return 1
@@ -67,5 +72,8 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "demo": demo.run,
     "doctor": _doctor,
     "estimate": estimate.run,
+    "export": export.run,
+    "launch": launch.run,
+    "runs": runs.run,
     "test": selftest.run,
 }
