@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,13 +18,15 @@ from accel_nb.config.files import dumps
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.cell import ACCELERATOR_NAMES
 from accel_nb.notebook.imports import hoist_imports
-from accel_nb.notebook.rewriting import Rewriting, find_trained
+from accel_nb.notebook.rewriting import Rewriting
+from accel_nb.notebook.trained import Role, Training
 
 MAGIC = "%%accelerate"
 _NOT_IN_FILE = ("cpus", "gpus", "config", "seed")
 """The script's launcher says how many ranks there are; a seed is set where the notebook sets it."""
 _KEPT_MAGICS = ("%%time", "%%capture")
 _MAGIC_LINE = re.compile(r"\s*(?:[%!]|[\w, ]+=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 _SEEDS = re.compile(r"\b(manual_seed|set_seed|seed_everything)\b")
 
 
@@ -88,6 +90,8 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
         elif source.kind == "code":
             cell = _read(source, layers, left_out, problems)
             parts += [] if cell is None else [cell]
+    followed = [*parts[1:], ""]
+    parts = [part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)]
     cells = [part for part in parts if isinstance(part, _Cell)]
     if not problems and not any(cell.trains for cell in cells):
         problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
@@ -181,37 +185,75 @@ def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
 
 def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, name: str, file: str) -> str:
     first = next(cell.resolved for cell in cells if cell.resolved is not None)
-    builds_own = any("Accelerator" in ast.dump(cell.tree) for cell in cells if cell.trains and not cell.is_plain)
-    builds_own = builds_own and any(_binds(cell.tree, "accelerator") for cell in cells)
+    builds_own = any(_binds(cell.tree, "accelerator") for cell in cells)
     config = f'Path(__file__).with_name("{file}")'
-    needed = ["from pathlib import Path", *([] if builds_own else ["from accel_nb import Accelerator"])]
+    needed = ["from pathlib import Path"]
     bodies: list[str] = []
-    whole = ast.parse("\n".join(cell.text for cell in cells))
-    num_trained = 0
+    if not builds_own:
+        needed.append("from accel_nb import Accelerator")
+        bodies.append(f"accelerator = Accelerator(config={config})")
+    if not any(_SEEDS.search(cell.text) for cell in cells) and first.config.seed is None:
+        needed.append("from accel_nb import set_seed")
+        bodies.append("set_seed(0)  # every process must draw the same random numbers")
+    training, prepared = Training([cell.tree for cell in cells]), _Prepared(set())
+    num_run = 0
     for part in parts:
         if isinstance(part, str):
             bodies.append(part)
             continue
-        rewriting = Rewriting(part.text, whole, config=config)
-        text = rewriting.run(is_plain=part.is_plain, in_worker=part.trains)
         before: list[str] = []
         if part.resolved is not None:
+            num_run += 1
             if part.resolved.config.seed is not None:
                 before.append(f"set_seed({part.resolved.config.seed})")
                 needed.append("from accel_nb import set_seed")
-            elif num_trained:
-                before.append('synchronize_rng_states(["torch", "numpy", "python"])')
+            elif num_run > 1:
+                before += ['synchronize_rng_states(["torch", "numpy", "python"])', "accelerator.note_equal_rng()"]
                 needed.append("from accel_nb import synchronize_rng_states")
-            num_trained += 1
-        bodies.append("\n".join([*before, text]))
-    find_trained(whole)
-    if not any(_SEEDS.search(body) for body in bodies):
-        needed.append("from accel_nb import set_seed")
-        bodies.insert(0, "set_seed(0)  # all processes must draw the same")
-    if not builds_own:
-        bodies.insert(0, f"accelerator = Accelerator(config={config})")
+        bodies.append("\n".join([*before, _rewritten(part, training, prepared, config)]))
     imports, bodies = hoist_imports(bodies, needed)
     return _joined([_docstring(title, name, file, first), imports, *bodies])
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What the cells so far have prepared."""
+
+    names: set[str]
+
+
+def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str) -> str:
+    """Return a cell's text as it stands in the script; raises ConfigError where it cannot be told what it trains."""
+    rewriting = Rewriting(cell.text, cell.tree, training)
+    where = f"cell {cell.number}"
+    if cell.resolved is not None and not cell.is_plain:
+        rewriting.add_config(config)
+        return rewriting.result()
+    rewriting.rewrite_functions()
+    rewriting.rewrite_calls()
+    statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
+    if training.trains(statements):
+        if not cell.trains:
+            raise ConfigError(f"{where} trains in the notebook itself; put {MAGIC} on top of it, or leave it out")
+        roles = training.of_cell(cell.tree)
+        in_functions = {role for name in training.functions for role in training.of_function(name).own.values()}
+        if Role.OPTIMIZER not in {*roles.values(), *in_functions}:
+            raise ConfigError(
+                f"{where}: cannot tell what it trains; bind model, optimizer and loader to names, step the optimizer by "
+                "its name, or use accelerator.prepare and accelerator.backward in the cell"
+            )
+        rewriting.rewrite_statements()
+        new = {name: role for name, role in roles.items() if name not in prepared.names}
+        rewriting.add_prepare(new)
+        prepared.names |= new.keys()
+    elif shared := sorted(training.reads_whole(cell.tree) & prepared.names):
+        raise ConfigError(
+            f"{where} goes through {', '.join(shared)}, which another cell trains with: a script divides it among the "
+            "processes. Make a second DataLoader to evaluate with"
+        )
+    if cell.trains is False:
+        prepared.names -= {name for name in prepared.names if _binds(cell.tree, name)}
+    return rewriting.result()
 
 
 def _docstring(title: str, name: str, file: str, resolved: Resolved) -> str:
@@ -277,5 +319,3 @@ def _binds(tree: ast.AST, name: str) -> bool:
         isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(tree)
     )
 
-
-_Values = Mapping[str, Any]
