@@ -56,5 +56,3 @@ def run(words: Sequence[str]) -> str:
     if ending.code:
         raise JobFailed(ending.code)
     return ""
-
-

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -86,7 +86,11 @@ class Job:
         target = self.request.target
         out = None if self.request.out is None else os.path.abspath(self.request.out)
         return Task(
-            target.kind, target.name, layers_to_send(self.resolved), folder=None if folder is None else str(folder), out=out
+            target.kind,
+            target.name,
+            layers_to_send(self.resolved),
+            folder=None if folder is None else str(folder),
+            out=out,
         )
 
     def plan(self) -> str:
@@ -241,5 +245,3 @@ def _meeting(place: Place, request: Request) -> Machines:
     if endpoint is None:
         raise ConfigError(f"{place.scheduler} does not say where its machines meet; give --nnodes and --rdzv-endpoint")
     return Machines(str(place.size), place.rank, "c10d", endpoint, request.machines.id)
-
-

@@ -21,7 +21,13 @@ PATIENCE_S = FINISH_PATIENCE_S + 5
 
 
 def agent_command(
-    machines: Machines, num_ranks: int, max_restarts: int, task: Task, args: Sequence[str], *, is_host: bool | None = None
+    machines: Machines,
+    num_ranks: int,
+    max_restarts: int,
+    task: Task,
+    args: Sequence[str],
+    *,
+    is_host: bool | None = None,
 ) -> list[str]:
     """Return the words that start the agent of this machine; ``is_host`` says whether it is where machines meet."""
     assert machines.endpoint is not None, "a request over several machines has an endpoint"

@@ -51,9 +51,11 @@ def run_notebook(path: str, *, out: str | None = None) -> int:
         if out is not None:
             nbformat.write(notebook, out)
         unload(shell)
-        shell.atexit_operations()
     if failed is not None:
-        print(f"{os.path.basename(path)}: code cell {failed} of {len(cells)} raised; the ones after it did not run", file=sys.stderr)
+        print(
+            f"{os.path.basename(path)}: code cell {failed} of {len(cells)} raised; the ones after it did not run",
+            file=sys.stderr,
+        )
         return 1
     return 0
 
@@ -65,7 +67,14 @@ class _Publisher(DisplayPublisher):
     places: Any = AnyTrait()
 
     def publish(
-        self, data: Any, metadata: Any = None, source: Any = None, *, transient: Any = None, update: bool = False, **_: Any
+        self,
+        data: Any,
+        metadata: Any = None,
+        source: Any = None,
+        *,
+        transient: Any = None,
+        update: bool = False,
+        **_: Any,
     ) -> None:
         """Show one display."""
         known = self.places.get((transient or {}).get("display_id"))

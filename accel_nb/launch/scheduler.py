@@ -49,7 +49,9 @@ def find_place(variables: Mapping[str, str], parent: int) -> Place | None:
             if found is not None and found.size > 1:
                 return found
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"a scheduler's variables make no sense ({error}); unset them, or start the job anew") from None
+        raise ConfigError(
+            f"a scheduler's variables make no sense ({error}); unset them, or start the job anew"
+        ) from None
     return None
 
 
@@ -58,7 +60,9 @@ def _slurm(variables: Mapping[str, str]) -> Place | None:
     if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
         return None
     size = int(variables.get("SLURM_STEP_NUM_TASKS", variables.get("SLURM_NTASKS", "1")))
-    nodes = variables.get("SLURM_STEP_NODELIST", variables.get("SLURM_JOB_NODELIST", variables.get("SLURM_NODELIST", "")))
+    nodes = variables.get(
+        "SLURM_STEP_NODELIST", variables.get("SLURM_JOB_NODELIST", variables.get("SLURM_NODELIST", ""))
+    )
     local_size = int(variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)).partition("(")[0].partition(",")[0])
     step = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
     return Place(
@@ -85,7 +89,9 @@ def _mpi(variables: Mapping[str, str], parent: int) -> Place | None:
         here = int(variables.get(local_size, str(num)))
         address = "127.0.0.1" if here == num else variables.get("MASTER_ADDR")
         port = int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else port_of(f"mpi {parent}")
-        return Place("MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), here, address, port)
+        return Place(
+            "MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), here, address, port
+        )
     return None
 
 

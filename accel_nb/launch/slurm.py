@@ -33,7 +33,9 @@ class Batch:
             self.path.write_text(self.text, encoding="utf-8")
             self.path.chmod(0o700)
         except OSError as error:
-            raise ConfigError(f"{self.path}: cannot be written ({error.strerror}); launch from another folder") from None
+            raise ConfigError(
+                f"{self.path}: cannot be written ({error.strerror}); launch from another folder"
+            ) from None
 
     def submit(self) -> str:
         """Hand it to Slurm and return the job's number; raises ConfigError with what Slurm says."""
@@ -43,7 +45,9 @@ class Batch:
                 capture_output=True, text=True, timeout=SUBMIT_PATIENCE_S, check=False, stdin=subprocess.DEVNULL,
             )  # fmt: skip
         except FileNotFoundError:
-            raise ConfigError(f"there is no sbatch on this machine; {self.path} can be submitted where Slurm is") from None
+            raise ConfigError(
+                f"there is no sbatch on this machine; {self.path} can be submitted where Slurm is"
+            ) from None
         except (OSError, subprocess.TimeoutExpired) as error:
             raise ConfigError(f"sbatch does not answer ({error}); {self.path} can be submitted later") from None
         if done.returncode:

@@ -76,8 +76,6 @@ def stored_options(notebook: Any, path: str) -> Layer | None:
     return layer
 
 
-
-
 def read_bytes(path: str) -> bytes:
     """Return what a plain file holds; raises ConfigError for anything else."""
     try:

@@ -49,9 +49,7 @@ class Task:
     def to_json(self) -> str:
         """Return the document."""
         fields = asdict(self)
-        fields["layers"] = [
-            [layer.name, layer.source, dict(layer.values), dict(layer.places)] for layer in self.layers
-        ]
+        fields["layers"] = [[layer.name, layer.source, dict(layer.values), dict(layer.places)] for layer in self.layers]
         return json.dumps({"version": VERSION, **fields}, allow_nan=False)
 
     @classmethod

@@ -91,7 +91,9 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
             cell = _read(source, layers, left_out, problems)
             parts += [] if cell is None else [cell]
     followed = [*parts[1:], ""]
-    parts = [part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)]
+    parts = [
+        part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)
+    ]
     cells = [part for part in parts if isinstance(part, _Cell)]
     if not problems and not any(cell.trains for cell in cells):
         problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
@@ -115,7 +117,10 @@ def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
             file.write_text(text, encoding="utf-8")
         except OSError as error:
             raise ConfigError(f"{file}: cannot be written ({error.strerror}); choose another place") from None
-    lines = [f"wrote {script} and {script.with_suffix('.yaml').name}", *(f"left out: {line}" for line in exported.left_out)]
+    lines = [
+        f"wrote {script} and {script.with_suffix('.yaml').name}",
+        *(f"left out: {line}" for line in exported.left_out),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -140,7 +145,9 @@ def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems
     except (SyntaxError, ValueError):
         lines = text.split("\n")
         magics = [line.strip() for line in lines if _MAGIC_LINE.match(line)]
-        left_out += [f"{where}: {line}" for line in magics if not line.startswith(("%load_ext accel_nb", "%accelerate"))]
+        left_out += [
+            f"{where}: {line}" for line in magics if not line.startswith(("%load_ext accel_nb", "%accelerate"))
+        ]
         text = "\n".join(line for line in lines if not _MAGIC_LINE.match(line))
         try:
             tree = ast.parse(text)
@@ -160,7 +167,9 @@ def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]
         problems += [f"{where}: {problem}" for problem in error.problems]
         return None
     if resolved.config.ranks is not None:
-        problems.append(f"{where} runs on some ranks only (--ranks); ask for accelerator.process_index in the cell instead")
+        problems.append(
+            f"{where} runs on some ranks only (--ranks); ask for accelerator.process_index in the cell instead"
+        )
     return resolved
 
 
@@ -178,7 +187,9 @@ def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
         for name, value in values.items():
             known, number = found.setdefault(name, (value, cell.number))
             if known != value and name != "seed":
-                problems.append(f"cells {number} and {cell.number} train with different options ({name}): make them equal")
+                problems.append(
+                    f"cells {number} and {cell.number} train with different options ({name}): make them equal"
+                )
     options = {name: value for name, (value, _) in found.items() if value is not None and name not in _NOT_IN_FILE}
     return options or {"batch": "per-worker"}
 
@@ -318,4 +329,3 @@ def _binds(tree: ast.AST, name: str) -> bool:
     return any(
         isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(tree)
     )
-

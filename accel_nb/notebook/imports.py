@@ -33,9 +33,7 @@ def _alone(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
         for line in range(node.lineno, (node.end_lineno or node.lineno) + 1):
             used[line] = used.get(line, 0) + 1
     imports = [node for node in tree.body if isinstance(node, ast.Import | ast.ImportFrom)]
-    return [
-        node for node in imports if all(used[line] == 1 for line in range(node.lineno, (node.end_lineno or 0) + 1))
-    ]
+    return [node for node in imports if all(used[line] == 1 for line in range(node.lineno, (node.end_lineno or 0) + 1))]
 
 
 def _sorted(nodes: Sequence[ast.Import | ast.ImportFrom]) -> str:

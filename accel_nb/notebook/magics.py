@@ -152,9 +152,13 @@ class AccelerateMagics(Magics):
 
     def _export(self, words: list[str]) -> str:
         if len(words) != 1 or not words[0].endswith(".py"):
-            raise ConfigError("%accelerate export takes the path of the new script, as in `%accelerate export train.py`")
+            raise ConfigError(
+                "%accelerate export takes the path of the new script, as in `%accelerate export train.py`"
+            )
         inputs = self._shell.user_ns.get("In", [])
-        exported = export(executed(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0])
+        exported = export(
+            executed(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0]
+        )
         return write_script(exported, words[0], replaces=False).rstrip("\n")
 
     def _stop(self, words: list[str]) -> str:

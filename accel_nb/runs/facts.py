@@ -39,7 +39,7 @@ def git_facts(folder: str | None = None) -> Mapping[str, Any] | None:
     if done.returncode:
         return None
     heads = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("# branch.")]
-    facts = {name: value for name, value in heads}
+    facts = dict(heads)
     changed = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
     return {"commit": facts.get("branch.oid"), "branch": facts.get("branch.head"), "num_changed": len(changed)}
 

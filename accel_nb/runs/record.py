@@ -89,9 +89,7 @@ def read_run(folder: Path) -> Run:
         checkpoints += [value for value in values.values() if isinstance(value, str)]
         last |= {name: value for name, value in values.items() if not isinstance(value, str)}
     steps = max((step for step, _ in logged if step is not None), default=None)
-    return replace(
-        run, metrics=last, checkpoints=tuple(dict.fromkeys(checkpoints)), num_steps=run.num_steps or steps
-    )
+    return replace(run, metrics=last, checkpoints=tuple(dict.fromkeys(checkpoints)), num_steps=run.num_steps or steps)
 
 
 def read_metrics(folder: Path) -> list[tuple[int | None, dict[str, float | str]]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def record_failure(error: BaseException) -> None:
-    """Write the error where the agent looks for it, so that it names the first rank that failed; needs its variables."""
+    """Write the error where the agent looks for it, so that it names the first rank that failed."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     handler = get_error_handler()
