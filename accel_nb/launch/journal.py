@@ -1,4 +1,4 @@
-"""What a script's rank 0 tells while it trains: a receipt on the terminal, metrics and checkpoints for the run's record.
+"""What a script's rank 0 tells while it trains: a receipt on the terminal, metrics and checkpoints for the record.
 
 Steps are not recorded: taking their numbers is one call that does nothing.
 """

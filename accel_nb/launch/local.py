@@ -1,7 +1,7 @@
 """The ranks of this machine: started, watched, stopped together, started anew.
 
-A rank is a process of its own that looks to the script as under ``torchrun``. The launcher imports no torch and hosts no
-store: an accelerator's ranks meet over an inherited anonymous file.
+A rank is a process of its own that looks to the script as under ``torchrun``. The launcher imports no torch and hosts
+no store: an accelerator's ranks meet over an inherited anonymous file.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Jobs over several machines: PyTorch's own agent starts and watches the ranks of each, and finds the other machines."""
+"""Jobs over several machines: PyTorch's own agent starts and watches the ranks of each, and finds the others."""
 
 from __future__ import annotations
 

@@ -211,7 +211,7 @@ class _Reading:
             found = _SBATCH.fullmatch(value)
             if found is None:
                 self._problems.append(
-                    f"--sbatch {quoted(value)} is not allowed; give a long option of sbatch, as in --sbatch time=2:00:00"
+                    f"--sbatch {quoted(value)} is not allowed; give a long option of sbatch, as in time=2:00:00"
                 )
             elif found[1] in _OURS_OF_SLURM:
                 self._problems.append(f"--sbatch {found[1]} is settled by the launch (--nnodes, --gpus); remove it")

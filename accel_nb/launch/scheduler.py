@@ -1,4 +1,4 @@
-"""Who started this process, when that was MPI, Slurm or Kubeflow: read from the variables that they set, never asked."""
+"""Who started this process, when that was MPI, Slurm or Kubeflow: read from the variables that they set."""
 
 from __future__ import annotations
 

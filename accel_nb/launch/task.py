@@ -30,8 +30,8 @@ class Target:
 class Task:
     """A target with the layers of options that it runs under.
 
-    ``report`` is an inherited descriptor to write a failure to, and ``parent`` the process that reads it: a rank ends with
-    it. ``folder`` is where the run is recorded, and ``out`` where a notebook's executed copy goes.
+    ``report`` is an inherited descriptor to write a failure to, and ``parent`` the process that reads it: a rank ends
+    with it. ``folder`` is where the run is recorded, and ``out`` where a notebook's executed copy goes.
     """
 
     kind: Kind

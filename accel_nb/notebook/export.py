@@ -90,7 +90,7 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
         elif source.kind == "code":
             cell = _read(source, layers, left_out, problems)
             parts += [] if cell is None else [cell]
-    followed = [*parts[1:], ""]
+    followed = [*parts[1:], *([""] if parts else [])]
     parts = [
         part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)
     ]
@@ -174,24 +174,25 @@ def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]
 
 
 def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
-    """Return the options of the run, which all cells must agree on, ready for a file."""
-    found: dict[str, tuple[Any, int]] = {}
-    for cell in cells:
-        if cell.resolved is None:
-            continue
-        given = {name: value for name, value in cell.resolved.given.items() if OPTIONS[name].is_of_training}
-        counts = {name: getattr(cell.resolved.config, name) for name in ("cpus", "gpus")}
-        values = {**given, **counts, "batch": cell.resolved.config.batch or ("global" if cell.is_plain else None)}
-        if not _has_backward(cell.tree) and "prepare" not in ast.dump(cell.tree):
-            values.pop("batch")
-        for name, value in values.items():
-            known, number = found.setdefault(name, (value, cell.number))
-            if known != value and name != "seed":
-                problems.append(
-                    f"cells {number} and {cell.number} train with different options ({name}): make them equal"
-                )
-    options = {name: value for name, (value, _) in found.items() if value is not None and name not in _NOT_IN_FILE}
-    return options or {"batch": "per-worker"}
+    """Return the options of the run, which all cells that train must agree on, ready for a file."""
+    training = Training([cell.tree for cell in cells])
+    training_cells = [cell for cell in cells if training.trains(cell.tree) or _prepares(cell.tree)]
+    ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
+    given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].is_of_training}
+    options: dict[str, Any] = {}
+    for name in sorted(given | {"cpus", "gpus", "batch"} - {"seed"}):
+        found: dict[Any, int] = {}
+        for cell, resolved in ran:
+            value = next(row.value for row in resolved.explain() if row.option == name)
+            if name == "batch" and value is None:
+                value = "global" if cell.is_plain else "per-worker"
+            found.setdefault(value, cell.number)
+        if len(found) > 1:
+            numbers = " and ".join(map(str, list(found.values())[:2]))
+            problems.append(f"cells {numbers} train with different options ({name}): make them equal")
+        if found and name not in _NOT_IN_FILE and next(iter(found)) is not None:
+            options[name] = next(iter(found))
+    return options
 
 
 def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, name: str, file: str) -> str:
@@ -250,8 +251,8 @@ def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str
         in_functions = {role for name in training.functions for role in training.of_function(name).own.values()}
         if Role.OPTIMIZER not in {*roles.values(), *in_functions}:
             raise ConfigError(
-                f"{where}: cannot tell what it trains; bind model, optimizer and loader to names, step the optimizer by "
-                "its name, or use accelerator.prepare and accelerator.backward in the cell"
+                f"{where}: cannot tell what it trains; bind model, optimizer and loader to names, step the optimizer "
+                "by its name, or use accelerator.prepare and accelerator.backward in the cell"
             )
         rewriting.rewrite_statements()
         new = {name: role for name, role in roles.items() if name not in prepared.names}
@@ -321,8 +322,8 @@ def _without_last_value(text: str, tree: ast.Module) -> str:
     return "\n".join([*lines[: last.lineno - 1], *lines[last.end_lineno :]]) if is_alone else text
 
 
-def _has_backward(tree: ast.AST) -> bool:
-    return any(isinstance(node, ast.Attribute) and node.attr == "backward" for node in ast.walk(tree))
+def _prepares(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr in ("prepare", "backward") for node in ast.walk(tree))
 
 
 def _binds(tree: ast.AST, name: str) -> bool:

@@ -59,7 +59,7 @@ class Rewriting:
                 self._replace(node.func, "accelerator.save")
             elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "cuda":
                 self._replace(node, f"{self._text_of(node.func.value)}.to(accelerator.device)")
-            elif _is_device(node):
+            elif isinstance(node, ast.expr) and _is_device(node):
                 self._replace(node, "accelerator.device")
 
     def add_config(self, config: str) -> None:

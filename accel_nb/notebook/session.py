@@ -21,6 +21,7 @@ from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import CellOutput, make_output
 from accel_nb.notebook.raising import failure_of
+from accel_nb.notebook.recording import record_run
 from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer, Reason
@@ -165,6 +166,7 @@ class Session:
             self.on_change()
             if self._is_to_end:
                 signal.raise_signal(signal.SIGTERM)
+        record_run(cell.source, resolved, panel.state, time.monotonic() - started, error)
         if error is not None:
             raise error
         return returned

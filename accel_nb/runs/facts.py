@@ -26,12 +26,12 @@ def environment_facts() -> dict[str, Any]:
     }
 
 
-def git_facts(folder: str | None = None) -> Mapping[str, Any] | None:
-    """Return commit, branch and whether tracked files are changed; None outside of a repository, or without git."""
+def git_facts(patience_s: float = GIT_PATIENCE_S) -> Mapping[str, Any] | None:
+    """Return commit, branch and how many tracked files are changed; None outside of a repository, or without git."""
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(
-            command, cwd=folder, capture_output=True, text=True, timeout=GIT_PATIENCE_S, check=False,
+            command, capture_output=True, text=True, timeout=patience_s, check=False,
             stdin=subprocess.DEVNULL,
         )  # fmt: skip
     except (OSError, subprocess.TimeoutExpired):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from accel_nb.config import Resolved
 from accel_nb.errors import ConfigError
-from accel_nb.runs.facts import environment_facts, git_facts
+from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
 from accel_nb.runs.record import RUN, Outcome, Run, read_run
 from accel_nb.runtime.environment import variable
 
@@ -45,7 +45,7 @@ class Recording:
         self.run = replace(self.run, ended=time.time(), outcome=outcome, **facts)
         if self.folder is not None:
             try:
-                _write(self.folder / RUN, self.run.to_json())
+                _write(self.folder / RUN, _stored(self.run))
             except OSError as error:
                 logger.warning("the end of run %s is not recorded: %s", self.run.id, error)
 
@@ -65,6 +65,7 @@ class Registry:
         name: str | None = None,
         args: Sequence[str] = (),
         started: float | None = None,
+        git_patience_s: float = GIT_PATIENCE_S,
     ) -> Recording:
         """Record that a run begins; a folder that cannot be written is said once, and stops nothing."""
         now = time.time() if started is None else started
@@ -77,12 +78,12 @@ class Registry:
             args=tuple(args),
             config=_given(resolved),
             environment=environment_facts(),
-            git=git_facts(),
+            git=git_facts(git_patience_s),
         )
         folder = self.folder / run.id
         try:
             folder.mkdir(parents=True, mode=0o700)
-            _write(folder / RUN, run.to_json())
+            _write(folder / RUN, _stored(run))
         except OSError as error:
             logger.warning("runs are not recorded: %s: %s", self.folder, error.strerror)
             return Recording(run, None)
@@ -134,6 +135,11 @@ class Registry:
 def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
     rows = {row.option: row for row in resolved.explain()}
     return {name: (value, str(rows[name].origin)) for name, value in resolved.given.items()}
+
+
+def _stored(run: Run) -> str:
+    """Return a run as it is kept."""
+    return run.to_json()
 
 
 def _write(path: Path, text: str) -> None:

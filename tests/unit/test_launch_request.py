@@ -141,7 +141,9 @@ def test_a_dry_run_tells_the_plan_and_writes_nothing(scripts: Path, capsys: pyte
 
 
 def test_a_notebook_brings_its_own_options(scripts: Path):
-    notebook = nbformat.v4.new_notebook(metadata={"accel_nb": {"options": {"accumulate": 4, "ddp": {"bucket_cap_mb": 5}}}})
+    notebook = nbformat.v4.new_notebook(
+        metadata={"accel_nb": {"options": {"accumulate": 4, "ddp": {"bucket_cap_mb": 5}}}}
+    )
     nbformat.write(notebook, scripts / "stored.ipynb")
     config = Job.of(read_request(["--accumulate", "2", "stored.ipynb"])).resolved
     assert (config.config.accumulate, config.config.ddp.bucket_cap_mb) == (2, 5)
@@ -256,7 +258,20 @@ def test_without_sbatch_the_file_stays_and_the_problem_is_named(scripts: Path, m
 
 
 def test_a_manifest_names_machines_devices_and_words(capsys: pytest.CaptureFixture[str]):
-    words = ["--emit", "kubeflow", "--image", "me/train:1", "--nnodes", "4", "--gpus", "8", "--name", "My Run", "train.py", "a b"]
+    words = [
+        "--emit",
+        "kubeflow",
+        "--image",
+        "me/train:1",
+        "--nnodes",
+        "4",
+        "--gpus",
+        "8",
+        "--name",
+        "My Run",
+        "train.py",
+        "a b",
+    ]
     assert main(["launch", *words]) == 0
     job = yaml.safe_load(capsys.readouterr().out)
     assert (job["kind"], job["metadata"]["name"]) == ("TrainJob", "my-run")
