@@ -1,4 +1,4 @@
-"""Jobs that really start: scripts on ranks of this machine, notebooks, two simulated machines, interrupts and deaths."""
+"""Jobs that really start: scripts on ranks of this machine, notebooks, two simulated machines, interrupts, deaths."""
 
 from __future__ import annotations
 
@@ -201,7 +201,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
 pixels, digits = load_digits(return_X_y=True)
-loader = DataLoader(TensorDataset(torch.tensor(pixels).float() / 16, torch.tensor(digits)), batch_size=128, shuffle=True)
+dataset = TensorDataset(torch.tensor(pixels).float() / 16, torch.tensor(digits))
+loader = DataLoader(dataset, batch_size=128, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
 """
