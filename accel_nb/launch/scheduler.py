@@ -71,8 +71,8 @@ def _slurm(variables: Mapping[str, str]) -> Place | None:
         size,
         int(variables.get("SLURM_LOCALID", "0")),
         local_size if int(variables.get("SLURM_STEP_NUM_NODES", "1")) > 1 else size,
-        first_host(nodes),
-        port_of(step),
+        variables.get("MASTER_ADDR") or first_host(nodes),
+        int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else port_of(step),
     )
 
 

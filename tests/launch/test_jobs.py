@@ -6,51 +6,15 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
-from typing import Any
 
 import nbformat
 import psutil
-import pytest
 import torch
 
-from accel_nb.runs import Registry
+from accel_nb.cli.main import main
 from tests.conftest import wait_for
-
-TIMEOUT_S = 110
-
-
-@pytest.fixture
-def folder(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a working folder in which launches run with this copy of the package, and record their runs."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(project))
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    return tmp_path
-
-
-def start(*words: str, **options: Any) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "accel_nb.cli", "launch", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
-
-
-def launch(*words: str, **options: Any) -> tuple[int, str, str]:
-    process = start(*words, **options)
-    out, err = process.communicate(timeout=TIMEOUT_S)
-    return process.returncode, out, err
-
-
-def script(path: Path, text: str) -> str:
-    path.write_text(textwrap.dedent(text))
-    return path.name
-
-
-def runs(folder: Path) -> list[Any]:
-    return Registry(folder / "state" / "accel_nb" / "runs").runs()
-
+from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, write_digits
 
 TELL = """
     import json, os, sys
@@ -192,47 +156,15 @@ def test_sigterm_saves_then_stops_and_restarts_go_on_from_there(folder: Path):
     assert any("again/step_" in url for url in done.checkpoints)
 
 
-SETUP = """\
-import torch
-from sklearn.datasets import load_digits
-from torch import nn
-from torch.nn import functional as F
-from torch.utils.data import DataLoader, TensorDataset
-
-torch.manual_seed(0)
-pixels, digits = load_digits(return_X_y=True)
-dataset = TensorDataset(torch.tensor(pixels).float() / 16, torch.tensor(digits))
-loader = DataLoader(dataset, batch_size=128, shuffle=True)
-model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
-optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
-"""
-LOOP = """\
-%%accelerate --cpus 4
-for epoch in range(2):
-    for x, y in loader:
-        loss = F.cross_entropy(model(x), y)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-print("trained")
-"""
-SAVE = "import sys\ntorch.save(model.state_dict(), sys.argv[1])\nlen(loader)"
-
-
 def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path):
-    cells = ["%load_ext accel_nb", SETUP, LOOP, SAVE]
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
-    nbformat.write(notebook, folder / "digits.ipynb")
+    write_digits(folder)
     code, out, err = launch("--cpus", "2", "--out", "ran.ipynb", "digits.ipynb", "notebook.pt")
     assert code == 0, err
     assert "2 workers on cpu" in out  # the command line's count, not the cell's
     ran = nbformat.read(folder / "ran.ipynb", as_version=4)
     assert "trained\n" in [item.get("text") for item in ran.cells[2].outputs]
     assert ran.cells[3].outputs[0].data["text/plain"] == "15"
-    done = subprocess.run(
-        [sys.executable, "-m", "accel_nb.cli", "export", "digits.ipynb", "digits.py"], capture_output=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
+    assert main(["export", "digits.ipynb", "digits.py"]) == 0
     code, out, err = launch("--cpus", "2", "digits.py", "script.pt")
     assert code == 0, err
     assert out == "trained\n"
