@@ -1,6 +1,6 @@
 """What does it cost to launch a script that does nothing?
 
-Two ranks on the CPU, by our launcher, by ``torchrun`` and by ``accelerate launch``, in a random order inside of each round.
+Two ranks on the CPU, by our launcher, by ``torchrun`` and by ``accelerate launch``, in a random order in each round.
 """
 
 from __future__ import annotations

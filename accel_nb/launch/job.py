@@ -187,7 +187,7 @@ class Job:
             args,
             self.specs[:1] if is_notebook else self.specs,
             shown_ranks=frozenset(shown),
-            finishes=finishes,
+            finishes=finishes or is_notebook,  # its cells may save, whatever the launch was given
             timeout_s=None if is_notebook else config.timeout,  # each of its cells has it
             max_restarts=self.request.max_restarts,
             variables=self._overrides(),

@@ -31,6 +31,9 @@ TAIL_BYTES = 4096
 TIMED_OUT = 124
 """The exit code of a job that ran longer than its timeout, as timeout(1) has it."""
 
+INLINE = "module://matplotlib_inline.backend_inline"
+"""Figures of a notebook go where its displays go."""
+
 Why = Literal["failed", "interrupted", "timeout"]
 
 
@@ -139,8 +142,9 @@ class LocalJob:
                 LAUNCH_STORE: str(store),
             }
             variables.setdefault("OMP_NUM_THREADS", str(self.specs[number].num_threads))
-        elif attempt:
+        else:
             variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+            variables.setdefault("MPLBACKEND", INLINE)
         task = replace(self.task, report=report, parent=os.getpid())
         process = subprocess.Popen(
             task.command(sys.executable, self.args),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
@@ -250,4 +251,10 @@ def _clashes(
         problems.append("--image belongs to --emit, which is not given")
     if out is not None and target.kind != "notebook":
         problems.append(f"--out is where a notebook's executed copy goes, and {target.name} is a {target.kind}")
+    elif out is not None:
+        copy = Path(out)
+        if not copy.parent.is_dir() or copy.is_dir():
+            problems.append(f"--out {quoted(out)}: give the path of a file in a folder that is there")
+        elif copy.resolve() == Path(target.name).resolve():
+            problems.append(f"--out {quoted(out)} is the notebook itself, which is kept; give another file")
     return problems

@@ -155,7 +155,7 @@ class AccelerateMagics(Magics):
             raise ConfigError(
                 "%accelerate export takes the path of the new script, as in `%accelerate export train.py`"
             )
-        inputs = self._shell.user_ns.get("In", [])
+        inputs = self._shell.history_manager.input_hist_raw
         exported = export(
             executed(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0]
         )

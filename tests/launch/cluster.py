@@ -63,8 +63,9 @@ PartitionName=main Nodes=ALL Default=YES State=UP
     )
     variables = {**os.environ, "SLURM_CONF": str(conf)}
     munge = [
-        "munged", "--foreground", f"--socket={folder}/munge", f"--key-file={folder}/key", f"--pid-file={folder}/munge.pid",
-        f"--log-file={folder}/munge.log", f"--seed-file={folder}/seed", "--num-threads=1", "--force",
+        "munged", "--foreground", f"--socket={folder}/munge", f"--key-file={folder}/key",
+        f"--pid-file={folder}/munge.pid", f"--log-file={folder}/munge.log", f"--seed-file={folder}/seed",
+        "--num-threads=1", "--force",
     ]  # fmt: skip
     with ExitStack() as stack:
         _daemon(stack, munge, variables)

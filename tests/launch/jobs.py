@@ -63,6 +63,6 @@ def runs(folder: Path) -> list[Any]:
 
 def write_digits(folder: Path) -> None:
     """Write ``digits.ipynb``: it trains on four workers, and saves the weights at its first argument."""
-    cells = ["%load_ext accel_nb", SETUP, LOOP, SAVE]
+    cells = ["%load_ext accel_nb", SETUP, LOOP, SAVE, "%accelerate export again.py"]
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
     nbformat.write(notebook, folder / "digits.ipynb")

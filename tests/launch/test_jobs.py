@@ -165,6 +165,10 @@ def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path):
     assert "trained\n" in [item.get("text") for item in ran.cells[2].outputs]
     assert ran.cells[3].outputs[0].data["text/plain"] == "15"
     assert main(["export", "digits.ipynb", "digits.py"]) == 0
+    from_file, from_inside = ((folder / name).read_text() for name in ("digits.py", "again.py"))
+    assert from_inside.partition("\nimport sys")[2] == from_file.partition("\nimport sys")[2].replace(
+        "digits.", "again."
+    )
     code, out, err = launch("--cpus", "2", "digits.py", "script.pt")
     assert code == 0, err
     assert out == "trained\n"

@@ -83,6 +83,8 @@ BAD = {
     "--slurm --nnodes 1:2 train.py": "a fixed number of machines",
     "--image x train.py": "belongs to --emit",
     "--out x.ipynb train.py": "train.py is a script",
+    "--out nowhere/x.ipynb some.ipynb": "give the path of a file in a folder that is there",
+    "--out ./some.ipynb some.ipynb": "is the notebook itself",
     "--cpus 2": "needs what to run",
     "trian.py": "did you mean train.py?",
     "broken.py": "broken.py, line 2: is not Python",
