@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from accel_nb.runs.record import METRICS
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import CheckpointSaved, Event, MetricLogged, Prepared
-from accel_nb.telemetry.trackers.feed import TrackerFeed
-from accel_nb.telemetry.trackers.jsonl import JsonlTracker
+
+if TYPE_CHECKING:
+    from accel_nb.telemetry.trackers.feed import TrackerFeed
 
 
 class Journal:
@@ -44,7 +44,11 @@ class Journal:
     def _write(self, values: dict[str, Any], step: int) -> None:
         if self._folder is None:
             return
-        if self._feed is None:
+        if self._feed is None:  # most scripts log nothing, and start without these
+            from accel_nb.runs.record import METRICS
+            from accel_nb.telemetry.trackers.feed import TrackerFeed
+            from accel_nb.telemetry.trackers.jsonl import JsonlTracker
+
             self._feed = TrackerFeed([JsonlTracker(METRICS, self._folder)], None)
         self._feed.log(values, step, {})
 

@@ -28,6 +28,8 @@ from accel_nb.runtime.world import World
 
 POLL_S = 0.05
 TAIL_BYTES = 4096
+TOGETHER_S = 10.0
+"""How long after the first rank has ended the others may take to."""
 TIMED_OUT = 124
 """The exit code of a job that ran longer than its timeout, as timeout(1) has it."""
 
@@ -165,6 +167,7 @@ class Stopper:
     ranks: Sequence[Rank]
     finishes: bool
     clock: Callable[[], float] = time.monotonic
+    send: Callable[[Rank, int], None] = lambda rank, number: _signal(rank, number)
     why: Why | None = None
     _seen: int = 0
     _rung: int = 0
@@ -183,13 +186,15 @@ class Stopper:
                 return
             self.why = "interrupted" if is_pressed else "timeout" if is_late else "failed"
             self._step(1 if self.finishes and not has_failed else 2, now)
-        elif is_pressed or now - self._since > self._patience_s(now):
+        elif is_pressed or now > self._patient_until():
             self._step(self._rung + 1, now)
 
-    def _patience_s(self, now: float) -> float:
-        # A rank that ended alone in the middle of finishing leaves the others waiting for it.
-        is_torn = self._failed_at is not None and any(rank.code is None for rank in self.ranks)
-        return FINISH_PATIENCE_S if self._rung == 1 and not is_torn else GRACE_S
+    def _patient_until(self) -> float:
+        if self._rung > 1:
+            return self._since + GRACE_S
+        until = self._since + FINISH_PATIENCE_S
+        # Ranks finish together; one that has ended alone leaves the others waiting for it.
+        return until if self._failed_at is None else min(until, self._failed_at + TOGETHER_S)
 
     def _step(self, rung: int, now: float) -> None:
         self._rung, self._since = rung, now
@@ -197,7 +202,7 @@ class Stopper:
         for rank in self.ranks:
             if rank.code is None:
                 rank.was_killed = rank.was_killed or rung > 1
-                _signal(rank, number)
+                self.send(rank, number)
 
 
 def _wait(ranks: Sequence[Rank]) -> None:
