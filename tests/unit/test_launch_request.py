@@ -43,9 +43,10 @@ def test_what_follows_the_target_is_passed_on_untouched():
     request = read_request(["--cpus", "2", "--precision=bf16", "--no-panel", "train.py", *words])
     assert request.target.name == "train.py"
     assert list(request.target.args) == words
-    assert dict(request.flags.values) == {"cpus": 2, "precision": "bf16", "panel": False}
-    assert request.flags.places["cpus"] == "--cpus 2"
-    task = Job.of(request).task()
+    job = Job.of(request)
+    assert job.resolved.given == {"cpus": 2, "precision": "bf16", "panel": False}
+    assert str(job.resolved.origins["cpus"]) == "--cpus 2 (flags)"
+    task = job.task()
     assert task.command("python", request.target.args)[4:] == words
 
 
@@ -79,7 +80,7 @@ BAD = {
     "--slurm --emit kubeflow train.py": "only one of the two",
     "--sbatch time=1 train.py": "belongs to --slurm",
     "--slurm --sbatch wrap=id train.py": "settled by the launch",
-    "--slurm --sbatch --time=1 train.py": "--sbatch needs a value",
+    "--slurm --sbatch": "--sbatch needs a value: --sbatch NAME=VALUE",
     "--slurm --nnodes 1:2 train.py": "a fixed number of machines",
     "--image x train.py": "belongs to --emit",
     "--out x.ipynb train.py": "train.py is a script",
