@@ -165,10 +165,13 @@ def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path):
     assert "trained\n" in [item.get("text") for item in ran.cells[2].outputs]
     assert ran.cells[3].outputs[0].data["text/plain"] == "15"
     assert main(["export", "digits.ipynb", "digits.py"]) == 0
-    from_file, from_inside = ((folder / name).read_text() for name in ("digits.py", "again.py"))
-    assert from_inside.partition("\nimport sys")[2] == from_file.partition("\nimport sys")[2].replace(
-        "digits.", "again."
+    cell, job = sorted(runs(folder), key=lambda run: run.kind)
+    assert (cell.kind, cell.outcome, cell.num_steps, job.kind, job.outcome) == ("cell", "done", 30, "launch", "done")
+    by_file, by_magic = (
+        (folder / f"{name}.py").read_text().partition("\nimport sys")[2].replace(f"{name}.yaml", "FILE")
+        for name in ("digits", "again")
     )
+    assert by_file == by_magic != ""
     code, out, err = launch("--cpus", "2", "digits.py", "script.pt")
     assert code == 0, err
     assert out == "trained\n"
