@@ -154,11 +154,9 @@ class Job:
     def _words(self) -> list[str]:
         """Return the words of the launch on each machine: without what was for the scheduler."""
         target = self.request.target
-        flags = replace(
-            self.request.flags,
-            values={name: value for name, value in self.request.flags.values.items() if name != "dry_run"},
-        )
-        words = shlex.split(flags_to_line(resolve([flags]).config)) if flags.values else []
+        flags = self.request.flags
+        kept = {name: value for name, value in flags.values.items() if name != "dry_run"}
+        words = shlex.split(flags_to_line(replace(flags, values=kept)))
         if self.request.max_restarts:
             words += ["--max-restarts", str(self.request.max_restarts)]
         return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]

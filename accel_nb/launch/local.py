@@ -41,7 +41,7 @@ Why = Literal["failed", "interrupted", "timeout"]
 
 @dataclass(slots=True)
 class Rank:
-    """One rank's process, and the anonymous files that it writes to."""
+    """One rank's process, and the files that it writes to."""
 
     number: int
     process: subprocess.Popen[bytes]
@@ -132,7 +132,7 @@ class LocalJob:
     def _start(self, number: int, attempt: int, store: int, port: int) -> Rank:
         world = World(number, len(self.specs), number, len(self.specs))
         report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
-        log = None if number in self.shown_ranks else os.memfd_create("accel_nb_log", os.MFD_CLOEXEC)
+        log = None if number in self.shown_ranks else self._open_log(number)
         variables = all_variables()
         if self.task.kind != "notebook":
             variables |= rank_variables(world, address="127.0.0.1", port=port)
@@ -158,6 +158,13 @@ class LocalJob:
             start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
         )
         return Rank(number, process, os.pidfd_open(process.pid), report, log)
+
+    def _open_log(self, number: int) -> int:
+        """Return where a rank writes whose output is not shown: beside the run's record, or where nobody keeps it."""
+        if self.task.folder is None:
+            return os.memfd_create("accel_nb_log", os.MFD_CLOEXEC)
+        path = os.path.join(self.task.folder, f"rank{number}.log")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
 
 
 @dataclass(slots=True)

@@ -36,6 +36,7 @@ def test_ranks_get_place_and_words_and_the_first_that_fails_is_named(folder: Pat
     code, out, err = launch("--cpus", "2", "--name", "try", script(folder / "tell.py", TELL), *words)
     assert code == 1
     assert out == "from 0\n"
+    assert [path.read_text() for path in (folder / "state").rglob("rank1.log")] == ["from 1\n"]
     assert "rank 1 of 2 raised:\nTraceback" in err
     assert 'tell.py", line 9, in deep' in err
     assert err.rstrip().endswith("ValueError: a b")
