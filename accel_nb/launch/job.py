@@ -170,14 +170,13 @@ class Job:
 
     def _run(self, task: Task) -> Ending:
         config, args = self.resolved.config, self.request.target.args
-        finishes = config.checkpoint.dir is not None
         if not self.machines.is_one:
             is_host = None if self.place is None else self.place.rank == 0
             command = agent_command(
                 self.machines, len(self.specs), self.request.max_restarts, task, args, is_host=is_host
             )
             variables = agent_variables(self.machines, self.specs[0].num_threads, self._overrides())
-            return run_agent(command, variables, finishes=finishes, timeout_s=config.timeout)
+            return run_agent(command, variables, timeout_s=config.timeout)
         is_notebook = task.kind == "notebook"
         shown = range(len(self.specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
         job = LocalJob(
@@ -185,7 +184,7 @@ class Job:
             args,
             self.specs[:1] if is_notebook else self.specs,
             shown_ranks=frozenset(shown),
-            finishes=finishes or is_notebook,  # its cells may save, whatever the launch was given
+            finishes=is_notebook,
             timeout_s=None if is_notebook else config.timeout,  # each of its cells has it
             max_restarts=self.request.max_restarts,
             variables=self._overrides(),

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from accel_nb.launch.task import Task
+from accel_nb.launch.task import FINISHING, Task
 from accel_nb.notebook.interrupts import Presses, counted_interrupts
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S, describe_exit
@@ -59,10 +59,15 @@ class Rank:
 
     def told(self) -> dict[str, Any] | None:
         """Return what the rank has reported about its failure, if it came to that."""
-        text = os.pread(self.report, 1024 * 1024, 0)
+        lines = os.pread(self.report, 1024 * 1024, 0).splitlines()
         with suppress(ValueError):
-            return json.loads(text)
+            if lines and "type" in (told := json.loads(lines[-1])):
+                return told
         return None
+
+    def has_promised(self) -> bool:
+        """Whether the rank, told to stop, has said that it will at the end of a step."""
+        return os.pread(self.report, len(FINISHING), 0) == FINISHING
 
     def tail(self) -> str:
         """Return the end of what a rank has printed whose output is not shown."""
@@ -83,7 +88,7 @@ class Ending:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: the first interrupt asks for a stop that saves."""
+    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves does."""
 
     task: Task
     args: Sequence[str]
@@ -175,6 +180,7 @@ class Stopper:
     finishes: bool
     clock: Callable[[], float] = time.monotonic
     send: Callable[[Rank, int], None] = lambda rank, number: _signal(rank, number)
+    has_promised: Callable[[Rank], bool] = Rank.has_promised
     why: Why | None = None
     _seen: int = 0
     _rung: int = 0
@@ -192,12 +198,12 @@ class Stopper:
             if not (is_pressed or is_late or has_failed):
                 return
             self.why = "interrupted" if is_pressed else "timeout" if is_late else "failed"
-            self._step(1 if self.finishes and not has_failed else 2, now)
+            self._step(2 if has_failed else 1, now)
         elif is_pressed or now > self._patient_until():
             self._step(self._rung + 1, now)
 
     def _patient_until(self) -> float:
-        if self._rung > 1:
+        if self._rung > 1 or not (self.finishes or any(map(self.has_promised, self.ranks))):
             return self._since + GRACE_S
         until = self._since + FINISH_PATIENCE_S
         # Ranks finish together; one that has ended alone leaves the others waiting for it.

@@ -48,9 +48,7 @@ def agent_variables(machines: Machines, num_threads: int, overrides: Mapping[str
     return variables
 
 
-def run_agent(
-    command: Sequence[str], variables: Mapping[str, str], *, finishes: bool, timeout_s: float | None
-) -> Ending:
+def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s: float | None) -> Ending:
     """Run the agent to its end; interrupts go to it, and by it to its ranks. Its exit code is the job's."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late, seen, kill_at = False, 0, None
@@ -66,7 +64,7 @@ def run_agent(
                 is_late = is_late or (deadline is not None and now > deadline)
                 if kill_at is None and (presses() or is_late):
                     kill_at, seen = now + PATIENCE_S, presses()
-                    process.send_signal(signal.SIGTERM if finishes else signal.SIGINT)
+                    process.send_signal(signal.SIGTERM)
                 elif kill_at is not None and (presses() > seen or now > kill_at):
                     process.kill()  # its ranks end with it
         finally:

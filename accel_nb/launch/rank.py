@@ -23,7 +23,7 @@ from typing import Any
 from accel_nb.config import Layer, resolve, using_layers
 from accel_nb.errors import AccelNbError
 from accel_nb.launch.journal import Journal
-from accel_nb.launch.task import Task
+from accel_nb.launch.task import FINISHING, Task
 from accel_nb.runtime.built import noting_built
 from accel_nb.runtime.environment import torchrun_world, variable
 from accel_nb.telemetry.events import current_sink
@@ -99,6 +99,8 @@ class RankProgram:
         answers = [item.ask_to_stop() for item in self._built]  # each of them is to hear of it
         if not any(answers):
             raise KeyboardInterrupt
+        if self._task.report is not None:
+            os.write(self._task.report, FINISHING)
 
     def _tell(self, error: BaseException) -> None:
         """Report an error to who started this rank, or where nobody listens, on the terminal."""

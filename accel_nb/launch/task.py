@@ -14,6 +14,9 @@ VERSION = 1
 MODULE = "accel_nb.launch.rank"
 """What a rank's process runs."""
 
+FINISHING = b"finishing\n"
+"""What a rank writes to its report when it is about to end a step, save and stop."""
+
 Kind = Literal["script", "module", "notebook"]
 
 

@@ -14,7 +14,7 @@ from accel_nb.pool.failure import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S
 class Job:
     """Ranks that note what they are sent."""
 
-    def __init__(self, *, finishes: bool) -> None:
+    def __init__(self, *, promises: bool = False, finishes: bool = False) -> None:
         nothing: Any = None
         self.ranks = [Rank(number, nothing, -1, -1, None) for number in (0, 1)]
         self.now = 0.0
@@ -24,6 +24,7 @@ class Job:
             self.ranks,
             finishes,
             clock=lambda: self.now,
+            has_promised=lambda rank: promises,
             send=lambda rank, number: self.sent.append((rank.number, number)),
         )
 
@@ -42,7 +43,7 @@ def both(number: int) -> list[tuple[int, int]]:
 
 @pytest.mark.parametrize("is_pressed", [True, False])
 def test_a_job_that_saves_is_asked_then_interrupted_then_ended(is_pressed: bool):
-    job = Job(finishes=True)
+    job = Job(promises=is_pressed, finishes=not is_pressed)
     assert job.after(1) == []
     assert job.after(0, press=is_pressed, is_late=not is_pressed) == both(signal.SIGTERM)
     assert job.stopper.why == ("interrupted" if is_pressed else "timeout")
@@ -53,7 +54,7 @@ def test_a_job_that_saves_is_asked_then_interrupted_then_ended(is_pressed: bool)
 
 
 def test_each_further_interrupt_takes_the_next_step_at_once():
-    job = Job(finishes=True)
+    job = Job(promises=True)
     assert [job.after(0, press=True) for _ in range(3)] == [
         both(signal.SIGTERM),
         both(signal.SIGINT),
@@ -61,12 +62,14 @@ def test_each_further_interrupt_takes_the_next_step_at_once():
     ]
 
 
-def test_a_job_that_does_not_save_is_interrupted_at_once():
-    assert Job(finishes=False).after(0, press=True) == both(signal.SIGINT)
+def test_a_job_that_does_not_save_gets_little_time():
+    job = Job()
+    assert job.after(0, press=True) == both(signal.SIGTERM)
+    assert job.after(GRACE_S + 0.1) == both(signal.SIGINT)
 
 
 def test_after_a_failure_the_others_get_a_moment_and_are_not_asked_to_save():
-    job = Job(finishes=True)
+    job = Job(promises=True)
     job.ranks[1].code = 1
     assert job.after(0) == []
     assert job.after(PEER_PATIENCE_S + 0.1) == [(0, signal.SIGINT)]
@@ -75,14 +78,14 @@ def test_after_a_failure_the_others_get_a_moment_and_are_not_asked_to_save():
 
 
 def test_a_rank_that_ends_well_stops_nobody():
-    job = Job(finishes=False)
+    job = Job()
     job.ranks[1].code = 0
     assert job.after(100) == []
     assert job.stopper.why is None
 
 
 def test_ranks_that_finish_are_waited_for_together():
-    job = Job(finishes=True)
+    job = Job(promises=True)
     job.after(0, press=True)
     job.ranks[1].code = 143
     assert job.after(TOGETHER_S / 2) == []
