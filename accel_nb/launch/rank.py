@@ -53,7 +53,9 @@ class RankProgram:
             stack.callback(journal.close)
             try:
                 code = self._run_target()
-                lines = [line for item in self._built if not item.is_closed for line in item.end_run()]
+                # A rank that exits with an error waits for nobody: the others may not have come to their end.
+                built = [] if code else [item for item in self._built if not item.is_closed]
+                lines = [line for item in built for line in item.end_run()]
             except KeyboardInterrupt:
                 signal.signal(signal.SIGTERM, signal.SIG_IGN)
                 lines = [line for item in self._built if not item.is_closed for line in item.end_interrupted_run()]
@@ -75,20 +77,17 @@ class RankProgram:
 
     def _run_target(self) -> int:
         name = self._task.name
+        sys.argv = [name, *self._args]
+        sys.path[0] = os.getcwd() if self._task.kind == "module" else os.path.dirname(os.path.abspath(name))
         if self._task.kind == "notebook":
             from accel_nb.launch.notebook import run_notebook
 
-            sys.argv = [name, *self._args]
             return run_notebook(name, out=self._task.out)
         signal.signal(signal.SIGTERM, self._finish)
         try:
             if self._task.kind == "module":
-                sys.argv = [name, *self._args]
-                sys.path[0] = os.getcwd()
                 runpy.run_module(name, run_name="__main__", alter_sys=True)
             else:
-                sys.argv = [name, *self._args]
-                sys.path[0] = os.path.dirname(os.path.abspath(name))
                 runpy.run_path(name, run_name="__main__")
         except SystemExit as end:
             return _exit_code(end)
