@@ -71,7 +71,7 @@ demo: $(STAMPS)/develop
 test: setup lint unit wheel
 
 unit: setup
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 	$(PACKAGE) test
 
 nightly: $(STAMPS)/develop

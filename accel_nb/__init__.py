@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         PartialState,
     )
     from accel_nb.accelerator.plugins import (
+        AORecipeKwargs,
         AutocastKwargs,
         DataLoaderConfiguration,
         DDPCommunicationHookType,
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     __version__: str
 
 __all__ = [
+    "AORecipeKwargs",
     "Accelerator",
     "AcceleratorState",
     "AutocastKwargs",
@@ -101,6 +103,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "AORecipeKwargs": "accel_nb.accelerator.plugins",
     "Accelerator": "accel_nb.accelerator",
     "AcceleratorState": "accel_nb.accelerator.places",
     "AutocastKwargs": "accel_nb.accelerator.plugins",

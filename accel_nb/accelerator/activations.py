@@ -17,14 +17,14 @@ class Recomputer:
     """Lets the repeated blocks of models compute again, in place; after a strategy has wrapped them."""
 
     def __init__(self, is_on: bool) -> None:
-        self._is_on = is_on
+        self.is_on = is_on
         self._blocks: dict[int, list[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> None:
         """Let a model's repeated blocks keep their inputs only."""
-        if not self._is_on or id(model) in self._blocks:
+        if not self.is_on or id(model) in self._blocks:
             return
-        blocks = self._blocks[id(model)] = list(repeated_blocks(model))
+        blocks = self._blocks[id(model)] = list(repeated_blocks(model).values())
         for block in blocks:
             give_forward(block, _recomputing(block, forward_of(block)))
 

@@ -135,9 +135,8 @@ class PlainCells:
             replace(nn.Module, "cuda", _cuda(accelerator.device))
             for name in _FACTORIES:
                 replace(torch, name, _factory(getattr(torch, name), move))
-            if self._stepper.strategy.capabilities.shards_params:
-                stack.enter_context(sharded.together(accelerator._comm))
             if self._stepper.world.size > 1:
+                stack.enter_context(sharded.together(accelerator._comm))
                 replace(torch, "save", _save(torch.save, self._stepper.world.rank))
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))

@@ -114,22 +114,23 @@ class Autosave:
             self.num_late += 1
             self._due_step = self._next_told
         else:
-            self._save_at(step)
+            self.save_now(step)
+
+    def save_now(self, step: int) -> None:
+        """Begin to save at this boundary; every rank must call."""
+        self._wish = _NOTHING
+        self._saved_step, self._due_step = step, self._due_after(step)
+        self._save()
+        self._saved_at = self._clock()
 
     def _stop(self, step: int) -> None:
         self.stopped_step = step
         if step != self._saved_step:
             try:
-                self._save_at(step)
+                self.save_now(step)
             except CheckpointError as error:
                 self.problem = str(error)
         raise KeyboardInterrupt
-
-    def _save_at(self, step: int) -> None:
-        self._wish = _NOTHING
-        self._saved_step, self._due_step = step, self._due_after(step)
-        self._save()
-        self._saved_at = self._clock()
 
     def _due_after(self, step: int) -> int | None:
         return None if self._steps is None else step + self._steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
@@ -61,12 +62,16 @@ class Compiler:
         """Compile a model's repeated blocks; one without any, or with ``regional`` off, as a whole."""
         if not self._is_on or id(model) in self._compiled:
             return
-        blocks = list(repeated_blocks(model)) if self._is_regional else []
+        blocks = list(repeated_blocks(model).values()) if self._is_regional else []
         self._compiled[id(model)] = blocks
         for block in blocks:
             block.compile(**self._settings)
         if not blocks:
             give_forward(model, torch.compile(forward_of(model), **self._settings))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as models are compiled, or as it is."""
+        return torch.compile(function, **self._settings) if self._is_on else function
 
     def undo(self, model: nn.Module) -> None:
         """Give a model its plain code back; does nothing to one that is not compiled."""

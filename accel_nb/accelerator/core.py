@@ -22,6 +22,7 @@ from accel_nb.accelerator.enter import enter
 from accel_nb.accelerator.join import joined
 from accel_nb.accelerator.metrics import gather_for_metrics
 from accel_nb.accelerator.places import AcceleratorState, GradientState
+from accel_nb.accelerator.planning import Planner, with_options
 from accel_nb.accelerator.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -34,13 +35,14 @@ from accel_nb.accelerator.plugins import (
     one_of_two,
     refuse_later,
 )
-from accel_nb.accelerator.prepare import Preparer, describe_object, notes_on
+from accel_nb.accelerator.prepare import Kinds, Preparer, describe_object, notes_on
 from accel_nb.accelerator.profile import Profiler, profiled
 from accel_nb.accelerator.release import release_memory
 from accel_nb.accelerator.resuming import Resumer
 from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
 from accel_nb.accelerator.seeding import checked_types
 from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
+from accel_nb.accelerator.steering import Helm, current_steering
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.tracking import Tracked
 from accel_nb.accelerator.trigger import Trigger
@@ -51,6 +53,7 @@ from accel_nb.config.schema import AutocastOptions, seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
+from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.built import note_built
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
@@ -61,6 +64,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import plain_view
+from accel_nb.strategies.plan import AUTO
 from accel_nb.telemetry.events import CheckpointSaved, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
@@ -79,7 +83,7 @@ class Accelerator(Tracked):
     def __init__(
         self,
         *,
-        mixed_precision: Literal["no", "bf16", "fp16", "auto"] | Enum | None = None,
+        mixed_precision: Literal["no", "bf16", "fp16", "fp8", "auto"] | Enum | None = None,
         gradient_accumulation_steps: int | None = None,
         cpu: bool = False,
         strategy: str | None = None,
@@ -113,7 +117,7 @@ class Accelerator(Tracked):
         """Resolve the options and enter the world; what is not given comes from the cell's flags, or is a default.
 
         Args:
-            mixed_precision: ``no``, ``bf16``, ``fp16``, or ``auto`` for the best that the device really has.
+            mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device really has.
             gradient_accumulation_steps: Micro-batches for one optimizer step.
             cpu: Train on the CPU although there is an accelerator.
             strategy: A strategy's name, or ``auto``.
@@ -131,8 +135,8 @@ class Accelerator(Tracked):
             gradient_accumulation_plugin: How gradients are accumulated, under well-known names.
             dynamo_backend: Backend of torch.compile for prepared models.
             dynamo_plugin: Options of torch.compile, under well-known names.
-            kwargs_handlers: At most one each of `AutocastKwargs`, `DistributedDataParallelKwargs`, `GradScalerKwargs`,
-                `InitProcessGroupKwargs` and `ProfileKwargs`.
+            kwargs_handlers: At most one each of `AORecipeKwargs`, `AutocastKwargs`,
+                `DistributedDataParallelKwargs`, `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
             project_dir: Folder of the run, as ``project_dir`` tells it.
             project_config: Folders of the run, under well-known names.
             comm: The communicator of an open world; found from the environment if not given.
@@ -193,10 +197,17 @@ class Accelerator(Tracked):
         self._world = self._comm.world
         self._device = use(self._world.device)
         self._sink = current_sink.get() if sink is None else sink
-        chosen = choose(options.strategy, self._world, registry or Registry())
+        self._registry = registry or Registry()
+        chosen = choose(options.strategy, self._world, self._registry)
         precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
         self._strategy: Strategy = chosen(getattr(options, chosen.name, None), precision)
         self._strategy.open(self._world, self._comm)
+        self._planner: Planner | None = None
+        if options.strategy == AUTO:
+            self._planner = Planner(self._resolved, self._comm, self._device, precision.policy.name, self._registry)
+        # What the last plan chose, and why.
+        self._chosen: Mapping[str, Any] = {"strategy": chosen.name}
+        self._plan_line: str | None = None
         self._stepper = Stepper(
             self._strategy,
             self._world,
@@ -214,6 +225,7 @@ class Accelerator(Tracked):
             has_sentinels=options.sentinels,
         )
         self._compiler = Compiler(options.compile)
+        self._float8 = Float8Layers(self._device, options.fp8) if precision.policy.name == "fp8" else None
         self._recomputer = Recomputer(options.activation_checkpointing)
         self._preparer = Preparer(
             self,
@@ -222,6 +234,7 @@ class Accelerator(Tracked):
             self._device,
             compiler=self._compiler,
             recomputer=self._recomputer,
+            float8=self._float8,
             schedule=options.schedule,
             data=options.data,
             seed=options.seed,
@@ -239,6 +252,9 @@ class Accelerator(Tracked):
         self._first_step = 0
         self._state.on_saved = _noting(self._saved, self._sink, self._world.rank)
         self._autosave: Autosave | None = None
+        steering = current_steering.get()
+        self._helm = None if steering is None else Helm(steering, self._stepper, self._stepper.meter)
+        self._hear_boundaries()
         if isinstance(options.checkpoint.every, str):
             self.checkpoint_every(seconds=seconds_of(options.checkpoint.every))
         else:
@@ -654,9 +670,25 @@ class Accelerator(Tracked):
             is_behind=lambda: state.is_behind,
         )
         self._state.on_loaded = self._autosave.go_on_from
-        autosave = self._autosave
-        # Ranks that have run out of data answer no messages.
-        self._preparer.set_boundary(lambda: None if stepper.is_joined else autosave.boundary())
+        self._hear_boundaries()
+
+    def _hear_boundaries(self) -> None:
+        """Have loops over prepared loaders tell when they are done with a batch, as far as anybody wants to know."""
+        stepper, autosave, helm = self._stepper, self._autosave, self._helm
+        if helm is not None:
+            helm.autosave = autosave
+        steer = None if helm is None else helm.boundary
+        if autosave is None:
+            self._preparer.set_boundary(steer)
+            return
+
+        def boundary() -> None:
+            if not stepper.is_joined:  # ranks that have run out of data answer no messages
+                autosave.boundary()
+                if steer is not None:
+                    steer()
+
+        self._preparer.set_boundary(boundary)
 
     def ask_for_checkpoint(self) -> None:
         """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""
@@ -680,6 +712,8 @@ class Accelerator(Tracked):
         self._first_step = self._stepper.num_steps
         if self._autosave is not None:
             self._autosave.begin_run()
+        if self._helm is not None:
+            self._helm.begin_run()
         self._resumer.begin_run(resume)
 
     def end_run(self) -> list[str]:
@@ -999,13 +1033,38 @@ class Accelerator(Tracked):
         if self._is_closed:
             raise MisuseError("this Accelerator is closed; build a new one")
         before = set(map(id, self._preparer.objects))
+        if self._planner is not None and not (self._stepper.bundle.models or self._stepper.bundle.optimizers):
+            self._plan(self._planner, objects, batch)
         self._stepper.keeps_sums = batch == "global" and self._world.size > 1
         self._preparer.prepare(objects, batch=batch, is_training=is_training, begins_training=begins_training)
         return [item for item in self._preparer.objects if id(item) not in before]
 
+    def _plan(self, planner: Planner, objects: Sequence[Any], batch: BatchMeaning) -> None:
+        """Take the strategy that suits the first models; nothing may be prepared yet."""
+        kinds = Kinds.of(objects)
+        if not kinds.models:
+            return
+        choice = planner.choose(kinds.outermost_models(), kinds.optimizers, kinds.loaders, batch)
+        self._plan_line = None if choice is None else choice.line
+        base = choose(AUTO, self._world, self._registry).name
+        options = {"strategy": base, **({} if choice is None else choice.options)}
+        if options == self._chosen:
+            return
+        self._chosen = options
+        config = with_options(self._resolved.config, options)
+        precision = self._strategy.precision
+        self._strategy.close()
+        self._strategy = self._registry.get(config.strategy)(getattr(config, config.strategy, None), precision)
+        self._strategy.open(self._world, self._comm)
+        self._stepper.follow(self._strategy)
+        self._recomputer.is_on = config.activation_checkpointing
+
     def _notes(self, objects: Sequence[Any]) -> list[str]:
         notes = notes_on(objects, self._world.size, self._device)
+        if self._plan_line is not None:
+            notes.insert(0, self._plan_line)
         models = [item for item in objects if isinstance(item, nn.Module)]
+        notes += [] if self._float8 is None else [line for model in models for line in self._float8.describe(model)]
         notes += filter(None, map(self._compiler.describe, models))
         notes += filter(None, map(self._recomputer.describe, models))
         if models:

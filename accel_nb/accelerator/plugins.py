@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Any, Literal, Protocol
@@ -271,6 +271,60 @@ class DistributedDataParallelKwargs:
 
 
 @dataclass(frozen=True)
+class AORecipeKwargs:
+    """How linear layers compute in 8-bit floating point (``mixed_precision="fp8"``), by torchao.
+
+    Args:
+        config: A ``torchao.float8.Float8LinearConfig``; only what is one of torchao's own recipes.
+        module_filter_func: Not served: layers that stay in bf16 are given by name.
+        pad_inner_dim: Only True: rows are padded where the hardware needs it.
+        enable_fsdp_float8_all_gather: Only False: FSDP2 gathers weights in bf16.
+    """
+
+    config: Any = None
+    module_filter_func: Callable[..., bool] | None = None
+    pad_inner_dim: bool | None = None
+    enable_fsdp_float8_all_gather: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        gathers = self.enable_fsdp_float8_all_gather or getattr(self.config, "enable_fsdp_float8_all_gather", False)
+        problems = [
+            f"{what} from AORecipeKwargs(...) is not served: {remedy}"
+            for what, is_given, remedy in (
+                (
+                    "module_filter_func",
+                    self.module_filter_func is not None,
+                    'name layers that stay in bf16, as config={"fp8": {"skip_modules": ["head"]}}',
+                ),
+                (
+                    "pad_inner_dim=False",
+                    self.pad_inner_dim is False,
+                    "rows are padded where they must be; leave it out",
+                ),
+                ("enable_fsdp_float8_all_gather=True", gathers, "FSDP2 gathers weights in bf16; leave it out"),
+            )
+            if is_given
+        ]
+        recipe = None if self.config is None else _recipe_of(self.config)
+        if self.config is not None and recipe is None:
+            problems.append(
+                "config from AORecipeKwargs(...) is none of torchao's recipes: give one of "
+                "Float8LinearConfig.from_recipe_name(...), or its name as fp8.recipe"
+            )
+        if problems:
+            raise ConfigError(problems)
+        return _given({"fp8.recipe": recipe, "fp8.emulate": getattr(self.config, "emulate", None)})
+
+
+def _recipe_of(config: Any) -> str | None:
+    """Return the name of the recipe that a config of torchao's is, whether emulated and padded or not."""
+    made = replace(config, emulate=False, pad_inner_dim=False, enable_fsdp_float8_all_gather=False)
+    names = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+    return next((name for name in names if type(config).from_recipe_name(name) == made), None)
+
+
+@dataclass(frozen=True)
 class ProfileKwargs:
     """How `Accelerator.profile` profiles; see there for what each field is."""
 
@@ -331,6 +385,7 @@ class TorchDynamoPlugin:
 
 
 HANDLERS = (
+    AORecipeKwargs,
     AutocastKwargs,
     DistributedDataParallelKwargs,
     GradScalerKwargs,

@@ -25,6 +25,7 @@ from accel_nb.accelerator.wrapped import OptimizerGate, gate_scheduler, release_
 from accel_nb.config.schema import DataOptions
 from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
 from accel_nb.errors import MisuseError
+from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.tied import move_tied
@@ -64,6 +65,11 @@ class Kinds:
             kinds._list_for(item).append(item)
         return kinds
 
+    def outermost_models(self) -> list[nn.Module]:
+        """Return the models that are no part of others."""
+        inside = {id(part) for model in self.models for part in model.modules() if part is not model}
+        return [model for model in self.models if id(model) not in inside]
+
     def _list_for(self, item: Any) -> list[Any]:
         if isinstance(item, nn.Module):
             return self.models
@@ -88,6 +94,7 @@ class Preparer:
         *,
         compiler: Compiler,
         recomputer: Recomputer,
+        float8: Float8Layers | None = None,
         schedule: Literal["steps", "samples", "calls"] = "steps",
         data: DataOptions | None = None,
         seed: int | None = None,
@@ -100,6 +107,7 @@ class Preparer:
         self._device = device
         self._compiler = compiler
         self._recomputer = recomputer
+        self._float8 = float8
         self._schedule: Literal["steps", "samples", "calls"] = schedule
         # How loaders are read that are prepared from now on.
         self.data = data or DataOptions()
@@ -139,9 +147,10 @@ class Preparer:
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             _take_over(item)
         models = self._roots(kinds.models)
+        self._refuse_empty(models)
         for model in models:
             self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
-            self._compiler.compile(model)
+            self._compile(model)
         for optimizer in kinds.optimizers:
             self._move_state(optimizer)
         bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
@@ -179,7 +188,7 @@ class Preparer:
         for model in changed:
             self._free_model(model)
             self._move(model, self._stepper.bundle.optimizers)
-            self._compiler.compile(model)
+            self._compile(model)
         self._stepper.strategy.wrap(Bundle(tuple(changed)))
         for model in changed:
             self._recomputer.apply(model)
@@ -213,7 +222,7 @@ class Preparer:
             return
         _take_over(model)
         self._move(model, ())
-        self._compiler.compile(model)
+        self._compile(model)
         if precision.policy.compute is not None:
             give_forward(model, plain_forward(model, precision))
             self._claim_models([model])
@@ -222,6 +231,23 @@ class Preparer:
 
     def _is_placed(self, item: Any) -> bool:
         return self._placing.get(id(item), self._is_placing)
+
+    def _compile(self, model: nn.Module) -> None:
+        if self._float8 is not None:
+            self._float8.apply(model, self._compiler.compiled)
+        self._compiler.compile(model)
+
+    def _refuse_empty(self, models: Iterable[nn.Module]) -> None:
+        """Raise `MisuseError` for models without values where the strategy does not fill them."""
+        if self._stepper.strategy.capabilities.shards_params:
+            return
+        for model in models:
+            name = next((name for name, value in model.named_parameters() if value.is_meta), None)
+            if name is not None:
+                raise MisuseError(
+                    f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
+                    "before preparing it, or divide it by --strategy fsdp with fsdp.weights"
+                )
 
     def _claim_models(self, models: Iterable[nn.Module]) -> None:
         for model in models:
@@ -237,6 +263,8 @@ class Preparer:
         else:
             self._stepper.strategy.unwrap(model)
         self._compiler.undo(model)
+        if self._float8 is not None:
+            self._float8.undo(model)
 
     def release(self, objects: Iterable[Any]) -> None:
         """Give objects back as they came; what is not prepared is left alone."""

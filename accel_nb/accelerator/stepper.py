@@ -68,7 +68,7 @@ class Stepper:
         self._clip = clip
         # Nothing stands between the gate and the optimizer's own step: three calls less.
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
-        self._meter = meter
+        self.meter = meter
         self._memory = memory
         self._known: set[int] = set()
         # What each model had to train when it was prepared: only of that are gradients averaged.
@@ -79,6 +79,12 @@ class Stepper:
         self._last_gate: OptimizerGate | None = None
         self._reader = LossReader()
         self._exchanged: dict[str, bool] = {}
+
+    def follow(self, strategy: Strategy) -> None:
+        """Go on with another strategy that divides the data into as many shares; before anything is prepared."""
+        self.strategy = strategy
+        self.finish_gradients = strategy.finish_gradients
+        self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
 
     def include(self, bundle: Bundle) -> None:
         """Add prepared objects; those that are known already are left out by the caller."""
@@ -145,10 +151,10 @@ class Stepper:
                 # A share of nothing but ignored targets has a loss of 0 / 0.
                 loss, shown, factor = loss * portion, shown.detach().where(portion != 0, 0.0), 1.0
         if share is None:
-            self._meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
+            self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
         else:
             samples = share.num_samples
-            self._meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
+            self.meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
         if factor != 1.0:
             loss = loss * factor
         window.note_backward()
@@ -230,11 +236,11 @@ class Stepper:
     @property
     def num_steps(self) -> int:
         """How many optimizer steps were reported."""
-        return self._meter.step
+        return self.meter.step
 
     def resume_at(self, step: int, num_held: int) -> None:
         """Count optimizer steps from ``step`` on, inside of a window with ``num_held`` micro-batches done."""
-        self._meter.step = step
+        self.meter.step = step
         self.window.resume(num_held)
 
     def stepped_models(self) -> list[nn.Module]:
@@ -244,7 +250,7 @@ class Stepper:
 
     def flush(self) -> None:
         """Report what is still on its way from the device."""
-        self._meter.flush()
+        self.meter.flush()
 
     @contextmanager
     def without_sync(self, models: Iterable[nn.Module]) -> Iterator[None]:
@@ -325,9 +331,9 @@ class Stepper:
             gate.num_ran += 1
         gate.stepped_in = number
         self.was_skipped = not ran
-        now = self._meter.end_step(gate.learning_rate, not ran)
+        now = self.meter.end_step(gate.learning_rate, not ran)
         if now >= self._memory.due:
-            self._memory.sample(now, self._meter.step, self.bundle.models, self.bundle.optimizers)
+            self._memory.sample(now, self.meter.step, self.bundle.models, self.bundle.optimizers)
 
     def _bundle_of(self, gates: list[OptimizerGate]) -> Bundle:
         return Bundle(self.bundle.models, tuple([gate.optimizer for gate in gates]))

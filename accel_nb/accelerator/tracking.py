@@ -90,8 +90,11 @@ class Tracked(Placed):
 
         Numbers are drawn in the panel and go to the trackers; texts and dictionaries of numbers to the trackers alone.
         ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is the number of
-        optimizer steps if not given. Raises `MisuseError` for other values.
+        optimizer steps if not given. Raises `MisuseError` for other values. Between the steps of a logging interval
+        that was set while the cell runs nothing is read and nothing is reported.
         """
+        if not self._stepper.meter.is_reporting:
+            return
         at = self._stepper.num_steps if step is None else step
         feed = self._feed
         plain: dict[str, Any] = {}

@@ -1,6 +1,6 @@
 """The manifest: what belongs to a checkpoint, how large it is, and the checksums of all of it. No torch.
 
-Checksums are CRC-32 of zlib, one for each `CHUNK_BYTES` of a file, so that threads and ranks share the work; the
+Checksums are XXH3 (64 bits), one for each `CHUNK_BYTES` of a file, so that threads and ranks share the work; the
 manifest itself carries a BLAKE2b digest. They find damage, not forgery: whoever can write the folder can write the
 manifest too, and so nothing is believed that is not checked besides.
 """
@@ -10,10 +10,11 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import zlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from accel_nb.checkpoint.layout import (
     DTYPES,
@@ -28,13 +29,13 @@ from accel_nb.checkpoint.layout import (
 from accel_nb.errors import CorruptCheckpoint
 
 FORMAT = "accel_nb.checkpoint"
-VERSION = 1
+VERSION = 2
 CHUNK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
 class FileRecord:
-    """One file: its size in bytes and the CRC-32 of each chunk."""
+    """One file: its size in bytes and the checksum of each chunk."""
 
     size: int
     checksums: tuple[int, ...]
@@ -112,7 +113,7 @@ class Manifest:
             "chunk_bytes": CHUNK_BYTES,
             "state": self.state,
             "files": {
-                name: {"size": record.size, "crc32": [f"{value:08x}" for value in record.checksums]}
+                name: {"size": record.size, "xxh3": [f"{value:016x}" for value in record.checksums]}
                 for name, record in self.files.items()
             },
             "tensors": {
@@ -173,9 +174,14 @@ def chunks_of(size: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + CHUNK_BYTES, size)
 
 
-def checksum(content: bytes | memoryview, value: int = 0) -> int:
-    """Return the CRC-32 of the content, going on from ``value``."""
-    return zlib.crc32(content, value)
+def checksum(content: bytes | memoryview) -> int:
+    """Return the checksum of a chunk."""
+    return xxh3_64_intdigest(content)
+
+
+def running_checksum() -> xxh3_64:
+    """Return a checksum of bytes that come one after the other."""
+    return xxh3_64()
 
 
 def record_of(content: bytes) -> FileRecord:
@@ -191,10 +197,10 @@ def _digest(content: Mapping[str, Any]) -> str:
 
 def _file(name: str, entry: Any, where: str) -> FileRecord:
     checked_file_name(name, where)
-    if name == MANIFEST or not isinstance(entry, dict) or set(entry) != {"size", "crc32"}:
-        raise CorruptCheckpoint(f"{where}: {name} is not described by size and crc32")
+    if name == MANIFEST or not isinstance(entry, dict) or set(entry) != {"size", "xxh3"}:
+        raise CorruptCheckpoint(f"{where}: {name} is not described by size and xxh3")
     (size,) = checked_shape([entry["size"]], f"{where}: size of {name}")
-    sums = entry["crc32"]
+    sums = entry["xxh3"]
     if not isinstance(sums, list) or len(sums) != -(-size // CHUNK_BYTES):
         raise CorruptCheckpoint(f"{where}: the checksums of {name} do not fit its size of {size} bytes")
     try:

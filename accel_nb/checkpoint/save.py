@@ -19,7 +19,15 @@ from torch import Tensor
 
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, Encoded, FromMain, Leaf, Slice, encode, region_of, tensor_of
 from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, header_of, state_file
-from accel_nb.checkpoint.manifest import CHUNK_BYTES, Facts, FileRecord, Manifest, checksum, read_manifest, record_of
+from accel_nb.checkpoint.manifest import (
+    CHUNK_BYTES,
+    Facts,
+    FileRecord,
+    Manifest,
+    read_manifest,
+    record_of,
+    running_checksum,
+)
 from accel_nb.checkpoint.plan import Task, TensorPlan, WritePlan, plan_writes
 from accel_nb.checkpoint.store import Store
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
@@ -273,7 +281,7 @@ class _Sums:
     def __init__(self) -> None:
         self.size = 0
         self._done: list[int] = []
-        self._open = 0
+        self._open = running_checksum()
         self._pool = ThreadPoolExecutor(1, "accel_nb-checksums")
         self._last: Future[None] | None = None
 
@@ -298,10 +306,10 @@ class _Sums:
         """Return the checksum of each chunk."""
         if self._last is not None:
             self._last.result()  # one thread: all before it are done too
-        return self._done + ([self._open] if self.size % CHUNK_BYTES else [])
+        return self._done + ([self._open.intdigest()] if self.size % CHUNK_BYTES else [])
 
     def _add(self, piece: memoryview, is_end: bool) -> None:
-        self._open = checksum(piece, self._open)
+        self._open.update(piece)
         if is_end:
-            self._done.append(self._open)
-            self._open = 0
+            self._done.append(self._open.intdigest())
+            self._open.reset()

@@ -34,8 +34,8 @@ def verify_files(
             if found != expected:
                 pool.shutdown(cancel_futures=True)
                 raise CorruptCheckpoint(
-                    f"{where}/{file}: bytes {start} to {end} are damaged: their CRC-32 is {found:08x} instead of "
-                    f"{expected:08x}"
+                    f"{where}/{file}: bytes {start} to {end} are damaged: their checksum is {found:016x} instead of "
+                    f"{expected:016x}"
                 )
 
 

@@ -37,7 +37,7 @@ _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
         "bf16": lambda: has_real_bf16(_current_device()),
         "cuda": torch.cuda.is_available,
         "fp16": lambda: True,
-        "fp8": lambda: False,
+        "fp8": lambda: importlib.util.find_spec("torchao") is not None,
         "mps": torch.backends.mps.is_available,
         "rocm": lambda: torch.version.hip is not None and torch.cuda.is_available(),
     }

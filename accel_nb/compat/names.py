@@ -20,8 +20,9 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = _in(
     _PLUGINS,
-    "AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DistributedDataParallelKwargs GradScalerKwargs "
-    "GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration TorchDynamoPlugin",
+    "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DistributedDataParallelKwargs "
+    "GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration "
+    "TorchDynamoPlugin",
 )
 _DATACLASSES = {
     **_RECORDS,
@@ -167,7 +168,9 @@ _PARTS = {
         "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "
         "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"
     ),
-    "fp8 is not served yet": "AORecipeKwargs FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine",
+    "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
+        "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine"
+    ),
     "this tracker is not served yet; tensorboard and jsonl are, and a GeneralTracker of your own": (
         "WandBTracker TrackioTracker CometMLTracker AimTracker MLflowTracker ClearMLTracker DVCLiveTracker "
         "SwanLabTracker filter_trackers get_available_trackers register_tracker_class"

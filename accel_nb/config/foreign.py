@@ -173,7 +173,7 @@ _RULES: Mapping[str, Rule] = {
 _SECTIONS: Mapping[str, str] = {
     "deepspeed_config": "DeepSpeed's options are not imported",
     "fsdp_config": "FSDP's options are not imported",
-    "fp8_config": "fp8 is not served by this version",
+    "fp8_config": "fp8 is torchao's here: set precision to fp8, and the options of the section fp8",
     "megatron_lm_config": "Megatron-LM is not served",
     "parallelism_config": "parallelism beyond data is not served by this version",
     "mpirun_config": "start the workers with mpirun itself",

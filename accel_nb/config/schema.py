@@ -14,7 +14,7 @@ from keyword import iskeyword
 from types import MappingProxyType
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter
 from pydantic.fields import FieldInfo
 
 SCHEMA_VERSION = 1
@@ -22,12 +22,11 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts", "background")
+PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts")
 """Options of the design that this version refuses by name."""
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "precision": ("fp8",),
         "ddp.comm_hook": (
             "batched_power_sgd",
         ),  # PyTorch's own fails in its first compressed step, up to 2.13 at least
@@ -72,6 +71,10 @@ def _read_names(value: object) -> object:
     return value
 
 
+def _read_parts(value: object) -> object:
+    return _read_names(_read_text(value))
+
+
 def _read_ranks(value: object) -> object:
     if isinstance(value, int) and not isinstance(value, bool):
         return (value,)
@@ -109,9 +112,29 @@ def seconds_of(duration: str) -> float:
     return float(found[1]) * _SECONDS[found[2]]
 
 
+def bytes_of(size: str) -> int:
+    """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises ValueError for no such size."""
+    found = int(TypeAdapter(ByteSize).validate_python(size))
+    if not 0 < found < 2**63:
+        raise ValueError("not a size")
+    return found
+
+
+def _size(value: str | None) -> str | None:
+    if value is not None:
+        bytes_of(value)
+    return value
+
+
 def _plain_path(value: str | None) -> str | None:
     if value is not None and not value.isprintable():
         raise ValueError("not a path")
+    return value
+
+
+def _module_name(value: str) -> str:
+    if not all(part.isidentifier() or part.isdecimal() for part in value.split(".")):
+        raise ValueError("not a module's name")
     return value
 
 
@@ -128,6 +151,7 @@ Ranks = Annotated[tuple[Rank, ...], Field(min_length=1)]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Switch = Annotated[bool, BeforeValidator(_read_switch), Field(strict=True)]
 Name = Annotated[str, AfterValidator(_identifier), Field(strict=True, max_length=256)]
+ModuleName = Annotated[str, AfterValidator(_module_name), Field(strict=True, max_length=256)]
 
 
 def _option(default: Any, description: str, *, unit: str | None = None, **extra: Any) -> Any:
@@ -226,6 +250,17 @@ class FsdpOptions(Section):
         "Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different "
         "parameters in one step.",
     )
+    weights: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from: each "
+        "worker reads its part only.",
+        metavar="PATH",
+        allowed="the path of a safetensors file, of an index of several, or of their folder, or none",
+    )
     forward_methods: Annotated[tuple[Name, ...], BeforeValidator(_read_names), AfterValidator(_unique)] = _option(
         (),
         "Methods other than forward that compute with the model's parameters, such as encode.",
@@ -272,6 +307,34 @@ class ScalerOptions(Section):
         2000, "How long a while is.", unit="steps"
     )
     enabled: Switch = _option(True, "Scale losses in fp16; off lets small gradients vanish.")
+
+
+class Fp8Options(Section):
+    """Options of 8-bit floating point (precision fp8), by torchao."""
+
+    recipe: Annotated[Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"], BeforeValidator(_read_text)] = _option(
+        "tensorwise",
+        "What shares a scale: a tensor, which is fastest, or each row, which is more exact; the last computes the "
+        "gradients of weights in bf16.",
+    )
+    emulate: Switch = _option(
+        False, "Round to float8 and multiply in float32, on hardware without float8: slow, to see how a model trains."
+    )
+    skip_modules: Annotated[tuple[ModuleName, ...] | None, BeforeValidator(_read_parts), AfterValidator(_unique)] = (
+        _option(
+            None,
+            "Names, or parts of names between dots, of layers that stay in bf16; none given: the first and the last "
+            "linear layer.",
+            metavar="NAMES",
+            allowed="names of modules such as head or blocks.0, separated by commas, or none",
+        )
+    )
+    trial_rows: Annotated[Annotated[Whole, Field(ge=0, le=1_000_000)], BeforeValidator(_read_whole)] = _option(
+        0,
+        "Before training, time the layers in fp8 and in bf16 on this many rows (tokens of a batch), and say which is "
+        "faster; 0: do not.",
+        unit="rows",
+    )
 
 
 class GroupOptions(Section):
@@ -427,11 +490,25 @@ class Config(StrategySections):
     cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(_read_whole)] = _option(
         None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
     )
-    precision: Literal["no", "fp16", "bf16", "auto"] = _option(
-        "no", "Number format of the forward and backward pass; auto takes the best that the device really has."
+    precision: Literal["no", "fp16", "bf16", "fp8", "auto"] = _option(
+        "no",
+        "Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device "
+        "really has.",
     )
     strategy: Annotated[str, Field(strict=True), AfterValidator(_strategy)] = _option(
-        "auto", "How the workers share the training; auto chooses by worker count and devices.", enum=list(STRATEGIES)
+        "auto",
+        "How the workers share the training. auto chooses by worker count and devices, and for models that could be "
+        "too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is "
+        "refused.",
+        enum=list(STRATEGIES),
+    )
+    memory: Annotated[
+        Annotated[str, Field(strict=True, max_length=32)] | None, BeforeValidator(_read_text), AfterValidator(_size)
+    ] = _option(
+        None,
+        "How much each device may hold, for the plan of strategy auto; none given: what is free on it.",
+        metavar="SIZE",
+        allowed="a size such as 80GiB (2^30 bytes) or 24GB (10^9), or none",
     )
     accumulate: Annotated[Annotated[Whole, Field(ge=1, le=1_000_000)], BeforeValidator(_read_whole)] = _option(
         1, "Batches whose gradients are summed up before one optimizer step.", unit="batches"
@@ -446,6 +523,7 @@ class Config(StrategySections):
     )
     autocast: AutocastOptions = Field(default_factory=AutocastOptions, description="Options of torch.autocast.")
     scaler: ScalerOptions = Field(default_factory=ScalerOptions, description="Loss scaling of fp16.")
+    fp8: Fp8Options = Field(default_factory=Fp8Options, description="8-bit floating point.")
     activation_checkpointing: Switch = _option(
         False,
         "Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, "
@@ -509,6 +587,11 @@ class Config(StrategySections):
     )
     static: Switch = _option(False, "Draw the panel as a picture instead of a live widget.", scope="cell")
     panel: Switch = _option(True, "Show the panel with loss and memory below the cell.", scope="cell")
+    background: Switch = _option(
+        False,
+        "Return at once, while the cell runs; what it binds and trains comes back when it has ended.",
+        scope="cell",
+    )
     dry_run: Switch = _option(False, "Print the plan and start nothing.", scope="cell")
     timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(_read_real)] = _option(
         None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS", scope="cell"
@@ -740,6 +823,11 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
             idle.setdefault(name, "it goes around ddp.comm_hook, which is no")
         if name.startswith("ddp.power_sgd_") and hook != "power_sgd":
             idle.setdefault(name, f"ddp.comm_hook is {hook}")
+    if config.memory is not None and config.strategy != "auto" and "memory" in given:
+        idle["memory"] = f"nothing is planned, since strategy is {config.strategy}"
+    for name in given:
+        if name.startswith("fp8.") and config.precision != "fp8":
+            idle[name] = f"precision is {config.precision}"
     if config.static and not config.panel and "static" in given:
         idle["static"] = "the panel is off"
     if "data.data_seed" in given and not config.data.use_seedable_sampler:

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from accel_nb.checkpoint.layout import parse_json
 from accel_nb.errors import ConfigError, CorruptCheckpoint, MisuseError
@@ -19,9 +20,10 @@ from accel_nb.forecast.plans import Forecast, Setting, forecast
 from accel_nb.forecast.request import Sample
 from accel_nb.forecast.sizes import Model, with_optimizer
 from accel_nb.forecast.trace import Loss, measure_activations, measure_model
+from accel_nb.runtime.rng import forked
 
 MAX_CONFIG_BYTES = 1 << 20
-_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+_HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def model_from_path(path: str, folder: Path) -> nn.Module:
@@ -96,6 +98,24 @@ def make_batch(inputs: Sequence[Sample], label: Sample | None) -> Any:
     if inputs[0].name is not None:
         return {sample.name: _empty(sample) for sample in inputs}
     return _empty(inputs[0]) if label is None else (_empty(inputs[0]), _empty(label))
+
+
+def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
+    """Return a batch of one sample and the loader's own batch size; order and random numbers are not touched.
+
+    Raises `ConfigError` for data that give no sample.
+    """
+    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
+    with forked():
+        try:
+            data: Any = loader.dataset
+            first = data[0] if hasattr(data, "__getitem__") else next(iter(data))
+            return loader.collate_fn([first]), size
+        except Exception as error:  # whatever the user's dataset raises
+            raise ConfigError(
+                f"the loader's data give no sample to look at: {type(error).__name__}: {error}; "
+                "name another loader, or a batch, with --data NAME"
+            ) from error
 
 
 def _empty(sample: Sample) -> torch.Tensor:

@@ -20,8 +20,9 @@ class Activations:
     """What one forward and backward pass holds at its fullest beside weights and gradients; bytes.
 
     ``num_bytes`` is for ranks that compute in the weights' own type or, in half precision, under autocast;
-    ``weight_copies`` is what autocast adds: the weights in half precision. ``cast_bytes`` is for a model that was
-    cast, None where that cannot be run: then ``num_bytes`` stands for it.
+    ``weight_copies`` is what it is more with the weights in half precision that autocast keeps: at the fullest moment
+    not all of them are there. ``cast_bytes`` is for a model that was cast, None where that cannot be run: then
+    ``num_bytes`` stands for it.
     """
 
     num_bytes: int
@@ -92,15 +93,15 @@ def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
     """Each weight is cut along its first dimension, padded to equal parts; whole blocks are gathered to compute."""
     shares = {weight.name: _share(weight, world) for weight in model.weights}
     whole: dict[str | None, int] = {None: 0}
-    trained: dict[str | None, int] = {None: 0}
+    leaving: dict[str | None, int] = {None: 0}  # whole gradients, and their copy in the order of the ranks
     for weight in model.weights:
         size = weight.num_values * (min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize)
         whole[weight.block] = whole.get(weight.block, 0) + size
         if weight.is_trainable:
-            trained[weight.block] = trained.get(weight.block, 0) + size
+            copied = weight.num_values * max(FLOAT_BYTES, weight.itemsize) if is_half else size  # averaged in float32
+            leaving[weight.block] = leaving.get(weight.block, 0) + size + copied
     blocks = sorted((size for block, size in whole.items() if block is not None), reverse=True)
     gathered = whole[None] + (sum(blocks[:2]) if layout.divides_parameters else sum(blocks))
-    leaving = 2 * max(trained.values())  # a block's whole gradients, and their copy in the order of the ranks
     return Usage(
         parameters=sum(shares[weight.name] * weight.itemsize for weight in model.weights) + model.buffer_bytes,
         gradients=sum(shares[weight.name] * weight.itemsize for weight in _trained(model)),
@@ -108,7 +109,7 @@ def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
             math.ceil(weight.state_bytes * shares[weight.name] / max(1, weight.num_values)) for weight in model.weights
         ),
         activations=0,
-        exchange=gathered + leaving if world > 1 or layout.offloads else 0,
+        exchange=gathered + max(leaving.values()) if world > 1 or layout.offloads else 0,
         step=math.ceil(model.step_bytes / world),
     )
 

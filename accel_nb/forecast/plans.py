@@ -33,8 +33,8 @@ class Setting:
 
     @property
     def is_half(self) -> bool:
-        """Whether the run computes in half precision."""
-        return self.precision in ("bf16", "fp16")
+        """Whether the run computes in half precision; fp8 keeps what bf16 keeps."""
+        return self.precision in ("bf16", "fp16", "fp8")
 
 
 @dataclass(frozen=True, slots=True)

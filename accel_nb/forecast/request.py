@@ -9,10 +9,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any, Literal
 
-from pydantic import ByteSize, TypeAdapter, ValidationError
-
 from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
 from accel_nb.config.layers import quoted
+from accel_nb.config.schema import bytes_of
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import ROOM_SHARE, Setting
 from accel_nb.forecast.sizes import size_text
@@ -139,23 +138,22 @@ def _parser(command: str, in_notebook: bool) -> _Parser:
 def read_size(text: str, where: str) -> int:
     """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises `ConfigError`."""
     try:
-        size = int(TypeAdapter(ByteSize).validate_python(text))
-    except (ValidationError, OverflowError):
-        size = 0
-    if not 0 < size < 2**63:
-        raise ConfigError(f"{where} {quoted(text)} is no size; write it as 80GiB or 24GB")
-    return size
+        return bytes_of(text)
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{where} {quoted(text)} is no size; write it as 80GiB or 24GB") from None
 
 
 def find_setting(
     devices: Sequence[str], machine: Machine, config: Config, *, batch_size: int = 0, memory: int | None = None
 ) -> Setting:
-    """Return the setting of a run on these devices; ``memory`` stands for what one device has in all.
+    """Return the setting of a run on these devices; ``memory``, or the option, stands for what one has.
 
     The precision ``auto`` counts as bf16. A batch is shared by the workers unless it is meant for each.
     """
     world = len(devices)
     is_host = not devices[0].startswith("cuda")
+    if memory is None and config.memory is not None:
+        memory = bytes_of(config.memory)
     kind = ("CPU worker" if is_host else "GPU") + ("s" if world > 1 else "")
     if memory is not None:
         free, name = memory, f"{world} {kind} of {size_text(memory)}"

@@ -22,12 +22,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from accel_nb.bigmodel.sizes import find_blocks
 from accel_nb.errors import MisuseError
 from accel_nb.forecast.memory import Activations
 from accel_nb.forecast.sizes import Model, Weight
 from accel_nb.precision.half import cast_floats
 from accel_nb.runtime.nested import find_tensors, map_tensors
+from accel_nb.strategies.units import repeated_blocks
 
 Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
@@ -38,7 +38,7 @@ def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gp
 
     ``on_gpu`` says that the run is meant for a GPU, where torch's optimizers work on lists of tensors.
     """
-    blocks = {id(parameter): name for name, block in list_blocks(model).items() for parameter in block.parameters()}
+    blocks = {id(parameter): name for name, block in repeated_blocks(model).items() for parameter in block.parameters()}
     weights = [
         Weight(
             name,
@@ -51,17 +51,6 @@ def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gp
     ]
     found = Model(type(model).__name__, tuple(weights), sum(buffer.nbytes for buffer in model.buffers()))
     return found if optimizer is None else _with_state(found, model, optimizer, on_gpu)
-
-
-def list_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """Return the outermost modules that the model repeats in a list, by name: what is checkpointed and gathered."""
-    names = set(find_blocks(model))
-    found: dict[str, nn.Module] = {}
-    for name, module in model.named_modules():
-        inside = any(name.startswith(outer + ".") for outer in found)
-        if name and type(module).__name__ in names and not inside:
-            found[name] = module
-    return found
 
 
 def measure_activations(
@@ -121,13 +110,13 @@ class _Run:
     on_gpu: bool
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
-        """Return the fullest moment beside weights and gradients, and the bytes of weights in half precision."""
+        """Return the fullest moment beside weights and gradients, and how much fuller it is with autocast's weights."""
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
                 model = _fake_copy(self.model, cast)
                 batch = map_tensors(lambda tensor: _resized(tensor, self.batch_size, cast), self.batch)
                 if self.checkpoints:
-                    for block in list_blocks(model).values():
+                    for block in repeated_blocks(model).values():
                         _recompute(block, self.kernels)
                 return self._step(model, batch, autocast)
         except MisuseError:
@@ -157,7 +146,7 @@ class _Run:
             del output
             if loss.requires_grad:
                 loss.backward()
-            return live.peak, live.peak_copies
+            return live.peak, live.peak_with_copies - live.peak
 
 
 def _call(model: nn.Module, batch: Any) -> Any:
@@ -237,7 +226,8 @@ class _Live(TorchDispatchMode):
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.peak = 0
-        self.peak_copies = 0
+        # The fullest moment with the copies of weights that autocast makes counted as well.
+        self.peak_with_copies = 0
         self._now = 0
         self._copies = 0
         self._given = {_key(tensor) for tensor in given}
@@ -267,10 +257,10 @@ class _Live(TorchDispatchMode):
         if is_copy:
             self._copied.add(key)
             self._copies += size
-            self.peak_copies = max(self.peak_copies, self._copies)
         else:
             self._now += size
             self.peak = max(self.peak, self._now)
+        self.peak_with_copies = max(self.peak_with_copies, self._now + self._copies)
 
     def becomes_gradient(self, parameter: Tensor) -> None:
         """Count a parameter's gradient no more: it has a place of its own."""

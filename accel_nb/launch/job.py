@@ -31,6 +31,7 @@ _IDLE = {
     "prepare": "a script prepares what it trains by itself",
     "panel": "a script has no cell to show a panel below",
     "static": "a script has no cell to show a panel below",
+    "background": "a script has no notebook to go on in",
     "ranks": "a script runs on every rank",
 }
 

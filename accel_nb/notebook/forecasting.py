@@ -80,6 +80,7 @@ def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:
     """Return a batch and how many samples the loader yields; (None, 0) where nothing says what a batch is."""
     from torch.utils.data import DataLoader
 
+    from accel_nb.forecast.build import sample_of
     from accel_nb.runtime.nested import first_batch_size
 
     if request.data is not None:
@@ -89,28 +90,11 @@ def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:
         data = next(iter(loaders.values())) if len(loaders) == 1 else None
     if data is None:
         return None, request.batch_size or 0
-    batch, size = _sample(data) if isinstance(data, DataLoader) else (data, None)
+    batch, size = sample_of(data) if isinstance(data, DataLoader) else (data, None)
     size = request.batch_size or size or first_batch_size(batch)
     if size is None:
         raise ConfigError(f"--data {request.data} is a {type(data).__name__} without tensors; name a loader or a batch")
     return batch, size
-
-
-def _sample(loader: Any) -> tuple[Any, int | None]:
-    """Return a batch of one sample and the loader's own batch size; the loader's order is not touched."""
-    from accel_nb.runtime.rng import forked
-
-    size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
-    with forked():
-        try:
-            data = loader.dataset
-            first = data[0] if hasattr(data, "__getitem__") else next(iter(data))
-            return loader.collate_fn([first]), size
-        except Exception as error:  # whatever the user's dataset raises
-            raise ConfigError(
-                f"the loader's data give no sample to look at: {type(error).__name__}: {error}; "
-                "name another loader, or a batch, with --data NAME"
-            ) from error
 
 
 def _named(names: Mapping[str, Any], name: str, what: str) -> Any:

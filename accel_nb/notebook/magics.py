@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
 import shlex
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +13,11 @@ from typing import Any
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from accel_nb.config import Resolved, ambient_layers, environment_layer, giving_way, parse_flags, resolve, usage
-from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError
+from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
+from accel_nb.notebook.background import BackgroundRun
+from accel_nb.notebook.controls import outcome
 from accel_nb.notebook.doctor import diagnose
 from accel_nb.notebook.export import executed, export, write_script
 from accel_nb.notebook.forecasting import forecast_notebook
@@ -23,7 +27,16 @@ from accel_nb.notebook.session import Cell, Session
 from accel_nb.notebook.sidebar import describe_state
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
+from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
 from accel_nb.ui import SidebarComm
+
+ANSWER_S = 10.0
+"""How long a magic waits for the end of a step."""
+_NO_BACKGROUND = (
+    "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is steered by "
+    "its panel"
+)
+_SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
 
 
 @magics_class
@@ -38,6 +51,12 @@ class AccelerateMagics(Magics):
         self._last: tuple[object, Resolved] | None = None
         self._commands: dict[str, Callable[[list[str]], str | None]] = {
             "status": self._status,
+            "wait": self._wait,
+            "attach": self._attach,
+            "interrupt": self._interrupt,
+            "checkpoint": self._checkpoint,
+            "set": self._set,
+            "inspect": self._inspect,
             "doctor": self._doctor,
             "plan": self._plan,
             "config": self._config,
@@ -51,21 +70,32 @@ class AccelerateMagics(Magics):
 
     @no_var_expand
     @line_cell_magic
-    def accelerate(self, line: str, cell: str | None = None) -> None:
-        """Run a cell on all devices (``%%accelerate``), or ask about the workers (``%accelerate``)."""
+    def accelerate(self, line: str, cell: str | None = None) -> BackgroundRun | None:
+        """Run a cell on all devices (``%%accelerate``), or ask about the workers (``%accelerate``).
+
+        Returns a handle for a cell that runs in the background.
+        """
         try:
             if cell is None:
                 self._command(line)
             elif line.split() in (["--help"], ["-h"]):
                 print(usage())
             else:
-                self._run(line, cell)
+                return self._run(line, cell)
         except AccelNbError as error:
             if not hasattr(error, "_render_traceback_"):
                 with_traceback(error, [f"{type(error).__name__}: {error}"])
             raise
+        return None
 
-    def _run(self, line: str, text: str) -> None:
+    def begin_cell(self, info: object) -> None:
+        """Before each cell: take in what a background run has brought."""
+        try:
+            self.session.arrive()
+        except Exception as error:  # whatever assigning to the user's objects raises: the cell runs all the same
+            print(f"what the run in the background has brought could not be taken in: {error}", file=sys.stderr)
+
+    def _run(self, line: str, text: str) -> BackgroundRun | None:
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
@@ -73,9 +103,12 @@ class AccelerateMagics(Magics):
         resolved.check_world(len(specs))
         if config.dry_run:
             print(describe_plan(resolved, specs))
-            return
+            return None
         mode = "off" if not config.panel else "static" if config.static else "live"
+        if config.background:
+            return self.session.start(cell, resolved, specs, mode=mode)
         self.session.run(cell, resolved, specs, mode=mode)
+        return None
 
     def _parse(self, line: str, text: str) -> Cell:
         """Turn the cell's text into Python, with the magic's own line as a comment: line numbers are the notebook's."""
@@ -125,6 +158,8 @@ class AccelerateMagics(Magics):
             f"rank {rank}: {spec.device}, threads: {spec.num_threads}, process {status.pids.get(rank, '?')}"
             for rank, spec in enumerate(status.specs)
         ]
+        if self.session.background is not None:
+            lines.append(self.session.background.status())
         if status.last_cell_s is not None:
             lines.append(f"last cell: {status.last_cell_s:.3g} s")
         lines += [f"only on the workers: {name} ({reason})" for name, reason in status.kept.items()]
@@ -162,8 +197,60 @@ class AccelerateMagics(Magics):
         return write_script(exported, words[0], replaces=False).rstrip("\n")
 
     def _stop(self, words: list[str]) -> str:
+        if words == ["--after-step"]:
+            return self._ask(StopAfterStep())
+        if words:
+            raise ConfigError(
+                f"%accelerate stop {' '.join(words)}: `%accelerate stop` ends the workers, `%accelerate stop "
+                "--after-step` the cell that runs in the background"
+            )
         self.session.stop()
         return "workers ended"
+
+    def _wait(self, words: list[str]) -> str:
+        if self.session.background is None:
+            raise PoolError(_NO_BACKGROUND)
+        self.session.background.wait()
+        return self.session.background.status()
+
+    def _interrupt(self, words: list[str]) -> str:
+        self._running().interrupt()
+        return "interrupting; `%accelerate wait` waits for the end"
+
+    def _checkpoint(self, words: list[str]) -> str:
+        return self._ask(SaveNow())
+
+    def _set(self, words: list[str]) -> str:
+        try:
+            return "\n".join([self._ask(action) for action in read_settings(words)])
+        except ValueError as error:
+            raise ConfigError(f"%accelerate set {' '.join(words)}: {error}") from None
+
+    def _inspect(self, words: list[str]) -> str:
+        return self._ask(Inspect(tuple(_names(words, "inspect"))))
+
+    def _attach(self, words: list[str]) -> None:
+        background, last = self.session.background, self.session.last
+        if last is None:
+            raise PoolError("no cell has run on workers yet")
+        if background is not None and background.running is last:
+            background.attach()
+        else:
+            last.output.redraw()
+
+    def _running(self) -> BackgroundRun:
+        """Return the run in the background; other cells have ended when a magic runs."""
+        background = self.session.background
+        if background is None or not background.is_running:
+            raise PoolError(_NO_BACKGROUND)
+        return background
+
+    def _ask(self, action: Action) -> str:
+        """Have the ranks do something after their step, and say what they did."""
+        wish = self._running().running.controls.ask(action)
+        if not wish.wait(ANSWER_S):
+            return f"asked; no step has ended within {ANSWER_S:g} s, and it is done when one does"
+        return outcome(action, wish)
 
     def _restart(self, words: list[str]) -> str:
         self.session.stop()
@@ -201,6 +288,28 @@ def _names(words: list[str], command: str) -> list[str]:
     return names
 
 
+def read_settings(words: list[str]) -> list[Action]:
+    """Return what `%accelerate set` asks for; raises ValueError for what it does not know or allow."""
+    if not words:
+        raise ValueError(_SETTINGS)
+    actions: list[Action] = []
+    for word in words:
+        found = re.fullmatch(r"([\w-]+?)(\*?=)([^=]+)", word)
+        try:
+            name, operator, number = ("", "", 0.0) if found is None else (found[1], found[2], float(found[3]))
+        except ValueError:
+            raise ValueError(f"{word!r}: {_SETTINGS}") from None
+        if (name, operator) == ("lr", "="):
+            actions.append(SetRate(number))
+        elif (name, operator) == ("lr", "*="):
+            actions.append(ScaleRate(number))
+        elif (name.replace("_", "-"), operator) == ("log-every", "=") and number.is_integer():
+            actions.append(SetInterval(int(number)))
+        else:
+            raise ValueError(f"{word!r}: {_SETTINGS}")
+    return actions
+
+
 def session_of(shell: Any) -> Session:
     """Return the session of a shell, loading the extension if it is not loaded yet."""
     magics = shell.magics_manager.registry.get(AccelerateMagics.__name__) or load(shell)
@@ -215,6 +324,7 @@ def load(shell: Any) -> AccelerateMagics:
     magics.session.warm_up()
     # The first parsing of flags imports most of what it needs: let it happen while the user writes the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
+    shell.events.register("pre_run_cell", magics.begin_cell)
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session))
     magics.session.on_change = magics.sidebar.push
     return magics
@@ -224,6 +334,7 @@ def unload(shell: Any) -> None:
     """End the workers and take the magics away again. Harmless when they were never loaded."""
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
+        shell.events.unregister("pre_run_cell", magics.begin_cell)
         magics.session.stop()
         if magics.sidebar is not None:
             magics.sidebar.close()

@@ -6,6 +6,7 @@ import os
 import re
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -19,12 +20,15 @@ from accel_nb.pool.failure import Answer
 from accel_nb.pool.pool import HANG
 from accel_nb.telemetry.events import Event, Interrupted, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
+from accel_nb.ui.view import PanelState
 
 FLUSH_S = 0.03
 QUIET_S = 0.04
 """How long a cell may run before its first line is shown."""
 SHOWN_BYTES = 1024 * 1024
 """After this many bytes of a cell, text goes to the log only, and its end is shown when the cell ends."""
+KEPT_DISPLAYS = 32
+"""How many rich outputs are kept to be shown again where a run is attached to."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
@@ -54,6 +58,8 @@ class CellOutput:
         self._num_shown = 0
         self._bytes_shown: dict[int, int] = {}
         self._unfinished: dict[tuple[int, str], str] = {}
+        self._displays: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_DISPLAYS)
+        self._last_lines: list[str] = []
         self.logs = {rank: RankLog() for rank in range(len(specs))}
         self._receipt = DisplayHandle()
         self._receipt_text: str | None = None
@@ -61,6 +67,11 @@ class CellOutput:
         self._started = time.monotonic()
         if is_new:
             self._begin()
+
+    @property
+    def panel_state(self) -> PanelState:
+        """What the panel has been told."""
+        return self._panel.state
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         """Keep what a rank wrote, and show it if the rank is one to show."""
@@ -87,6 +98,7 @@ class CellOutput:
         elif rank in self._shown_ranks:
             self._begin()
             self._flush()
+            self._displays.append((topic, body))
             self._show(topic, body)
 
     def measured(self, events: Sequence[Event]) -> None:
@@ -122,7 +134,29 @@ class CellOutput:
                 head = f"\n[... {hidden:,} more bytes{whose}; `%accelerate logs {rank}` shows them. The end:]\n"
                 print(head + self.logs[rank].last_lines())
         self._panel.finish(status)  # type: ignore[arg-type]
-        for line in [*self._folded(), *lines]:
+        self._last_lines = [*self._folded(), *lines]
+        for line in self._last_lines:
+            self._say(line)
+
+    def redraw(self) -> None:
+        """Show in the running cell all that was shown so far; what follows goes wherever it is put out."""
+        self._flush()
+        text, self._receipt_text = self._receipt_text or self._starting_text, None
+        self._receipt = DisplayHandle()
+        self._show_receipt(text)
+        for rank in sorted(self._shown_ranks):
+            shown = self.logs[rank].text()
+            if self._has_prefix:
+                lines = _LINE.findall(shown)
+                if any(whose == rank for whose, _ in self._unfinished):
+                    lines.pop()  # it is shown when it is whole
+                shown = "".join(self._prefix(rank) + line for line in lines)
+            if shown:
+                print(shown, end="")
+        for topic, body in self._displays:
+            self._show(topic, {**body, "transient": {}, "update": False})
+        self._panel.attach()
+        for line in self._last_lines:
             self._say(line)
 
     def _take_event(self, event: Event) -> None:

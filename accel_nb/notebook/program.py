@@ -20,6 +20,7 @@ import torch
 import accel_nb
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
+from accel_nb.accelerator.steering import Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import AccelNbError, ShippingError
@@ -34,6 +35,7 @@ from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.runtime.environment import patch_environment, set_variables
 from accel_nb.runtime.world import World
+from accel_nb.telemetry.actions import read_action
 from accel_nb.telemetry.events import current_sink
 
 _IPYTHON = os.path.dirname(IPython.__file__) + os.sep
@@ -50,6 +52,7 @@ class CellProgram:
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._ignored = frozenset(self._namespace)
         self._returner = Returner()
+        self._steering = Steering(worker.tell_steered, self._describe_name)
         self._accelerators: dict[str, tuple[str, Accelerator]] = {}
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
@@ -95,6 +98,14 @@ class CellProgram:
         answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # each of them is to hear of it
         return any(answers)
 
+    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+        """Hold at the next end of a step; returns how many the cell has come to."""
+        return self._steering.propose(wish, read_action(action))
+
+    def decide(self, wish: int, at: int | None) -> None:
+        """Do what was proposed at that end of a step, or do not."""
+        self._steering.decide(wish, at)
+
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
         sys.path[:] = body["sys_path"]
@@ -118,11 +129,14 @@ class CellProgram:
         outcome = "done"
         reply: dict[str, Any] = {}
         self._lines = []
-        with using_layers(resolved.layers), _reporting_to(self._worker):
+        self._steering.begin_run()
+        with using_layers(resolved.layers), _reporting_to(self._worker, self._steering):
             try:
                 error = self._execute(body, resolved)
             except KeyboardInterrupt as interrupt:
                 error = interrupt
+        if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
+            error = self._end_stopped()
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             outcome = "interrupted"
         elif error is not None:
@@ -234,6 +248,21 @@ class CellProgram:
             shell.structured_traceback = [f"RuntimeError: {words}"]
             return RuntimeError(words)
         return error
+
+    def _end_stopped(self) -> BaseException | None:
+        """Finish a cell that was asked to stop after a step, as the other ranks do; returns what that raised."""
+        where = f"stopped after step {self._steering.stopped_step:,}, as asked: what follows in the cell did not run"
+        try:
+            with self._worker.interruptible():
+                saved = [line for known in self._living() for line in known.end_run()]
+        except BaseException as error:
+            self._shell.structured_traceback = self._traceback(error)
+            return error
+        self._lines = [where, *saved]
+        return None
+
+    def _describe_name(self, name: str) -> str:
+        return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
 
     def _call(self, call: dict[str, Any]) -> BaseException | None:
         """Make the call that was sent, keep what it returns, and return what it raised."""
@@ -394,6 +423,9 @@ class _Nobody:
     def note(self, topic: str, body: dict[str, Any]) -> None:
         """Drop the note."""
 
+    def tell_steered(self, wish: int, step: int, text: str) -> None:
+        """Tell nobody."""
+
 
 def warm() -> None:
     """Make the shell and run an empty cell before workers are forked: they share the memory that this fills."""
@@ -465,9 +497,10 @@ def _could_train(statement: ast.stmt) -> bool:
 
 
 @contextmanager
-def _reporting_to(worker: Worker) -> Iterator[None]:
-    token = current_sink.set(worker)
+def _reporting_to(worker: Worker, steering: Steering) -> Iterator[None]:
+    token, steered = current_sink.set(worker), current_steering.set(steering)
     try:
         yield
     finally:
+        current_steering.reset(steered)
         current_sink.reset(token)

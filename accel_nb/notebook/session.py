@@ -7,7 +7,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -15,13 +14,16 @@ from typing import Any
 
 from accel_nb.config import Resolved
 from accel_nb.errors import PoolError
+from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import Call, read_result
-from accel_nb.notebook.cell import CellNames, notebook_codes, read_cell
+from accel_nb.notebook.cell import notebook_codes, read_cell
+from accel_nb.notebook.controls import Controls
 from accel_nb.notebook.interrupts import counted_interrupts
 from accel_nb.notebook.logs import RankLog
-from accel_nb.notebook.output import CellOutput, make_output
+from accel_nb.notebook.output import make_output
 from accel_nb.notebook.raising import failure_of
 from accel_nb.notebook.recording import record_run
+from accel_nb.notebook.running import Running, Shipment, status_of
 from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer, Reason
@@ -31,6 +33,7 @@ from accel_nb.pool.place import Claims
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.returning import Receiver
 from accel_nb.pool.shipping import Ledger, referred_names
+from accel_nb.pool.steering import Wishes
 from accel_nb.ui import Panel
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
@@ -75,6 +78,10 @@ class Session:
     """Environment variables that the workers have in place of the notebook's."""
     claims: Claims = field(default_factory=Claims)
     """What the launches of this notebook hold that run at once."""
+    background: BackgroundRun | None = None
+    """The cell that runs in the background, or did last."""
+    last: Running | None = None
+    """The run that was started last."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
@@ -87,7 +94,9 @@ class Session:
     _busy: threading.RLock = field(default_factory=threading.RLock)
 
     def reserve(self) -> bool:
-        """Keep other threads' cells and launches off until `release`; False when another thread has done so."""
+        """Keep other threads' cells and launches off until `release`; False when the workers are another's."""
+        if self._in_background is not None:
+            return False
         return self._busy.acquire(blocking=False)
 
     def release(self) -> None:
@@ -113,63 +122,162 @@ class Session:
         Returns what a call gave on each rank, in the order of ranks; nothing for a cell. What fails before the last try
         brings nothing back.
         """
+        with self._reserved(), self._bound(cell.call):
+            running = self._begin(cell, resolved, specs, mode)
+            return [] if running is None else self._run_shown(running, cell, resolved, specs, is_last_try=is_last_try)
+
+    def start(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str) -> BackgroundRun | None:
+        """Send a cell to the workers and return while it runs; None for an empty one.
+
+        The workers have the notebook's names as they are now. What comes back is taken in by `arrive`.
+        """
+        with self._reserved():
+            running = self._begin(cell, resolved, specs, mode)
+            if running is None:
+                return None
+            try:
+                shipment = self._ship(cell, running, resolved, specs)
+            except BaseException:
+                running.finish("failed")
+                raise
+            saves = resolved.config.checkpoint.dir is not None
+            shared = {root_of(name) for name in self._ledger.names(self.namespace)}
+            self.background = BackgroundRun(
+                running,
+                self.namespace,
+                {name: self.namespace[name] for name in shared if name in self.namespace},
+                lambda output: self._execute(shipment, running, output, saves=saves),
+                lambda answers, reason: self._judge(running, answers, reason),
+                self.arrive,
+                lambda: self.on_change(),
+            )
+        self.on_change()
+        return self.background
+
+    def arrive(self) -> None:
+        """Take in what a background run has brought, if it has ended since, and say so; called between cells.
+
+        The notebook then holds what it would hold if the cell had ended now: names that it has bound anew in the
+        meantime are the run's, if the run has brought them.
+        """
+        background = self.background
+        if background is None or background.is_running or background.has_arrived:
+            return
+        background.has_arrived = True
+        gone = {name for name in background.held if name not in self.namespace}
+        anew = {
+            name: self.namespace[name]
+            for name, value in background.held.items()
+            if name not in gone and self.namespace[name] is not value
+        }
+        self.namespace.update({name: background.held[name] for name in (*gone, *anew)})
+        names: set[str] = set()
+        try:
+            with counted_interrupts():
+                lines = self._take_in(background.answers, names)
+        finally:
+            self.namespace.update({name: value for name, value in anew.items() if name not in names})
+            for name in gone - names:
+                del self.namespace[name]
+        self._forget_if_died(background.answers)
+        self._last_cell_s = background.running.elapsed_s
+        title = background.running.title
+        if shown := sorted(names & self._visible().keys()):
+            print(f"back from {title!r}: {', '.join(shown)}")
+        if replaced := sorted(names & anew.keys()):
+            print(f"{', '.join(replaced)}: bound anew while {title!r} ran, and now what the run has brought")
+        for line in lines:
+            print(line)
+        self.on_change()
+
+    @property
+    def _in_background(self) -> BackgroundRun | None:
+        return self.background if self.background is not None and self.background.is_running else None
+
+    @contextmanager
+    def _reserved(self) -> Iterator[None]:
+        self.arrive()
+        if self._in_background is not None:
+            raise PoolError(_busy_words(self._in_background))
         if not self.reserve():
             raise PoolError("the workers are busy with a launch in another thread; wait until it has ended")
         try:
-            with self._bound(cell.call):
-                return self._run_shown(cell, resolved, specs, mode, is_last_try=is_last_try)
+            yield
         finally:
             self.release()
 
-    def _run_shown(
-        self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str, *, is_last_try: bool
-    ) -> list[Any]:
+    def _begin(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> Running | None:
+        """Begin a run's output; None for an empty cell."""
         config = resolved.config
         names = read_cell(cell.tree, self._visible())
         if names.is_empty:
-            return []
-        started = time.monotonic()
+            return None
         is_new = self._pool is None or self._pool.specs != tuple(specs)
         shown = range(len(specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
         if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
             shown = config.ranks
         title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
-        panel = Panel(title, len(specs), mode=mode)  # type: ignore[arg-type]
+        controls = Controls(can_save=config.checkpoint.dir is not None)
+        panel = Panel(
+            title,
+            len(specs),
+            mode=mode,  # type: ignore[arg-type]
+            on_control=controls.take,
+            can_save=controls.can_save,
+        )
+        controls.say, controls.tell = panel.say, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.prefix
         output = make_output(
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
         )
-        lines: list[str] = list(resolved.notes)
-        status = "failed"
         self.logs = output.logs
+        self.last = Running(title, names, output, controls, config.timeout, lines=list(resolved.notes))
+        return self.last
+
+    def _run_shown(
+        self,
+        running: Running,
+        cell: Cell,
+        resolved: Resolved,
+        specs: Sequence[WorkerSpec],
+        *,
+        is_last_try: bool,
+    ) -> list[Any]:
+        status = "failed"
         try:
-            answers, reason = self._run(cell, names, resolved, specs, output, lines)
+            shipment = self._ship(cell, running, resolved, specs)
+            saves = resolved.config.checkpoint.dir is not None
+            answers, reason = self._execute(shipment, running, running.output, saves=saves)
             answers, results = _split_results(answers)
             if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
                 answers = _without_returns(answers)
-            for answer in answers:
-                lines += answer.body.get("lines", ())
+            error = self._judge(running, answers, reason)
             try:
                 with counted_interrupts():  # half-copied weights would be sent back over the trained ones
-                    lines += self._take_in(answers)
+                    running.lines += self._take_in(answers)
                     returned = [read_result(*results[rank], self.namespace) for rank in sorted(results)]
             finally:
                 for descriptor, _ in results.values():
                     os.close(descriptor)
             self._forget_if_died(answers)
-            has_pool = self._pool is not None and self._pool.state != "failed"
-            error = failure_of(answers, reason, self.logs, config.timeout, has_pool=has_pool)
-            status = "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"
+            status = status_of(error)
         finally:
-            output.finish(status, lines)
-            self._last_cell_s = time.monotonic() - started
+            running.finish(status)
+            self._last_cell_s = running.elapsed_s
             self.on_change()
             if self._is_to_end:
                 signal.raise_signal(signal.SIGTERM)
-        record_run(cell.source, resolved, panel.state, time.monotonic() - started, error)
+        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         if error is not None:
             raise error
         return returned
+
+    def _judge(self, running: Running, answers: list[Answer], reason: Reason | None) -> BaseException | None:
+        """Keep what ranks say at the end, and return what the cell raises, if anything."""
+        for answer in answers:
+            running.lines += answer.body.get("lines", ())
+        has_pool = self._pool is not None and self._pool.state != "failed"
+        return failure_of(answers, reason, running.output.logs, running.timeout_s, has_pool=has_pool)
 
     @contextmanager
     def _bound(self, call: Call | None) -> Iterator[None]:
@@ -210,6 +318,8 @@ class Session:
 
     def look(self) -> None:
         """Take in what happened since the last cell, without waiting."""
+        if self._in_background is not None:
+            return  # its thread looks
         if self._pool is not None:
             self._pool.look_around()
         elif self._engine is not None:
@@ -236,7 +346,13 @@ class Session:
             self._forget()
 
     def stop(self) -> None:
-        """End every process; the next cell starts new ones. Harmless when nothing runs."""
+        """End every process; the next cell starts new ones. Harmless when nothing runs.
+
+        A background run is interrupted first, and what it has trained comes back.
+        """
+        if self._in_background is not None:
+            self._in_background.end()
+        self.arrive()
         if self._pool is not None:
             self._pool.close()
         elif self._engine is not None:
@@ -253,15 +369,9 @@ class Session:
         self._surroundings.forget_sources()
         self.kept = {}
 
-    def _run(
-        self,
-        cell: Cell,
-        names: CellNames,
-        resolved: Resolved,
-        specs: Sequence[WorkerSpec],
-        output: CellOutput,
-        lines: list[str],
-    ) -> tuple[list[Answer], Reason | None]:
+    def _ship(self, cell: Cell, running: Running, resolved: Resolved, specs: Sequence[WorkerSpec]) -> Shipment:
+        """Have workers ready, and pack what the cell needs and they lack."""
+        names, lines = running.names, running.lines
         pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
         assert self._engine is not None
         started_with = self._engine.variables
@@ -309,16 +419,26 @@ class Session:
         }
         # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
         ranks = range(pool.size) if parcel is not None or reloaded else chosen
+        bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
+        poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
+        return Shipment(pool, bodies, sent, parcel, poll_s)
+
+    def _execute(
+        self, shipment: Shipment, running: Running, listener: Listener, *, saves: bool
+    ) -> tuple[list[Answer], Reason | None]:
+        """Run a shipment on the workers; touches none of the notebook's names."""
+        parcel, sent = shipment.parcel, shipment.sent
         try:
             answers, reason = self._request(
-                pool,
+                shipment.pool,
                 "run",
-                {rank: {**body, "is_idle": rank not in chosen} for rank in ranks},
-                output,
+                shipment.bodies,
+                listener,
                 descriptors=[] if parcel is None else [parcel.descriptor],
-                timeout_s=resolved.config.timeout,
-                finishes=resolved.config.checkpoint.dir is not None,
-                poll_s=POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s),
+                timeout_s=running.timeout_s,
+                finishes=saves,
+                wishes=running.controls.wishes,
+                poll_s=shipment.poll_s,
             )
             self._has_lost_ranks = False
             if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
@@ -335,23 +455,26 @@ class Session:
         self,
         pool: Pool,
         task: str,
-        bodies: dict[int, dict[str, Any]],
+        bodies: Mapping[int, dict[str, Any]],
         listener: Listener,
         *,
         descriptors: Sequence[int] = (),
         timeout_s: float | None = None,
         finishes: bool = False,
+        wishes: Wishes | None = None,
         poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
+        asked = wishes or Wishes()
         with counted_interrupts(terminations=finishes) as presses:
             answers, reason = pool.run(
                 task,
                 bodies,
                 listener,
                 descriptors=descriptors,
-                presses=presses,
+                presses=lambda: presses.count + asked.num_interrupts,
                 timeout_s=timeout_s,
                 finishes=finishes,
+                wishes=asked,
                 poll_s=poll_s,
             )
         self._is_to_end = presses.is_to_end
@@ -362,8 +485,11 @@ class Session:
         if any(answer.outcome == "died" for answer in answers):
             self._forget()
 
-    def _take_in(self, answers: Iterable[Answer]) -> list[str]:
-        """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did."""
+    def _take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
+        """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did.
+
+        ``came`` gets the names that hold something else now.
+        """
         lines: list[str] = []
         for answer in answers:
             returned = answer.body.get("returned")
@@ -375,6 +501,8 @@ class Session:
             names = self._receiver.receive(returned, answer.descriptors, self.namespace)
             self._ledger.record(names, self.namespace)
             arrived = {root_of(name) for name in names}
+            if came is not None:
+                came |= arrived
             self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
             told: dict[str, str] = {}
             for name, reason in returned["kept"].items():
@@ -418,6 +546,12 @@ class Session:
         return self._pool
 
     def _living_pool(self) -> Pool:
+        self.arrive()
+        if (background := self._in_background) is not None:
+            raise PoolError(
+                f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
+                "ended; `%accelerate inspect NAMES` looks at them after the next step"
+            )
         if self._pool is None:
             raise PoolError("no workers run; the first %%accelerate cell starts them")
         if self._pool.look_around():
@@ -448,6 +582,13 @@ class Session:
             name in known and torch.equal(state, known[name]) for name, state in states.items()
         )
         return None if is_same and not or_not else dict(states)
+
+
+def _busy_words(background: BackgroundRun) -> str:
+    return (
+        f"the workers are busy: {background.status()}. `%accelerate wait` waits for it, "
+        "`%accelerate stop --after-step` ends it after the step, `%accelerate interrupt` at once"
+    )
 
 
 def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, tuple[int, dict[str, Any]]]]:

@@ -3,8 +3,8 @@
 kernel -> zygote: `Fork`, `Kill`, `Trace`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
                                                                `Traced`.
 kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
-kernel -> worker's monitor thread: `Finish`, `Interrupt`, `Cut`, `Look` (it reads a channel of its own, also while the
-worker is busy).
+kernel -> worker's monitor thread: `Finish`, `Steer`, `Decide`, `Interrupt`, `Cut`, `Look` (it reads a channel of its
+own, also while the worker is busy).
 """
 
 from __future__ import annotations
@@ -19,6 +19,10 @@ STOPPED = "stopped"
 
 FINISHING = "finishing"
 """Topic of the `Note` that answers `Finish`: ``will`` says whether the rank is about to come to a good place."""
+STEERING = "steering"
+"""Topic of the `Note` that answers `Steer`: ``at`` is how many steps the rank has counted, None if it is in none."""
+STEERED = "steered"
+"""Topic of the `Note` with which a rank says after which ``step`` something was done, and in ``text`` what."""
 PLACE = "place"
 """Topic of the `Note` with which a rank answers a `Look`."""
 
@@ -139,6 +143,26 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Steer:
+    """If request ``number`` is still running: wait at the next end of a step for the `Decide` of the same ``wish``."""
+
+    kind: ClassVar[str] = "steer"
+    number: int
+    wish: int
+    action: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """Go on, and do what was proposed when ``at`` steps are counted; None: do not do it."""
+
+    kind: ClassVar[str] = "decide"
+    number: int
+    wish: int
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
     """If request ``number`` is still running: raise KeyboardInterrupt in it."""
 
@@ -197,6 +221,8 @@ _RECORDS: dict[str, type] = {
         WorkerReady,
         Request,
         Finish,
+        Steer,
+        Decide,
         Interrupt,
         Cut,
         Look,

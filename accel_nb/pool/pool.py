@@ -12,8 +12,19 @@ from accel_nb.errors import PoolError
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
 from accel_nb.pool.failure import Answer, Ladder, Reason
 from accel_nb.pool.hang import HangDoctor
-from accel_nb.pool.messages import FINISHING, PLACE, STOPPED, Note, Reply, Request, WorkerReady
+from accel_nb.pool.messages import (
+    FINISHING,
+    PLACE,
+    STEERED,
+    STEERING,
+    STOPPED,
+    Note,
+    Reply,
+    Request,
+    WorkerReady,
+)
 from accel_nb.pool.state import State, move
+from accel_nb.pool.steering import Steersman, Wishes
 from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
@@ -115,6 +126,7 @@ class Pool:
         presses: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
+        wishes: Wishes | None = None,
         poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
         """Run a task on the ranks that ``bodies`` names and wait until each is through.
@@ -122,7 +134,7 @@ class Pool:
         Never waits for a rank that cannot finish: when one raises or dies, or ``presses()`` (the user's interrupts
         so far) goes up, the others are stopped, by force in the end. Returns the answers in the order in which they
         came and why the request was stopped early, if it was. With ``finishes`` ranks are told to end their step, and
-        may save, before they are interrupted.
+        may save, before they are interrupted. What is asked for by ``wishes`` is done after a step of all ranks.
         """
         self.wait_ready(presses)
         self._state = move(self._state, "busy")
@@ -131,6 +143,7 @@ class Pool:
         doctor = HangDoctor(
             self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line}, ())
         )
+        steersman = Steersman(self._engine, self._number, Wishes() if wishes is None else wishes)
         answers: list[Answer] = []
         waiting = set(bodies)
         unsent = {
@@ -150,7 +163,7 @@ class Pool:
                 if isinstance(arrival, Seen):
                     doctor.seen(arrival)
                     continue
-                if isinstance(arrival, Arrived) and _is_for(ladder, doctor, arrival, self._number):
+                if isinstance(arrival, Arrived) and _is_for(ladder, doctor, steersman, arrival, self._number):
                     continue
                 doctor.heard()
                 answer = self._take(arrival, listener, waiting, ladder.killed)
@@ -165,7 +178,11 @@ class Pool:
                 listener.tick()
                 if ladder.reason is None:
                     doctor.turn(waiting)
+                    steersman.turn(waiting)
+                else:
+                    steersman.give_up()
                 ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
+        steersman.close()
         self._mend(
             {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group
         )
@@ -275,15 +292,19 @@ class Pool:
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
-def _is_for(ladder: Ladder, doctor: HangDoctor, arrival: Arrived, number: int) -> bool:
-    """Give ladder and doctor what a rank's monitor says, and return whether it was that."""
+def _is_for(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival: Arrived, number: int) -> bool:
+    """Give ladder, doctor and steersman what a rank says to them, and return whether it was that."""
     record = arrival.record
-    if not isinstance(record, Note) or record.topic not in (STOPPED, FINISHING, PLACE):
+    if not isinstance(record, Note) or record.topic not in (STOPPED, FINISHING, PLACE, STEERING, STEERED):
         return False
     if record.number != number:
         return True
     if record.topic == STOPPED:
         ladder.stopped(arrival.rank)
+    elif record.topic == STEERING:
+        steersman.answered(arrival.rank, record.body)
+    elif record.topic == STEERED:
+        steersman.done(arrival.rank, record.body)
     elif record.topic == FINISHING:
         ladder.answered_finish(arrival.rank, bool(record.body.get("will")))
     else:

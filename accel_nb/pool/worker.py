@@ -24,8 +24,11 @@ from accel_nb.pool.channel import Channel
 from accel_nb.pool.messages import (
     FINISHING,
     PLACE,
+    STEERED,
+    STEERING,
     STOPPED,
     Cut,
+    Decide,
     Finish,
     Interrupt,
     Look,
@@ -34,6 +37,7 @@ from accel_nb.pool.messages import (
     Reply,
     Request,
     Start,
+    Steer,
     WorkerReady,
     decode,
     encode,
@@ -83,6 +87,17 @@ class Program(Protocol):
         """
         ...
 
+    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+        """Hold at the next end of a step until `decide` is called; called in the monitor thread.
+
+        Returns how many ends of steps were counted, or None if the task has none, and holds nothing then.
+        """
+        ...
+
+    def decide(self, wish: int, at: int | None) -> None:
+        """Do what was proposed when so many ends of steps are counted, or never; called in the monitor thread."""
+        ...
+
 
 class Worker:
     """One rank: its world, its process group, its way to the kernel."""
@@ -128,6 +143,10 @@ class Worker:
     def note(self, topic: str, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
         """Tell the kernel something about the running request."""
         self._control.send(encode(Note(self._number, topic, body)), descriptors or ())
+
+    def tell_steered(self, wish: int, step: int, text: str) -> None:
+        """Tell the kernel that something it had asked for was done after a step."""
+        self.note(STEERED, {"wish": wish, "step": step, "text": text})
 
     def serve(self) -> None:
         """Answer requests until the kernel closes the channel."""
@@ -213,12 +232,18 @@ class Worker:
             record = decode(message)
             with self._cutting:
                 if self._running != record.number:
-                    if not isinstance(record, Look):
+                    if isinstance(record, Steer):
+                        self._answer_wish(record, None)
+                    elif not isinstance(record, Look | Decide):
                         self._tell_stopped(record.number)
                 elif isinstance(record, Finish):
                     self._interrupted = record.number
                     will = self._program.finish()
                     self._control.send(encode(Note(record.number, FINISHING, {"will": will})))
+                elif isinstance(record, Steer):
+                    self._answer_wish(record, self._program.steer(record.wish, record.action))
+                elif isinstance(record, Decide):
+                    self._program.decide(record.wish, record.at)
                 elif isinstance(record, Interrupt):
                     self._interrupted = record.number
                     signal.pthread_kill(main, signal.SIGINT)
@@ -226,6 +251,9 @@ class Worker:
                     self.group.cut()
                 elif isinstance(record, Look):
                     self._control.send(encode(Note(record.number, PLACE, where_is(main, self.group))))
+
+    def _answer_wish(self, record: Steer, at: int | None) -> None:
+        self._control.send(encode(Note(record.number, STEERING, {"wish": record.wish, "at": at})))
 
     def _tell_stopped(self, number: int) -> None:
         """Say that user code has ended and only the packing of results goes on: no reason to kill this rank."""

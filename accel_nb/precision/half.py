@@ -1,4 +1,4 @@
-"""Full precision, bfloat16 and float16, by PyTorch's autocast and gradient scaler."""
+"""Full precision, bfloat16 (with float8 or without) and float16, by PyTorch's autocast and gradient scaler."""
 
 from __future__ import annotations
 
@@ -105,6 +105,12 @@ class BFloat16(Full):
     def autocast(self) -> AbstractContextManager[Any]:
         """Return torch's autocast for bfloat16."""
         return self._autocast()
+
+
+class Float8(BFloat16):
+    """What is beside the layers that `accel_nb.precision.fp8` lets multiply in float8: bfloat16 under autocast."""
+
+    policy = PrecisionPolicy("fp8", compute=torch.bfloat16, output=torch.float32)
 
 
 class Float16:
@@ -236,7 +242,7 @@ def build_precision(
     autocast: AutocastOptions | None = None,
     scaler: ScalerOptions | None = None,
 ) -> Precision:
-    """Return the precision called ``name`` (``no``, ``bf16``, ``fp16`` or ``auto``) on a device.
+    """Return the precision called ``name`` (``no``, ``bf16``, ``fp16``, ``fp8`` or ``auto``) on a device.
 
     Raises `ConfigError` for an unknown name.
     """
@@ -246,9 +252,11 @@ def build_precision(
         return Full()
     if chosen == "bf16":
         return BFloat16(device, autocast)
+    if chosen == "fp8":
+        return Float8(device, autocast)
     if chosen == "fp16":
         return cast(Precision, Float16(device, autocast, scaler))
-    raise ConfigError(f"precision {name!r} is unknown; there are no, fp16, bf16 and auto")
+    raise ConfigError(f"precision {name!r} is unknown; there are no, fp16, bf16, fp8 and auto")
 
 
 def cast_floats(nested: Any, dtype: torch.dtype) -> Any:

@@ -36,3 +36,10 @@ class CheckProgram:
     def finish(self) -> bool:
         """Return False: a check has no steps."""
         return False
+
+    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+        """Return None: a check has no steps."""
+        return None
+
+    def decide(self, wish: int, at: int | None) -> None:
+        """Do nothing: nothing is held."""

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.optim import Optimizer
 
+from accel_nb.bigmodel.shards import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialise
@@ -83,6 +84,11 @@ class FsdpOptions(Protocol):
         ...
 
     @property
+    def weights(self) -> str | None:
+        """Safetensors that models on the meta device are filled from."""
+        ...
+
+    @property
     def forward_methods(self) -> Sequence[str]:
         """Methods other than forward that compute with a model's parameters."""
         ...
@@ -101,6 +107,7 @@ class DefaultFsdpOptions:
     autocast: bool = False
     reduce_dtype: Literal["fp32", "compute"] = "fp32"
     average_unused: bool = False
+    weights: str | None = None
     forward_methods: tuple[str, ...] = ()
 
 
@@ -131,8 +138,8 @@ class Fsdp(Stepping):
         self._num_replicas = world.size // size
 
     def model_init(self) -> AbstractContextManager[Any]:
-        """Return a context that changes nothing: models are built on the CPU, and divided from there."""
-        return nullcontext()
+        """Return a context in which models are built without memory, if there are weights to fill them from."""
+        return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def wrap(self, bundle: Bundle) -> Bundle:
         """Divide every model that has parameters, and let the optimizers step the parts."""
@@ -144,7 +151,10 @@ class Fsdp(Stepping):
             missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
             if missing:
                 raise ConfigError(f"fsdp.forward_methods names {missing[0]}, which a {type(model).__name__} lacks")
-            part = ShardedModel(model, units, self._comm, self._device, *self._settings_for(model))
+            weights = None
+            if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
+                weights = open_checkpoint(options.weights)
+            part = ShardedModel(model, units, self._comm, self._device, *self._settings_for(model), weights)
             self._models[id(model)] = part
             root: Any = model
             for name in options.forward_methods:

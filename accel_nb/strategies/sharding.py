@@ -21,9 +21,11 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
+from accel_nb.bigmodel.shards import Checkpoint
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
+from accel_nb.strategies.filling import Filling, give_memory
 from accel_nb.strategies.inplace import reduce_plainly, restore, specialise, without_class_check
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
@@ -50,7 +52,7 @@ class ShardedModel:
     """A model in its sharded form; making it divides the model, `undo` makes it whole. Every rank must do both.
 
     ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left of the model. Rank 0's values
-    become everyone's.
+    become everyone's; what has none is read from ``weights``, by each rank its part.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class ShardedModel:
         device: torch.device,
         settings: dict[str, Any],
         root_settings: dict[str, Any],
+        weights: Checkpoint | None = None,
     ) -> None:
         self.model = model
         self.syncs = True
@@ -75,20 +78,31 @@ class ShardedModel:
         ]
         # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
         self.replicated = list({id(p.original): p.original for p in self._places if p.original.dim() == 0}.values())
-        self._check()
+        self._check(weights)
+        # Where there is memory for the parts: with offloading that is not the device.
+        home = torch.device("cpu") if "offload_policy" in settings else device
+        filling = None if weights is None else Filling(model, weights)
+        if filling is not None:
+            filling.fill_whole(device)
         self._share_values(device)
         ignored = {"ignored_params": set(self.replicated)} if self.replicated else {}
         self._units = [*units, model]
         for unit in self._units:
             _shard(unit, {**(root_settings if unit is model else settings), **ignored})
+        if filling is not None:
+            filling.take_memory(home)
         self.changed: dict[int, nn.Parameter] = {}
         for place in self._places:
             now = place.module._parameters[place.name]
             if now is not None and now is not place.original:
                 self.changed[id(place.original)] = now
+        if filling is not None:
+            filling.fill_parts(self.changed)
         for place in self._places:
             now = self.changed.get(id(place.original))
             if now is not None:
+                if place.original.is_meta:
+                    give_memory(place.original, torch.empty(0, dtype=now.dtype, device=home))
                 if place.original.grad is not None:
                     now.grad = sharded.like(now, sharded.own_part(now, place.original.grad).clone())
                     place.original.grad = None
@@ -178,12 +192,12 @@ class ShardedModel:
         for unit in self._units:
             yield from _state_of(unit)._fsdp_param_groups
 
-    def _check(self) -> None:
-        for place in self._places:
+    def _check(self, weights: Checkpoint | None) -> None:
+        for place in self._places if weights is None else ():
             if place.original.is_meta:
                 raise MisuseError(
                     f"{place.name} of the {type(self.model).__name__} has no values (it is on the meta device): load "
-                    "its weights before preparing it"
+                    "its weights before preparing it, or name the safetensors to fill it from with fsdp.weights"
                 )
         if self.replicated and "ignored_params" not in inspect.signature(fully_shard).parameters:
             raise ConfigError(
@@ -193,7 +207,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def _share_values(self, device: torch.device) -> None:
-        for value in {id(place.original): place.original for place in self._places}.values():
+        for value in {id(p.original): p.original for p in self._places if not p.original.is_meta}.values():
             if not value.is_contiguous():
                 value.data = value.data.contiguous()
             self._comm.broadcast(value.data)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal
 
@@ -14,14 +14,17 @@ from accel_nb.strategies.inplace import plain_class
 Wrap = Literal["blocks", "size", "classes", "model"]
 
 
-def repeated_blocks(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the outermost modules that stand in a list with others of their class, and have parameters."""
-    for child in model.children():
-        inside = list(child.children())
-        if isinstance(child, nn.ModuleList | nn.Sequential) and _is_repeated(inside):
-            yield from inside
-        else:
-            yield from repeated_blocks(child)
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return, by name, the outermost modules that stand in a list with others of their class, and have parts.
+
+    They are what is gathered, compiled and computed again one at a time, and what a forecast counts as such.
+    """
+    found: dict[str, nn.Module] = {}
+    for name, child in model.named_children():
+        inside = dict(child.named_children())
+        is_list = isinstance(child, nn.ModuleList | nn.Sequential) and _is_repeated(list(inside.values()))
+        found |= {f"{name}.{inner}": part for inner, part in (inside if is_list else repeated_blocks(child)).items()}
+    return found
 
 
 def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[str]) -> list[nn.Module]:
@@ -38,7 +41,7 @@ def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[st
     elif wrap == "size":
         chosen = _by_size(model, min_params)
     else:
-        chosen = list(repeated_blocks(model))
+        chosen = list(repeated_blocks(model).values())
     reachable = _occurrences(model)
     return [
         part

@@ -106,11 +106,22 @@ class CheckpointSaved:
     num_bytes: int
 
 
-Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted | CheckpointSaved
+@dataclass(frozen=True, slots=True)
+class Steered:
+    """Something was done that the user had asked for while the cell ran; ``text`` says what."""
+
+    kind: ClassVar[str] = "steered"
+    rank: int
+    step: int
+    time: float
+    text: str
+
+
+Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted | CheckpointSaved | Steered
 
 _KINDS: dict[str, type[Event]] = {
     event.kind: event
-    for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted, CheckpointSaved)
+    for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted, CheckpointSaved, Steered)
 }
 
 

@@ -25,6 +25,10 @@ class StepMeter:
 
     def __init__(self, rank: int, device: torch.device | str, sink: Sink, *, refuses_nan: bool = False) -> None:
         self.step = 0
+        # Every so many steps are reported, as one.
+        self.interval = 1
+        self._num_held = 0
+        self._has_skipped = False
         self._refuses_nan = refuses_nan
         self._rank = rank
         self._sink = sink
@@ -36,6 +40,11 @@ class StepMeter:
         # A sink may take a step's numbers as they are, which spares making the event.
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
         self._copies = _Copies() if torch.device(device).type == "cuda" else None
+
+    @property
+    def is_reporting(self) -> bool:
+        """Whether the step that was made last is one to report."""
+        return self.step % self.interval == 0
 
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
         """Count a loss that weighs ``weight`` in the step's mean; raises `NanLossError` where that is wanted.
@@ -63,16 +72,21 @@ class StepMeter:
         if not self._has_loss:
             return now
         self.step += 1
-        weight = self._weight
+        num_steps = 1
+        if self.interval != 1 or self._num_held:
+            self._num_held += 1
+            self._has_skipped |= skipped
+            self._has_loss = False
+            if self.step % self.interval:
+                return now
+            num_steps, skipped = self._num_held, self._has_skipped
+            self._num_held, self._has_skipped = 0, False
+        weight, step_s = self._weight, (now - self._started) / num_steps
         if self._copies is None:
             loss = self._sum / weight if weight else self._sum
-            self._emit_step(
-                self._rank, self.step, time.time(), loss, learning_rate, now - self._started, self._num_samples, skipped
-            )
+            self._emit_step(self._rank, self.step, time.time(), loss, learning_rate, step_s, self._num_samples, skipped)
         else:
-            pending = _Pending(
-                self.step, time.time(), learning_rate, now - self._started, self._num_samples, skipped, weight
-            )
+            pending = _Pending(self.step, time.time(), learning_rate, step_s, self._num_samples, skipped, weight)
             self._copies.close_step(pending)
             self._report_ready(wait=self._copies.is_full)
         self._sum, self._weight, self._num_samples, self._started = 0.0, 0, 0, now

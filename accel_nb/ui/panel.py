@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
-from collections.abc import Iterable
+import weakref
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from accel_nb.ui.fallback import (
@@ -31,67 +35,111 @@ MAX_INTERVAL_S = 1.0
 DUTY = 0.01
 """The share of one core that streaming to the browser may take."""
 
+BYTES_PER_S = 64_000
+"""What streaming may send; of a run with more steps than that the extremes are sent, and the rest where one looks."""
+
+ENVELOPE_BYTES = 2000
+"""About what a message weighs beside its rows."""
+
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
+MAX_SURFACES = 4
+"""A panel that was attached to more often goes on in the last places only."""
 
 
 class Panel:
     """Shows a run below its cell; appears with the first step or metric, so a cell that trains nothing shows none.
 
-    Call ``feed`` whenever events arrive, ``refresh`` in the kernel's main loop, ``finish`` once, all in the main
-    thread. None of them raises: a panel that fails is given up with one warning.
+    Call ``feed`` whenever events arrive, ``refresh`` in the loop that waits, ``finish`` once; ``attach`` and ``say`` at
+    any time, in any thread. None of them raises: a panel that fails is given up with one warning.
     """
 
-    def __init__(self, title: str, num_workers: int, *, mode: Mode = "live", rung: Rung | None = None) -> None:
+    def __init__(
+        self,
+        title: str,
+        num_workers: int,
+        *,
+        mode: Mode = "live",
+        rung: Rung | None = None,
+        on_control: Callable[[object], object] | None = None,
+        can_save: bool = False,
+    ) -> None:
         self.state = PanelState(title, num_workers)
+        self.state.can_be_steered = on_control is not None
+        self.state.can_save = can_save
         self._mode: Mode = mode
         self._rung = rung
-        self._surface: Surface | None = None
+        # Takes what the user asks for in the browser, unchecked, in the comm's thread.
+        self._on_control = on_control
+        self._surfaces: list[Surface] = []
         self._is_off = mode == "off"
+        self._is_finished = False
+        self._lock = threading.RLock()
 
     @property
     def is_shown(self) -> bool:
         """Whether the panel is in the output."""
-        return self._surface is not None
+        return bool(self._surfaces)
 
     def feed(self, events: Iterable[Event]) -> None:
         """Take events in; draws nothing."""
-        if not self._is_off:
-            self.state.fold(events)
+        with self._lock:
+            if not self._is_off:
+                self.state.fold(events)
+
+    def say(self, text: str) -> None:
+        """Show a line about what the user asked for, in place of the one before."""
+        self.state.say(text)
 
     def show(self) -> None:
         """Put the panel into the output now, without waiting for data."""
-        if not self._is_off and self._surface is None:
-            self._guarded(self._open)
+        with self._lock:
+            if not self._is_off and not self._surfaces:
+                self._guarded(self._open)
+
+    def attach(self) -> None:
+        """Draw the panel here as well, with all that it knows; it goes on in both places while the run does."""
+        with self._lock:
+            if self._mode == "off" or not self.state.has_data:
+                return
+            if self._is_finished:
+                self._guarded(lambda: self._open().close(self.state))
+            else:
+                self._guarded(self._open)
 
     def refresh(self, force: bool = False) -> None:
         """Draw what is new; cheap when called too often."""
-        if self._is_off:
-            return
-        if self._surface is None:
-            if self.state.has_data:
-                self._guarded(self._open)
-            return
-        surface = self._surface
-        self._guarded(lambda: surface.update(self.state, force=force))
+        with self._lock:
+            if self._is_off:
+                return
+            if not self._surfaces:
+                if self.state.has_data:
+                    self._guarded(self._open)
+                return
+            for surface in self._surfaces:
+                self._guarded(lambda surface=surface: surface.update(self.state, force=force))
 
     def finish(self, status: Literal["done", "failed", "interrupted"]) -> None:
         """Draw the final state and leave a picture of it in the output."""
-        if self._is_off:
-            return
-        self.state.finish(status)
-        if self._surface is None and self.state.has_data:
-            self._guarded(self._open)
-        if self._surface is not None:
-            surface = self._surface
-            self._guarded(lambda: surface.close(self.state))
-        self._is_off = True
+        with self._lock:
+            if self._is_off:
+                return
+            self.state.finish(status)
+            if not self._surfaces and self.state.has_data:
+                self._guarded(self._open)
+            for surface in self._surfaces:
+                self._guarded(lambda surface=surface: surface.close(self.state))
+            self._is_off = self._is_finished = True
 
-    def _open(self) -> None:
+    def _open(self) -> Surface:
         rung = self._rung or choose_rung(find_display_facts(), self._mode)
-        surface: Surface = {"widget": WidgetSurface, "picture": PictureSurface, "text": TextSurface}[rung]()
+        if rung == "widget":
+            surface: Surface = WidgetSurface(self._on_control)
+        else:
+            surface = PictureSurface() if rung == "picture" else TextSurface()
         surface.open(self.state)
-        self._surface = surface
+        self._surfaces = [*self._surfaces, surface][-MAX_SURFACES:]
+        return surface
 
     def _guarded(self, action: Any) -> None:
         try:
@@ -104,16 +152,22 @@ class Panel:
 class WidgetSurface:
     """The widget: binary deltas while the cell runs, the whole state and a picture when it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, on_control: Callable[[object], object] | None = None) -> None:
+        self._on_control = on_control
         self._widget: PanelWidget | None = None
         self._handle: Any = None
         self._cursor: Cursor = {}
         self._seq = 0
         self._num_marks = 0
+        self._said = ""
         self._next_at = 0.0
         self._cost_s = 0.0
-        # Set by the comm's thread, read in the main thread: a browser has lost its place.
+        self._sent_at = 0.0
+        # Set by the comm's thread, read in the main thread: a browser has lost its place, or looks closer.
         self._wants_snapshot = False
+        self._wants_detail: Detail | None = None
+        # The state of a run that is over, for as long as somebody keeps it.
+        self._ended: Callable[[], PanelState | None] = lambda: None
 
     def open(self, state: PanelState) -> None:
         """Show the widget; the data follows as messages."""
@@ -131,8 +185,13 @@ class WidgetSurface:
         started = time.monotonic()
         if not force and started < self._next_at:
             return
-        found = None if self._wants_snapshot and self._seq else state.columns_since(self._cursor)
-        if found is not None and not found[0] and not force:
+        num_bytes = self._answer(state)
+        room = BYTES_PER_S * max(MIN_INTERVAL_S, started - self._sent_at) - ENVELOPE_BYTES
+        # A panel that is drawn late begins with a snapshot, of as many points as one can tell apart.
+        needs_snapshot = self._wants_snapshot if self._seq else state.num_rows > RESYNC_POINTS
+        found = None if needs_snapshot else state.columns_since(self._cursor, int(room))
+        if found is not None and not found[0] and not force and state.said == self._said:
+            self._next_at = started + num_bytes / BYTES_PER_S
             return
         assert self._widget is not None, "open comes first"
         started_cpu = time.thread_time()
@@ -142,15 +201,18 @@ class WidgetSurface:
         else:
             message, buffer, self._cursor = self._message(state, "delta", found)
         self._widget.send(message, buffers=[buffer])
+        self._sent_at = started
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
-        self._next_at = started + min(MAX_INTERVAL_S, max(MIN_INTERVAL_S, self._cost_s / DUTY))
+        num_bytes += len(buffer) + ENVELOPE_BYTES
+        interval_s = max(MIN_INTERVAL_S, self._cost_s / DUTY, num_bytes / BYTES_PER_S)
+        self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
     def close(self, state: PanelState) -> None:
         """Save the final state in the widget and add the picture to the output."""
         assert self._widget is not None, "open comes first"
         message, buffer, _ = self._message(state, "snapshot", state.snapshot(SNAPSHOT_POINTS))
         self._widget.save(message, buffer)
-        self._widget.on_msg(self._on_message, remove=True)
+        self._ended = weakref.ref(state)
         self._handle.update({**self._view(state), **static_bundle(state)}, raw=True)
 
     def _view(self, state: PanelState) -> dict[str, Any]:
@@ -169,6 +231,7 @@ class WidgetSurface:
             "blocks": headers,
             "facts": state.facts(),
         }
+        self._said = message["facts"]["said"]
         if kind == "snapshot" or len(state.marks) != self._num_marks:
             message["marks"] = [
                 {"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks
@@ -178,5 +241,42 @@ class WidgetSurface:
         return message, buffer, cursor
 
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
-        if isinstance(content, dict) and content.get("kind") == "resync":
+        kind = content.get("kind") if isinstance(content, dict) else None
+        if kind == "resync":
             self._wants_snapshot = True
+        elif kind == "control" and self._on_control is not None:
+            self._on_control(content.get("action"))
+        elif kind == "detail":
+            self._wants_detail = Detail.parse(content) or self._wants_detail
+            if (state := self._ended()) is not None:
+                self._answer(state)
+
+    def _answer(self, state: PanelState) -> int:
+        """Send the rows that a browser looks at; return how many bytes. Of several questions the last is answered."""
+        wanted, self._wants_detail = self._wants_detail, None
+        if wanted is None or self._widget is None:
+            return 0
+        headers, buffer = packed(state.detail(wanted.table, wanted.name, wanted.first, wanted.last))
+        message = {"kind": "detail", "version": PROTOCOL_VERSION, **asdict(wanted), "blocks": headers}
+        self._widget.send(message, buffers=[buffer])
+        return len(buffer) + ENVELOPE_BYTES
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """The part of a curve that a browser looks at: steps from ``first`` to ``last``."""
+
+    table: Literal["step", "metric"]
+    name: str
+    first: float
+    last: float
+
+    @classmethod
+    def parse(cls, content: dict[str, Any]) -> Detail | None:
+        """Return what a message from a browser asks for; None for one that is not ours."""
+        table, name, first, last = (content.get(key) for key in ("table", "name", "first", "last"))
+        if table not in ("step", "metric") or not isinstance(name, str):
+            return None
+        if any(type(value) not in (int, float) or not math.isfinite(value) for value in (first, last)):
+            return None
+        return cls(table, name, first, last)  # type: ignore[arg-type]

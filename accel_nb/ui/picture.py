@@ -25,6 +25,7 @@ MARK_COLOURS = {
     "failed": "#d55e00",
     "interrupted": "#8c6bb1",
     "checkpoint": "#009e73",
+    "steered": "#0072b2",
 }
 STATUS_COLOURS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
 

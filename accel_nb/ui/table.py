@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -40,22 +41,36 @@ class Table:
         if len(self.columns[0]) > self._max_rows:
             self._thin()
 
-    def rows_since(self, total: int) -> list[array[float]] | None:
-        """Return the columns of the rows after the first ``total``, or None when some of them are thinned away."""
+    def rows_since(self, total: int, max_rows: int = MAX_ROWS) -> Sequence[Sequence[float]] | None:
+        """Return the columns of the rows after the first ``total``, or None when some of them are thinned away.
+
+        Of more than ``max_rows`` rows the extremes are picked.
+        """
         if total < self._thinned_below:
             return None
         start = len(self) - (self.total - total)
-        return [column[start:] for column in self.columns]
+        if self.total - total <= max_rows:
+            return [column[start:] for column in self.columns]
+        return list(self._picked(slice(start, None), max_rows))
 
     def picked(self, max_rows: int) -> NDArray[np.float64]:
         """Return at most about ``max_rows`` rows, shape [columns, rows]: lowest and highest of each block of rows."""
+        return self._picked(slice(None), max_rows)
+
+    def picked_between(self, first: float, last: float, max_rows: int) -> NDArray[np.float64]:
+        """Return at most about ``max_rows`` of the rows whose x lies in ``[first, last]``, picked as in ``picked``."""
+        xs = self.columns[0]
+        return self._picked(slice(bisect_left(xs, first), bisect_right(xs, last)), max_rows)
+
+    def _picked(self, rows: slice, max_rows: int) -> NDArray[np.float64]:
         import numpy as np
 
-        values = np.array([np.frombuffer(column, dtype=np.float64) for column in self.columns])
-        if len(self) <= max_rows:
+        values = np.array([np.frombuffer(column, dtype=np.float64)[rows] for column in self.columns])
+        num_rows = values.shape[1]
+        if num_rows <= max_rows:
             return values
         block = 2
-        while -(-len(self) // block) * 2 > max_rows:
+        while -(-num_rows // block) * 2 > max(2, max_rows):
             block *= 2
         return values[:, extreme_rows(values[self._key], block)]
 

@@ -17,6 +17,7 @@ from accel_nb.telemetry.events import (
     MetricLogged,
     Prepared,
     RankFailed,
+    Steered,
     StepDone,
 )
 from accel_nb.ui.table import Table
@@ -53,7 +54,7 @@ class Mark:
     """Something that happened at a place on the step axis."""
 
     x: float
-    kind: Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint"]
+    kind: Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint", "steered"]
     rank: int
     text: str
 
@@ -144,6 +145,10 @@ class PanelState:
         self.num_skipped = 0
         self.num_nan = 0
         self.failures: dict[int, str] = {}
+        # Whether somebody listens to the controls, whether a checkpoint has a place, and what became of the last wish.
+        self.can_be_steered = False
+        self.can_save = False
+        self.said = ""
         self.metrics: dict[str, float] = {}
         self._tracks: dict[int, RankTrack] = {}
         self._means: dict[tuple[TableKind, str], Mean] = {}
@@ -161,6 +166,11 @@ class PanelState:
         return max((track.num_steps for track in self._tracks.values()), default=0)
 
     @property
+    def num_rows(self) -> int:
+        """The rows that the largest table holds."""
+        return max((len(table) for table in self.tables.values()), default=0)
+
+    @property
     def ranks(self) -> list[int]:
         """The ranks that have reported, in order."""
         return sorted(self._tracks)
@@ -173,26 +183,41 @@ class PanelState:
             except (TypeError, ValueError, OverflowError, AttributeError):
                 self.num_dropped += 1
 
+    def say(self, text: str) -> None:
+        """Keep a line about what the user asked for."""
+        self.said = cap_text(next(iter(text.splitlines()), ""))
+
     def finish(self, status: Status) -> None:
         """Close the fold: no more events will come."""
         self.status = status
+        self.can_be_steered = False
         for mean in self._means.values():
             mean.finish()
 
-    def columns_since(self, cursor: Cursor) -> tuple[list[Block], Cursor] | None:
-        """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot."""
+    def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
+        """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot.
+
+        Where they would be more than ``max_bytes`` the extremes of each table are picked, two rows at the least.
+        """
+        totals = {key: table.total for key, table in self.tables.items()}
+        behind = {key: cursor.get(key, 0) for key, total in totals.items() if cursor.get(key, 0) != total}
+        row_bytes = 8 * sum(len(self.tables[key].columns) for key in behind)
+        limits = {} if max_bytes is None or not behind else {"max_rows": max(2, max_bytes // row_bytes)}
         blocks: list[Block] = []
-        totals: Cursor = {}
-        for key, table in self.tables.items():
-            totals[key] = table.total
-            known = cursor.get(key, 0)
-            if known == table.total:
-                continue
-            columns = table.rows_since(known)
+        for key, known in behind.items():
+            columns = self.tables[key].rows_since(known, **limits)
             if columns is None:
                 return None
             blocks.append(Block(*key, columns))
         return blocks, totals
+
+    def detail(self, kind: TableKind, name: str, first: float, last: float, max_points: int = 4000) -> list[Block]:
+        """Return the rows of a curve on every rank whose x lies in ``[first, last]``, about ``max_points`` a rank."""
+        return [
+            Block(*key, list(columns))
+            for key, table in self.tables.items()
+            if (key[0], key[2]) == (kind, name) and (columns := table.picked_between(first, last, max_points)).shape[1]
+        ]
 
     def snapshot(self, max_points: int = 2000) -> tuple[list[Block], Cursor]:
         """Return the whole history with at most about ``max_points`` rows a table, and the cursor that follows it."""
@@ -272,6 +297,9 @@ class PanelState:
             ],
             "metrics": [{"name": name, "value": jsonable(value)} for name, value in self.metrics.items()],
             "notes": self.notes(),
+            "can_be_steered": self.can_be_steered,
+            "can_save": self.can_save,
+            "said": self.said,
         }
 
     def notes(self) -> list[str]:
@@ -323,6 +351,8 @@ class PanelState:
             self._mark(track.last_x, "interrupted", event.rank, "")
         elif isinstance(event, CheckpointSaved):
             self._fold_checkpoint(event, track)
+        elif isinstance(event, Steered):
+            self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
 
     def _fold_checkpoint(self, event: CheckpointSaved, track: RankTrack) -> None:
         x, url = float(event.step) + track.offset, str(event.url)
@@ -337,7 +367,10 @@ class PanelState:
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
         num_samples = int(event.num_samples)
+        before = track.last_x
         x = self._place(event.rank, float(event.step), track)
+        # A report may stand for several steps, and some may have been missed.
+        num_steps = max(1, round(x - before)) if math.isfinite(before) else 1
         self._note_time(track, time, step_s)
         track.num_samples += num_samples
         row = (x, loss, rate, step_s * 1e3, track.num_samples, time - self._start)
@@ -345,8 +378,8 @@ class PanelState:
         if self.num_workers > 1:
             self._mean("step", "", len(STEP_COLUMNS)).add(event.rank, x, num_samples, row[1:])
         track.recent.append((time, num_samples, step_s))
-        track.num_steps += 1
-        track.busy_s += step_s
+        track.num_steps += num_steps
+        track.busy_s += step_s * num_steps
         if event.skipped:
             self.num_skipped += event.rank == min(self._tracks)
             self._mark(x, "skipped", event.rank, "")

@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { ColumnTable, extremes } from '../src/chart/columns';
+import { ColumnTable, extremes, lowerBound } from '../src/chart/columns';
 
 /** A block of two columns: x counts on from `start`, y is given. */
 function block(start: number, ys: number[]): Float64Array {
@@ -22,6 +22,27 @@ describe('ColumnTable', () => {
     expect(table.column(0)[999]).toBe(999);
     expect(table.column(1)[999]).toBe(1998);
     expect(table.generation).toBe(0);
+  });
+
+  it('takes the rows that lay between those it has, and leaves the rest as it is', () => {
+    const table = new ColumnTable(2, 1);
+    table.append(Float64Array.of(1, 4, 8, 9, 10, 40, 80, 90), 4);
+    const detail = Float64Array.of(4, 5, 6, 7, 8, 40, 50, 60, 70, 80);
+    table.refine(detail, 5, 3, 8);
+    expect([...table.column(0)]).toEqual([1, 4, 5, 6, 7, 8, 9]);
+    expect([...table.column(1)]).toEqual([10, 40, 50, 60, 70, 80, 90]);
+    expect(table.generation).toBe(1);
+    table.append(Float64Array.of(10, 100), 1);
+    expect(table.length).toBe(8);
+    table.refine(detail, 5, 3, 8);
+    expect(table.generation).toBe(1); // nothing new
+  });
+
+  it('leaves out rows beyond its newest one, which come by themselves', () => {
+    const table = new ColumnTable(2, 1);
+    table.append(Float64Array.of(1, 3, 10, 30), 2);
+    table.refine(Float64Array.of(1, 2, 3, 4, 5, 10, 20, 30, 40, 50), 5, 1, 5);
+    expect([...table.column(0)]).toEqual([1, 2, 3]);
   });
 
   it('refuses a block of the wrong size', () => {
@@ -59,5 +80,12 @@ describe('extremes', () => {
   it('lets what is not finite lose', () => {
     expect(extremes(Float64Array.of(NaN, 2, Infinity, 1), 0, 4)).toEqual([1, 3]);
     expect(extremes(Float64Array.of(NaN, NaN), 0, 2)).toEqual([0, 0]);
+  });
+});
+
+describe('lowerBound', () => {
+  it('finds the first row that is not below', () => {
+    const xs = Float64Array.of(1, 3, 3, 7);
+    expect([0, 1, 2, 3, 7, 8].map(x => lowerBound(xs, x))).toEqual([0, 0, 1, 1, 3, 4]);
   });
 });

@@ -1,6 +1,6 @@
 import { describe, expect, it } from 'vitest';
 import { ColumnTable } from '../src/chart/columns';
-import { blockSize, lowerBound, pickRows, RowPicker } from '../src/chart/decimate';
+import { blockSize, pickRows, RowPicker } from '../src/chart/decimate';
 
 function tableOf(ys: number[]): ColumnTable {
   const table = new ColumnTable(2, 1);
@@ -74,12 +74,5 @@ describe('pickRows', () => {
     expect(rows[0]).toBeGreaterThanOrEqual(100);
     expect(rows.at(-1)).toBeLessThan(900);
     expect(rows.every((row, index) => index === 0 || row > rows[index - 1]!)).toBe(true);
-  });
-});
-
-describe('lowerBound', () => {
-  it('finds the first row that is not below', () => {
-    const xs = Float64Array.of(1, 3, 3, 7);
-    expect([0, 1, 2, 3, 7, 8].map(x => lowerBound(xs, x))).toEqual([0, 0, 1, 1, 3, 4]);
   });
 });

@@ -12,7 +12,10 @@ export const FACTS = {
   elapsed_s: 1,
   ranks: [{ rank: 0, device: 'cpu', step_ms: 5, is_straggler: false }],
   metrics: [],
-  notes: []
+  notes: [],
+  can_be_steered: true,
+  can_save: false,
+  said: ''
 };
 
 export function stepMessage(

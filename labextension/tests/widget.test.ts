@@ -58,6 +58,16 @@ function start(traits: Record<string, unknown> = {}) {
   return { model, stopped, points, receive, el: props.el };
 }
 
+/** What the kernel answers when somebody looks at a part of the loss. */
+function detail(steps: number[], { first, last }: { first: number; last: number }): unknown[] {
+  const { content, buffer } = stepMessage(
+    0,
+    steps.map(step => [step, 0.5, 0.1, 5])
+  );
+  const { version, blocks } = content;
+  return [{ kind: 'detail', version, blocks, table: 'step', name: '', first, last }, [buffer]];
+}
+
 describe('the widget', () => {
   it('adds up the deltas of a run that it saw from the start', () => {
     const { points, receive, model } = start();
@@ -79,11 +89,34 @@ describe('the widget', () => {
     expect(points()).toBe('2');
   });
 
+  it('takes the rows between those that it has when the kernel sends them', () => {
+    const { model, points, receive } = start();
+    receive(0);
+    receive(4);
+    model.emit('msg:custom', ...detail([2, 3, 4], { first: 1, last: 4 }));
+    expect(points()).toBe('1'); // the newest is 1 so far: 2 to 4 come by themselves
+    receive(0, { kind: 'snapshot', seq: 4 });
+    receive(4);
+    expect(points()).toBe('2');
+    model.emit('msg:custom', ...detail([1, 2, 3, 4, 5], { first: 1, last: 5 }));
+    expect(points()).toBe('5');
+  });
+
   it('draws a saved notebook from its traits', () => {
     const { content, buffer } = stepMessage(3, [[1, 0.5, 0.1, 5]], { kind: 'snapshot' });
     const { points, model } = start({ final: content, snapshot: buffer });
     expect(points()).toBe('1');
     expect(model.sent).toHaveLength(0);
+  });
+
+  it('sends what the user asks for', () => {
+    const { el, model, receive } = start();
+    receive(0);
+    const stop = [...el.querySelectorAll('button')].find(
+      button => button.textContent === 'stop after step'
+    );
+    stop?.click();
+    expect(model.sent.at(-1)).toEqual({ kind: 'control', version: 1, action: { kind: 'stop' } });
   });
 
   it('survives forged messages and traits', () => {

@@ -92,3 +92,35 @@ def test_a_cell_that_fails_keeps_its_weights_until_they_are_asked_for(kernel) ->
     assert output.error[0] == "ZeroDivisionError"
     done(kernel, "model", FLAGS)
     assert not kernel.value("torch.equal(model[0].weight, before)")
+
+
+def test_a_rank_that_is_killed_is_named_and_the_next_cell_trains_as_one_process(kernel) -> None:
+    dying = (
+        "import os, signal\n"
+        "for number, (x, y) in enumerate(loader):\n"
+        "    if number == 1 and os.environ['RANK'] == '1': os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    F.cross_entropy(model(x), y).backward()\n"
+        "    optimizer.step()\n"
+        "    optimizer.zero_grad()\n"
+    )
+    weights(kernel, "one", DATA, PLAIN, None)
+    assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
+    output = run(kernel, dying, FLAGS)
+    assert output.error is not None
+    assert output.error[0] == "WorkerDied"
+    assert "rank 1 was ended by SIGKILL" in output.error[1]
+    assert kernel.value("torch.equal(model[0].weight, before)")  # a part of the trained one is gone
+    weights(kernel, "many", DATA, PLAIN, FLAGS)
+    assert_equal(kernel)
+
+
+def test_a_plan_is_told_or_refused_before_the_cell_trains(kernel) -> None:
+    assert kernel.run(DATA + "before = model[0].weight.detach().clone()").error is None
+    output = run(kernel, PLAIN, "--cpus 2 --strategy auto --memory 1KiB")
+    assert output.error is not None
+    assert output.error[0] == "ConfigError"
+    assert "nothing fits" in output.error[1]
+    assert kernel.value("torch.equal(model[0].weight, before)")
+    output = done(kernel, PLAIN, "--cpus 2 --strategy auto --memory 1GiB")
+    assert "plan ddp (--strategy ddp): the simplest way fits" in output.receipt
+    assert not kernel.value("torch.equal(model[0].weight, before)")

@@ -12,8 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from accel_nb.accelerator import Accelerator
 from accel_nb.forecast.layouts import LAYOUTS
 from accel_nb.forecast.memory import Usage, estimate
-from accel_nb.forecast.trace import default_loss, list_blocks, measure_activations, measure_model
+from accel_nb.forecast.trace import default_loss, measure_activations, measure_model
 from accel_nb.runtime.world import World
+from accel_nb.strategies.units import repeated_blocks
 from tests.ranks.launch import run_ranks
 from tests.support.measured import held_bytes, peak_bytes
 from tests.support.transformer import Transformer
@@ -77,9 +78,9 @@ def trains_sharded(world: World, half: torch.dtype | None, keeps_gathered: bool,
     if half is not None:
         policy["mp_policy"] = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
         model.register_forward_hook(lambda module, args, output: output.float())
-        for block in list_blocks(model).values():
+        for block in repeated_blocks(model).values():
             block.table = block.table.to(half)  # type: ignore[assignment]
-    for block in list_blocks(model).values():
+    for block in repeated_blocks(model).values():
         fully_shard(block, **policy)
     fully_shard(model, **policy)
     optimizer = make_optimizer(name, model)
@@ -105,3 +106,45 @@ def test_sharded_ranks_hold_what_was_forecast(name: str, half: torch.dtype | Non
     assert {part: getattr(expected, part) for part in PARTS} == pytest.approx(held, rel=0.1)
     for _, peak in results:
         assert expected.gradients + expected.activations + expected.exchange == pytest.approx(peak, rel=0.25)
+
+
+def perceptron() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    layers = (nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10))
+    return nn.Sequential(*layers), (torch.randn(64, 256), torch.randint(10, (64,)))
+
+
+def passes_of_a_perceptron(world: World) -> dict[str, int]:
+    """Return the fullest moment of a forward and backward pass in bf16, where there are no blocks."""
+    peaks: dict[str, int] = {}
+    for strategy in ("ddp", "fsdp"):
+        model, batch = perceptron()
+        optimizer = make_optimizer("adamw", model)
+        accelerator = Accelerator(world=world, cpu=True, mixed_precision="bf16", strategy=strategy)
+        accelerator.prepare(model, optimizer)
+
+        def pass_(accelerator: Accelerator = accelerator, model: nn.Module = model, batch: Any = batch) -> None:
+            x, y = batch[0].clone(), batch[1].clone()
+            accelerator.backward(default_loss(model(x), (x, y)))
+
+        for _ in range(2):
+            pass_()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=strategy == "fsdp")
+        peaks[strategy] = peak_bytes(pass_)
+        accelerator.close()
+    return peaks
+
+
+def test_half_precision_is_forecast_where_weights_outweigh_activations() -> None:
+    model, batch = perceptron()
+    sizes = measure_model(model, make_optimizer("adamw", model))
+    activations = measure_activations(model, batch, len(batch[0]), half=torch.bfloat16)
+    ddp, fsdp = (
+        estimate(sizes, layout, 2, is_half=True, activations=activations)
+        for layout in LAYOUTS
+        if layout.name in ("ddp", "fsdp (3)")
+    )
+    for peaks in run_ranks(passes_of_a_perceptron, 2):
+        assert ddp.activations == pytest.approx(peaks["ddp"], rel=0.1)
+        assert fsdp.gradients + fsdp.activations + fsdp.exchange == pytest.approx(peaks["fsdp"], rel=0.15)

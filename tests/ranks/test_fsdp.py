@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -357,3 +357,49 @@ def test_ranks_that_use_different_parameters_agree() -> None:
     torch.optim.SGD(model.parameters(), lr=0.1).step()
     for found in run_ranks(skips_part, 2):
         torch.testing.assert_close(found, flat(model))
+
+
+def fills(world: World, folder: str, offloads: bool) -> tuple[Tensor, int, list[str]]:
+    problems: list[str] = []
+    torch.manual_seed(world.rank)
+    with torch.device("meta"):
+        model = Language().double()
+        other = nn.Sequential(nn.Linear(6, VOCABULARY), nn.Linear(2, 2))
+    model.blocks[1].requires_grad_(False)
+    held = model.embed.weight
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.05)
+    for options in ({}, {"weights": folder}):
+        accelerator = build(world, **options)
+        try:
+            accelerator.prepare(other)
+        except (ConfigError, MisuseError) as error:
+            problems.append(str(error))
+        accelerator.close()
+    accelerator = build(world, weights=folder, cpu_offload=offloads)
+    accelerator.prepare(model, optimizer)
+    bytes_held = storage_bytes(model.parameters())
+    run(accelerator, model, optimizer, range(3))
+    accelerator.close()
+    assert model.embed.weight is held
+    assert model.head.weight is held
+    return flat(model), bytes_held, problems
+
+
+@pytest.mark.parametrize("offloads", [False, True])
+def test_a_model_without_memory_is_filled_part_by_part(offloads: bool, tmp_path: Path) -> None:
+    model, _ = language()
+    whole = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
+    save_file(whole, tmp_path / "model.safetensors")
+    for weights, held, problems in run_ranks(fills, 2, str(tmp_path), offloads):
+        torch.testing.assert_close(weights, by_hand(range(3)), rtol=0, atol=1e-8)
+        assert held < 0.6 * storage_bytes(model.parameters())
+        assert "fsdp.weights" in problems[0]
+        assert "holds no 0.weight" in problems[1]
+        assert "holds no 1.bias" in problems[1]
+
+
+def test_a_model_without_memory_is_refused_where_it_stays_whole() -> None:
+    with torch.device("meta"):
+        model = nn.Linear(2, 2)
+    with pytest.raises(MisuseError, match=r"weight of the Linear has no values .* fsdp\.weights"):
+        Accelerator(cpu=True).prepare(model)

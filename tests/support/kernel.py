@@ -87,7 +87,7 @@ class Kernel:
 
 @contextmanager
 def running_kernel() -> Iterator[Kernel]:
-    before = set(threading.enumerate())
+    before, started = set(threading.enumerate()), set[threading.Thread]()
     manager = KernelManager(kernel_name="python3")
     manager.kernel_spec.argv[0] = sys.executable  # type: ignore[union-attr]
     manager.start_kernel()
@@ -95,10 +95,11 @@ def running_kernel() -> Iterator[Kernel]:
     client.start_channels()
     try:
         client.wait_for_ready(timeout=60)
+        started = set(threading.enumerate()) - before
         yield Kernel(manager, client)
     finally:
         client.stop_channels()
         manager.shutdown_kernel(now=False)
         client.context.term() if client.context is not manager.context else None
-        for thread in set(threading.enumerate()) - before:
+        for thread in started:
             thread.join(5)

@@ -33,6 +33,12 @@ class EvalProgram:
     def finish(self) -> bool:
         return self.names["finish"]() if "finish" in self.names else False
 
+    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+        return self.names["steer"](wish, action) if "steer" in self.names else None
+
+    def decide(self, wish: int, at: int | None) -> None:
+        self.names["decide"](wish, at)
+
 
 def refuse_processes() -> None:
     """Make this process, a zygote, unable to fork."""

@@ -32,6 +32,7 @@ def feed(part):
 """
 
 RUN_ALL = 'feed(events)\npanel.finish("done")'
+RUN_LONG = 'panel.feed(training_events(20_000))\npanel.finish("done")'
 
 
 @pytest.fixture
@@ -113,6 +114,24 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
     expect(chart).to_have_attribute("data-points-drawn", str(all_points))
 
 
+@pytest.mark.parametrize("notebook", [RUN_LONG], indirect=True, ids=["long"])
+def test_looking_closer_brings_every_step(page: Page, lab: LabServer, notebook: str):
+    open_notebook(page, lab, notebook)
+    execute(page, "notebook:run-all-cells")
+    panel = page.locator(".accel-nb-panel")
+    expect(panel).to_have_attribute("data-status", "done", timeout=60_000)
+    wait_until_ran(page, 1)
+    sent = int(panel.get_attribute("data-points") or "")
+    assert sent < 2 * 20_000, "a long run comes as its extremes"
+    panel.locator(".accel-nb-section").first.locator(".accel-nb-plot").focus()
+    for _ in range(4):
+        page.keyboard.press("+")
+    # A sixteenth of 20,000 steps, 1,250 on each of the two ranks, of which the extremes were there.
+    page.wait_for_function(
+        "sent => Number(document.querySelector('.accel-nb-panel').dataset.points) > sent + 2 * 1000", arg=sent
+    )
+
+
 @pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
 def test_panel_and_its_picture_survive_saving_and_a_reload(page: Page, lab: LabServer, notebook: str):
     open_notebook(page, lab, notebook)
@@ -128,3 +147,82 @@ def test_panel_and_its_picture_survive_saving_and_a_reload(page: Page, lab: LabS
     open_notebook(page, lab, notebook)
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
     expect(panel.locator("canvas")).to_have_count(3)
+
+
+TRAIN = """
+%load_ext accel_nb
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loader = DataLoader(TensorDataset(torch.rand(4096, 1)), batch_size=8)
+
+def train():
+    import time
+    for epoch in range(10**9):
+        for (x,) in loader:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.01)  # a step of a larger model; nothing waits for it
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_run_is_steered_from_its_panel_and_attached_to_after_a_reload(
+    page: Page, lab: LabServer, pictures: Path, tmp_path: Path
+):
+    name = "steering.ipynb"
+    cells = [
+        TRAIN,
+        f"%%accelerate --cpus 2 --background --checkpoint {tmp_path}\ntrain()",
+        "%accelerate attach",
+        "%%accelerate --cpus 2\ntrain()\nprint('never')",
+    ]
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    made = new_notebook(cells=[new_code_cell(cell.strip()) for cell in cells], metadata=kernel)
+    nbformat.write(made, lab.root / name)
+
+    def run_cell(place: int) -> None:
+        page.evaluate("place => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = place; }", place)
+        execute(page, "notebook:run-cell")
+
+    open_notebook(page, lab, name)
+    run_cell(0)
+    wait_until_ran(page, 0)
+    run_cell(1)
+    panel = page.locator(".accel-nb-panel").first
+    said = panel.locator(".accel-nb-said")
+    panel.get_by_role("button", name="÷ 2").click()
+    expect(said).to_contain_text("learning rate 0.1 -> 0.05, after step")
+    panel.get_by_label("New learning rate").fill("0.02")
+    page.keyboard.press("Enter")
+    expect(said).to_contain_text("learning rate 0.05 -> 0.02, after step")
+    panel.get_by_role("button", name="checkpoint now").click()
+    expect(said).to_contain_text("is being saved")
+    panel.scroll_into_view_if_needed()
+    panel.screenshot(path=pictures / "steering-light.png")
+
+    page.on("dialog", lambda dialog: dialog.accept())  # leave the page, whatever is not saved
+    open_notebook(page, lab, name)  # the page is another one, the run goes on
+    run_cell(2)
+    wait_until_ran(page, 2)
+    attached = page.locator(".accel-nb-panel").last
+    use_theme(page, "JupyterLab Dark")
+    attached.get_by_label("How often steps are reported").select_option("10")
+    expect(attached.locator(".accel-nb-said")).to_contain_text("every 10 steps are reported")
+    attached.screenshot(path=pictures / "steering-dark.png")
+    attached.get_by_role("button", name="stop after step").press("Enter")
+    expect(attached).to_have_attribute("data-status", "done")
+    expect(attached.get_by_role("button", name="interrupt")).to_be_hidden()
+
+    run_cell(3)  # in the foreground: the kernel is busy, and listens beside the cell
+    panel = page.locator(".accel-nb-panel").last
+    expect(panel).to_have_attribute("data-status", "running")
+    expect(panel.get_by_role("button", name="checkpoint now")).to_be_disabled()
+    panel.get_by_role("button", name="stop after step").click()
+    wait_until_ran(page, 3)
+    expect(page.get_by_text("as asked: what follows in the cell did not run").last).to_be_visible()
+    expect(page.get_by_text("never", exact=True)).to_have_count(0)

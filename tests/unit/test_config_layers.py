@@ -207,8 +207,8 @@ def test_planned_option_is_refused_by_name(name: str):
 
 
 def test_planned_value_is_refused_by_name():
-    (problem,) = problems_of(code(precision="fp8"))
-    assert problem == "precision: fp8 from Accelerator(...) (code) is not served by this version"
+    (problem,) = problems_of(code(ddp={"comm_hook": "batched_power_sgd"}))
+    assert problem == "ddp.comm_hook: batched_power_sgd from Accelerator(...) (code) is not served by this version"
 
 
 def test_unknown_strategy_lists_the_served_ones():
@@ -357,3 +357,12 @@ def test_nested_and_dotted_twice_is_refused():
     (problem,) = problems_of(code(**{"ddp": {"static_graph": True}, "ddp.static_graph": False}))
     assert "stands twice" in problem
     assert "is a group of options" in problems_of(code(ddp=5))[0]
+
+
+def test_sizes_and_names_of_modules_are_checked():
+    assert "a size such as 80GiB" in problems_of(code(memory="lots"))[0]
+    assert "a size such as 80GiB" in problems_of(code(memory="0GiB"))[0]
+    assert "names of modules" in problems_of(code(fp8={"skip_modules": ["a/b"]}))[0]
+    given = {"memory": "16GiB", "precision": "fp8", "fp8": {"skip_modules": ["blocks.0", "head"]}}
+    assert resolve([code(**given)]).config.fp8.skip_modules == ("blocks.0", "head")
+    assert resolve([environment_layer({"ACCEL_NB_FP8__SKIP_MODULES": "none"})]).config.fp8.skip_modules is None

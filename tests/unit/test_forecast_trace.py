@@ -15,7 +15,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.forecast.build import forecast_model
 from accel_nb.forecast.plans import Setting
 from accel_nb.forecast.sizes import OPTIMIZERS, with_optimizer
-from accel_nb.forecast.trace import default_loss, list_blocks, measure_activations, measure_model
+from accel_nb.forecast.trace import default_loss, measure_activations, measure_model
+from accel_nb.strategies.units import repeated_blocks
 from tests.support.measured import held_bytes, peak_bytes
 from tests.support.transformer import Transformer
 
@@ -85,7 +86,7 @@ def test_activations_are_within_a_quarter_of_what_a_real_step_takes(
     model, batch = make()
     traced = measure_activations(model, batch, len(batch[0]), half=half, checkpoints=checkpoints)
     if checkpoints:
-        for block in list_blocks(model).values():
+        for block in repeated_blocks(model).values():
             recompute(block)
     real = real_peak(model, batch, half)
     assert traced.num_bytes + traced.weight_copies == pytest.approx(real, rel=0.25)
@@ -97,7 +98,7 @@ def test_recomputing_blocks_is_forecast_to_help_as_much_as_it_does(make: Callabl
     kept = measure_activations(model, batch, len(batch[0])).num_bytes
     again = measure_activations(model, batch, len(batch[0]), checkpoints=True).num_bytes
     before = real_peak(model, batch, None)
-    for block in list_blocks(model).values():
+    for block in repeated_blocks(model).values():
         recompute(block)
     after = real_peak(model, batch, None)
     assert after < 0.5 * before

@@ -118,3 +118,102 @@ def test_a_panel_that_fails_is_given_up_with_one_warning(
     assert [record.message for record in caplog.records] == [
         "the panel failed and is not drawn any more; the run goes on"
     ]
+
+
+class Browser:
+    """Counts the rows that each widget was sent, as a page adds them up."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.widgets: list[Any] = []
+        self.rows: list[dict[tuple[str, int, str], int]] = []
+        self.said = ""
+        browser = self
+
+        def send(widget: Any, message: dict[str, Any], buffers: Any) -> None:
+            if widget not in browser.widgets:
+                browser.widgets.append(widget)
+                browser.rows.append({})
+            rows = browser.rows[browser.widgets.index(widget)]
+            if message["kind"] == "snapshot":
+                rows.clear()
+            for block in message["blocks"]:
+                key = block["table"], block["rank"], block["name"]
+                rows[key] = rows.get(key, 0) + block["rows"]
+            browser.said = message["facts"]["said"]
+
+        monkeypatch.setattr("accel_nb.ui.widget.PanelWidget.send", send)
+
+
+def test_a_panel_that_is_attached_to_has_everything_once_and_goes_on_in_both_places(
+    display: FakeDisplay, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("accel_nb.ui.panel.BYTES_PER_S", 1 << 30)  # else it is sent the extremes: see the next test
+    browser = Browser(monkeypatch)
+    asked: list[object] = []
+    panel = Panel("run", 2, rung="widget", on_control=asked.append)
+    events = list(training_events(300))
+    panel.attach()
+    assert not panel.is_shown, "there is nothing to draw yet"
+    for index, event in enumerate(events):
+        panel.feed([event])
+        if index in (100, 400, 700):
+            panel.refresh(force=True)
+        if index == 500:
+            panel.attach()
+    panel.say("learning rate 0.1 -> 0.05")
+    panel.refresh(force=True)
+    expected = {key: table.total for key, table in panel.state.tables.items() if table.total}
+    assert browser.rows == [expected, expected]
+    assert browser.said == "learning rate 0.1 -> 0.05"
+    second: Any = panel._surfaces[1]
+    for message in (
+        {"kind": "control", "action": {"kind": "stop"}},
+        {"kind": "control"},
+        {"kind": "x"},
+        None,
+        "control",
+    ):
+        second._on_message(None, message, [])
+    assert asked == [{"kind": "stop"}, None]
+    panel.finish("done")
+    panel.attach()
+    assert [bundle.keys() >= {"image/png"} for bundle in display.shown[-4:]] == [True, True, False, True]
+
+
+def test_a_fast_run_is_sent_as_its_extremes_and_a_part_of_it_as_it_is(
+    display: FakeDisplay, monkeypatch: pytest.MonkeyPatch
+):
+    sent: list[tuple[dict[str, Any], int]] = []
+    monkeypatch.setattr(
+        "accel_nb.ui.widget.PanelWidget.send", lambda _, message, buffers: sent.append((message, len(buffers[0])))
+    )
+    panel = Panel("run", 2, rung="widget")
+    events = list(training_events(5000))
+    panel.feed(events[:8])
+    panel.refresh()
+    panel.feed(events[8:])
+    panel.refresh(force=True)
+    assert sum(size for _, size in sent) < 5000 * 3 * 6 * 8 / 4, "a share of all the rows"
+    surface: Any = panel._surfaces[0]
+    for wrong in ({"first": "1"}, {"table": "memory"}, {"last": float("nan")}, {"name": 1}, {"first": True}):
+        question = {"kind": "detail", "table": "step", "name": "", "first": 1000, "last": 1009}
+        surface._on_message(None, question | wrong, [])
+    panel.finish("done")
+    before = len(sent)
+    surface._on_message(None, {"kind": "detail", "table": "step", "name": "", "first": 1000, "last": 1009}, [])
+    ((answer, size),) = sent[before:]
+    assert answer["kind"] == "detail"
+    assert {(block["rank"], block["rows"]) for block in answer["blocks"]} == {(0, 10), (1, 10), (-1, 10)}
+    assert size == 30 * 6 * 8
+
+
+def test_what_was_said_is_sent_although_nothing_else_is_new(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
+    browser = Browser(monkeypatch)
+    panel = Panel("run", 2, rung="widget")
+    panel.feed(training_events(5))
+    panel.refresh(force=True)
+    panel.say("stopping after this step ...")
+    surface: Any = panel._surfaces[0]
+    surface._next_at = 0.0
+    panel.refresh()
+    assert browser.said == "stopping after this step ..."

@@ -19,6 +19,24 @@ def test_rows_since_gives_what_a_reader_lacks():
     assert [list(column) for column in table.rows_since(3) or []] == [[], []]
 
 
+def test_rows_since_picks_the_extremes_of_more_rows_than_a_reader_takes():
+    table = filled([float(x % 7) for x in range(1000)])
+    table.append((1000, 99.0))
+    table.append((1001, -99.0))
+    xs, values = table.rows_since(100, 64) or []
+    assert 2 <= len(xs) <= 64
+    assert (np.diff(xs) > 0).all()
+    assert xs[0] >= 100
+    assert {99.0, -99.0} <= set(values)
+
+
+def test_a_part_is_picked_by_its_places():
+    table = filled([float(x) for x in range(1000)])
+    assert table.picked_between(10, 12.5, 64).tolist() == [[10, 11, 12], [10, 11, 12]]
+    assert table.picked_between(2000, 3000, 64).shape == (2, 0)
+    assert table.picked_between(0, 999, 64).shape[1] <= 64
+
+
 def test_thinning_keeps_extremes_the_newest_rows_and_readers_that_keep_up():
     table = filled([float(x % 7) for x in range(20_000)], max_rows=20_000)
     table.append((20_000, 1.0))

@@ -198,6 +198,28 @@ def test_columns_since_gives_each_row_once():
     assert state.columns_since(cursor) == ([], cursor)
 
 
+def test_columns_since_stays_within_the_bytes_and_keeps_the_spike():
+    state = PanelState("run", 2)
+    state.fold(step(n, 99.0 if n == 500 else 1.0, rank=rank) for n in range(1, 5001) for rank in (0, 1))
+    blocks, cursor = state.columns_since({}, 8000) or ([], {})
+    assert 0 < len(packed(blocks)[1]) <= 8000
+    assert {block.rank: max(block.columns[1]) for block in blocks} == {0: 99.0, 1: 99.0, MEAN_RANK: 99.0}
+    assert state.columns_since(cursor) == ([], cursor), "what was picked stands for all"
+    state.fold([step(5001)])
+    (block,) = (state.columns_since(cursor, 8000) or ([], {}))[0]
+    assert list(block.columns[0]) == [5001]
+
+
+def test_detail_holds_every_row_of_a_part_on_every_rank():
+    state = PanelState("run", 2)
+    state.fold(step(n, rank=rank) for n in range(1, 5001) for rank in (0, 1))
+    blocks = state.detail("step", "", 1000, 1099)
+    assert {(block.rank, len(block.columns[0])) for block in blocks} == {(0, 100), (1, 100), (MEAN_RANK, 100)}
+    assert all(len(block.columns[0]) <= 50 for block in state.detail("step", "", 0, 9e9, 50))
+    assert state.detail("metric", "accuracy", 0, 9e9) == []
+    assert state.detail("step", "", 9000, 1) == []
+
+
 def test_columns_since_asks_for_a_snapshot_when_rows_were_thinned_away():
     state = PanelState("run", 1, max_rows=6000)
     state.fold(step(n) for n in range(1, 7000))

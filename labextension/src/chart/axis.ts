@@ -1,7 +1,6 @@
 /** What a curve is drawn over: steps as they are, or what the step tables say of samples and time at each step. */
 
-import type { ColumnTable } from './columns';
-import { lowerBound } from './decimate';
+import { lowerBound, type ColumnTable } from './columns';
 
 export interface IAxis {
   readonly label: string;

@@ -54,6 +54,34 @@ export class ColumnTable {
     }
   }
 
+  /**
+   * Put rows, given as one array, column after column, in the place of those whose x lies in `[first, last]`. Rows beyond
+   * the newest one here are left out: they come by themselves.
+   */
+  refine(block: Float64Array, numRows: number, first: number, last: number): void {
+    if (block.length !== numRows * this.numColumns) {
+      throw new RangeError(`${block.length} values are not ${numRows} rows of ${this.numColumns}`);
+    }
+    const places = this.column(0);
+    const from = lowerBound(places, first);
+    const to = Math.max(from, upperBound(places, last));
+    const newest = places[this.rows - 1] ?? -Infinity;
+    const added = upperBound(block.subarray(0, numRows), newest);
+    const total = from + added + (this.rows - to);
+    if (added <= to - from || total > this.maxRows) {
+      return;
+    }
+    this.columns = this.columns.map((column, index) => {
+      const refined = new Float64Array(Math.max(256, 2 * total));
+      refined.set(column.subarray(0, from));
+      refined.set(block.subarray(index * numRows, index * numRows + added), from);
+      refined.set(column.subarray(to, this.rows), from + added);
+      return refined;
+    });
+    this.rows = total;
+    this.numRewrites += 1;
+  }
+
   clear(): void {
     this.rows = 0;
     this.numRewrites += 1;
@@ -99,6 +127,30 @@ export class ColumnTable {
   private columns: Float64Array[];
   private rows = 0;
   private numRewrites = 0;
+}
+
+/** The first row whose x is at least `x`; `xs` must not decrease. */
+export function lowerBound(xs: Float64Array, x: number): number {
+  let low = 0;
+  let high = xs.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (xs[middle]! < x) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  return low;
+}
+
+/** The first row whose x is greater than `x`; `xs` must not decrease. */
+function upperBound(xs: Float64Array, x: number): number {
+  let row = lowerBound(xs, x);
+  while (row < xs.length && xs[row] === x) {
+    row += 1;
+  }
+  return row;
 }
 
 /**

@@ -2,8 +2,8 @@
 
 import uPlot from 'uplot';
 import type { IAxis } from './axis';
-import type { ColumnTable } from './columns';
-import { RowPicker, lowerBound, pickRows } from './decimate';
+import { lowerBound, type ColumnTable } from './columns';
+import { RowPicker, pickRows } from './decimate';
 import { formatNumber } from './format';
 import { MARK_COLOURS, rankColour, type MarkKind } from './palette';
 import { usualRange } from './range';
@@ -48,7 +48,9 @@ export class CurveChart {
   constructor(
     private readonly host: HTMLElement,
     private theme: ITheme,
-    private readonly onReadings: (x: number | null, readings: IReading[]) => void
+    private readonly onReadings: (x: number | null, readings: IReading[]) => void,
+    /** Hears the first and the last step of a part that is looked at. */
+    private readonly onZoom: (first: number, last: number) => void
   ) {}
 
   /** The points handed to the canvas at the last drawing, over all lines. */
@@ -100,6 +102,7 @@ export class CurveChart {
     const to = Math.min(last, middle + half);
     this.zoom = from <= first && to >= last ? null : [from, Math.max(to, from + 1e-9)];
     this.refresh();
+    this.tellZoom();
   }
 
   resize(width: number, height: number): void {
@@ -351,7 +354,26 @@ export class CurveChart {
         plot.posToVal(plot.select.left, 'x'),
         plot.posToVal(plot.select.left + plot.select.width, 'x')
       ];
-      queueMicrotask(() => this.refresh());
+      queueMicrotask(() => {
+        this.refresh();
+        this.tellZoom();
+      });
+    }
+  }
+
+  private tellZoom(): void {
+    const longest = this.lines.reduce<ILine | null>(
+      (best, line) => (best === null || line.table.length > best.table.length ? line : best),
+      null
+    );
+    if (this.zoom !== null && longest !== null) {
+      const xs = this.placesOf(longest);
+      const steps = longest.table.column(0);
+      const first = steps[Math.max(0, lowerBound(xs, this.zoom[0]) - 1)];
+      const last = steps[Math.min(steps.length - 1, lowerBound(xs, this.zoom[1]) + 1)];
+      if (first !== undefined && last !== undefined) {
+        this.onZoom(first, last);
+      }
     }
   }
 

@@ -65,21 +65,6 @@ export class RowPicker {
   private numSeen = 0;
 }
 
-/** The first row whose x is at least `x`; `xs` must not decrease. */
-export function lowerBound(xs: Float64Array, x: number): number {
-  let low = 0;
-  let high = xs.length;
-  while (low < high) {
-    const middle = (low + high) >> 1;
-    if (xs[middle]! < x) {
-      low = middle + 1;
-    } else {
-      high = middle;
-    }
-  }
-  return low;
-}
-
 function pushBlock(rows: number[], values: Float64Array, start: number, end: number): void {
   const [first, second] = extremes(values, start, end);
   rows.push(first);

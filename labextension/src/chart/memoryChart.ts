@@ -1,8 +1,8 @@
 /** What fills one rank's memory over time, stacked. */
 
 import uPlot from 'uplot';
-import type { ColumnTable } from './columns';
-import { RowPicker, lowerBound } from './decimate';
+import { lowerBound, type ColumnTable } from './columns';
+import { RowPicker } from './decimate';
 import { formatBytes, formatSeconds } from './format';
 import { MEMORY_CATEGORIES } from './palette';
 import type { ITheme } from './theme';

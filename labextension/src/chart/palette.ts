@@ -30,7 +30,8 @@ export const MARK_COLOURS = {
   restart: '#7f7f7f',
   failed: '#d55e00',
   interrupted: '#8c6bb1',
-  checkpoint: '#009e73'
+  checkpoint: '#009e73',
+  steered: '#0072b2'
 } as const;
 
 export type MarkKind = keyof typeof MARK_COLOURS;

@@ -86,6 +86,18 @@ export interface IDdpOptions {
   power_sgd_seed?: number;
 }
 
+/** Options of 8-bit floating point (precision fp8), by torchao. */
+export interface IFp8Options {
+  /** What shares a scale: a tensor, which is fastest, or each row, which is more exact; the last computes the gradients of weights in bf16. */
+  recipe?: 'tensorwise' | 'rowwise' | 'rowwise_with_gw_hp';
+  /** Round to float8 and multiply in float32, on hardware without float8: slow, to see how a model trains. */
+  emulate?: boolean;
+  /** Names, or parts of names between dots, of layers that stay in bf16; none given: the first and the last linear layer. */
+  skip_modules?: readonly string[] | null;
+  /** Before training, time the layers in fp8 and in bf16 on this many rows (tokens of a batch), and say which is faster; 0: do not. [rows] */
+  trial_rows?: number;
+}
+
 /** Options of PyTorch's fully_shard: each worker holds a part of the model. */
 export interface IFsdpOptions {
   /** What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params parameters, modules of the given classes, or the model as a whole. */
@@ -106,6 +118,8 @@ export interface IFsdpOptions {
   reduce_dtype?: 'fp32' | 'compute';
   /** Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different parameters in one step. */
   average_unused?: boolean;
+  /** Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from: each worker reads its part only. */
+  weights?: string | null;
   /** Methods other than forward that compute with the model's parameters, such as encode. */
   forward_methods?: readonly string[];
 }
@@ -149,10 +163,12 @@ export interface IOptions {
   gpus?: number | 'all' | null;
   /** Run on this many CPU workers instead of on accelerators. [workers] */
   cpus?: number | null;
-  /** Number format of the forward and backward pass; auto takes the best that the device really has. */
-  precision?: 'no' | 'fp16' | 'bf16' | 'auto';
-  /** How the workers share the training; auto chooses by worker count and devices. */
+  /** Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device really has. */
+  precision?: 'no' | 'fp16' | 'bf16' | 'fp8' | 'auto';
+  /** How the workers share the training. auto chooses by worker count and devices, and for models that could be too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is refused. */
   strategy?: 'auto' | 'single' | 'ddp' | 'fsdp';
+  /** How much each device may hold, for the plan of strategy auto; none given: what is free on it. */
+  memory?: string | null;
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
   accumulate?: number;
   /** What becomes of accumulation windows. */
@@ -163,6 +179,8 @@ export interface IOptions {
   autocast?: IAutocastOptions;
   /** Loss scaling of fp16. */
   scaler?: IScalerOptions;
+  /** 8-bit floating point. */
+  fp8?: IFp8Options;
   /** Compute the activations of repeated blocks again in the backward pass instead of keeping them: less memory, about a third more computing. */
   activation_checkpointing?: boolean;
   /** torch.compile for prepared models. */
@@ -193,6 +211,8 @@ export interface IOptions {
   static?: boolean;
   /** Show the panel with loss and memory below the cell. */
   panel?: boolean;
+  /** Return at once, while the cell runs; what it binds and trains comes back when it has ended. */
+  background?: boolean;
   /** Print the plan and start nothing. */
   dry_run?: boolean;
   /** Stop the cell when it runs longer than this. [seconds] */
@@ -210,6 +230,7 @@ export type OptionName =
   | 'cpus'
   | 'precision'
   | 'strategy'
+  | 'memory'
   | 'accumulate'
   | 'schedule'
   | 'activation_checkpointing'
@@ -225,6 +246,7 @@ export type OptionName =
   | 'ranks'
   | 'static'
   | 'panel'
+  | 'background'
   | 'dry_run'
   | 'timeout'
   | 'debug'
@@ -250,6 +272,7 @@ export type OptionName =
   | 'fsdp.autocast'
   | 'fsdp.reduce_dtype'
   | 'fsdp.average_unused'
+  | 'fsdp.weights'
   | 'fsdp.forward_methods'
   | 'checkpoint.dir'
   | 'checkpoint.every'
@@ -264,6 +287,10 @@ export type OptionName =
   | 'scaler.backoff_factor'
   | 'scaler.growth_interval'
   | 'scaler.enabled'
+  | 'fp8.recipe'
+  | 'fp8.emulate'
+  | 'fp8.skip_modules'
+  | 'fp8.trial_rows'
   | 'compile.backend'
   | 'compile.mode'
   | 'compile.fullgraph'

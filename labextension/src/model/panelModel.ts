@@ -6,6 +6,7 @@ import {
   MEAN_RANK,
   TABLE_COLUMNS,
   type IBlock,
+  type IDetailMessage,
   type IFacts,
   type IMark,
   type IPanelMessage
@@ -17,6 +18,9 @@ const MAX_TABLES = 2048;
 /** One curve to choose from: a column of the step table, or a logged metric. */
 export interface ICurve {
   readonly id: string;
+  readonly table: 'step' | 'metric';
+  /** The metric's name; nothing for the step table. */
+  readonly name: string;
   readonly label: string;
   readonly unit: 'ms' | '';
   /** Ranks in order; the mean, if there is one, is under `MEAN_RANK`. */
@@ -60,6 +64,8 @@ export class PanelModel {
   curves(): ICurve[] {
     const fromSteps: ICurve[] = (['loss', 'learning rate', 'step time'] as const).map(label => ({
       id: `step:${label}`,
+      table: 'step',
+      name: '',
       label,
       unit: label === 'step time' ? 'ms' : '',
       tables: this.steps,
@@ -67,6 +73,8 @@ export class PanelModel {
     }));
     const logged: ICurve[] = [...this.metrics].map(([name, tables]) => ({
       id: `metric:${name}`,
+      table: 'metric',
+      name,
       label: name,
       unit: '',
       tables,
@@ -100,16 +108,37 @@ export class PanelModel {
     this.currentSeq = message.seq;
     this.currentFacts = message.facts;
     this.currentMarks = message.marks ?? this.currentMarks;
-    for (const listener of this.listeners) {
-      listener();
-    }
+    this.tell();
     return true;
   }
+
+  /** Take what the kernel has of a part of a curve; rows of ranks that are not here yet come by themselves. */
+  refine(detail: IDetailMessage): void {
+    for (const block of detail.blocks) {
+      const table = this.tablesOf(block)?.get(block.rank);
+      table?.refine(block.values, block.numRows, detail.first, detail.last);
+    }
+    this.tell();
+  }
+
+  /** Ask for every row of a part of a curve, its steps from `first` to `last`. */
+  look(curve: ICurve, first: number, last: number): void {
+    this.ask({ kind: 'detail', version: 1, table: curve.table, name: curve.name, first, last });
+  }
+
+  /** Where questions to the kernel go. */
+  ask: (question: Record<string, unknown>) => void = () => undefined;
 
   /** Call `listener` after each change, until `signal` aborts. */
   onChange(listener: () => void, signal: AbortSignal): void {
     this.listeners.add(listener);
     signal.addEventListener('abort', () => this.listeners.delete(listener));
+  }
+
+  private tell(): void {
+    for (const listener of this.listeners) {
+      listener();
+    }
   }
 
   private clear(): void {

@@ -65,6 +65,11 @@ export interface IFacts {
   readonly ranks: readonly IRankFacts[];
   readonly metrics: readonly { readonly name: string; readonly value: number | null }[];
   readonly notes: readonly string[];
+  /** Whether the kernel listens to the controls, and whether a checkpoint has a place. */
+  readonly canBeSteered: boolean;
+  readonly canSave: boolean;
+  /** What became of the last thing that was asked for. */
+  readonly said: string;
 }
 
 export interface IPanelMessage {
@@ -75,6 +80,16 @@ export interface IPanelMessage {
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
+}
+
+/** Every row that the kernel has of a part of a curve: what travelled before may be its extremes only. */
+export interface IDetailMessage {
+  readonly kind: 'detail';
+  readonly table: 'step' | 'metric';
+  readonly name: string;
+  readonly first: number;
+  readonly last: number;
+  readonly blocks: readonly IBlock[];
 }
 
 /** Thrown for a message that is not one of ours; the panel then stays as it is. */
@@ -94,6 +109,34 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
     facts: parseFacts(message.facts),
     marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks)
   };
+}
+
+/** Whether a message answers a look at a part of a curve; it is then for `parseDetail`. */
+export function isDetail(content: unknown): boolean {
+  return (
+    typeof content === 'object' &&
+    content !== null &&
+    'kind' in content &&
+    content.kind === 'detail'
+  );
+}
+
+export function parseDetail(content: unknown, buffers: readonly ArrayBufferView[]): IDetailMessage {
+  const message = asRecord(content, 'message');
+  const { table } = message;
+  if (message.version !== PROTOCOL_VERSION) {
+    throw new ProtocolError('not a panel message of this version');
+  }
+  const name = asText(message.name);
+  const blocks = parseBlocks(message.blocks, buffers);
+  if (table !== 'step' && table !== 'metric') {
+    throw new ProtocolError('unknown table');
+  }
+  if (blocks.some(block => block.table !== table || block.name !== name)) {
+    throw new ProtocolError('a block of another curve');
+  }
+  const [first, last] = [asNumber(message.first) ?? NaN, asNumber(message.last) ?? NaN];
+  return { kind: 'detail', table, name, first, last, blocks };
 }
 
 function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
@@ -162,7 +205,10 @@ function parseFacts(value: unknown): IFacts {
       const metric = asRecord(item, 'metric');
       return { name: asText(metric.name), value: asNumber(metric.value) };
     }),
-    notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText)
+    notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
+    canBeSteered: facts.can_be_steered === true,
+    canSave: facts.can_save === true,
+    said: asText(facts.said)
   };
 }
 

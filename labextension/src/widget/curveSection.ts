@@ -28,7 +28,16 @@ export class CurveSection {
     theme: ITheme,
     private readonly signal: AbortSignal
   ) {
-    this.chart = new CurveChart(this.plot, theme, (x, readings) => this.showReadings(x, readings));
+    this.chart = new CurveChart(
+      this.plot,
+      theme,
+      (x, readings) => this.showReadings(x, readings),
+      (first, last) => {
+        if (this.curve !== null) {
+          model.look(this.curve, first, last);
+        }
+      }
+    );
     this.node = element(
       'div',
       'accel-nb-section',

@@ -3,7 +3,7 @@
 import type { AnyModel, InitializeProps, RenderProps } from '@anywidget/types';
 import uPlotStyle from 'uplot/dist/uPlot.min.css';
 import { PanelModel } from '../model/panelModel';
-import { parseMessage, ProtocolError } from '../model/protocol';
+import { isDetail, parseDetail, parseMessage, ProtocolError } from '../model/protocol';
 import { showPanel } from './panelView';
 import panelStyle from './widget.css';
 
@@ -20,11 +20,11 @@ export default function define() {
     initialize({ model, signal }: InitializeProps<ITraits>): void {
       listen(panel, model, signal);
     },
-    render({ el, signal }: RenderProps<ITraits>): void {
+    render({ model, el, signal }: RenderProps<ITraits>): void {
       const style = document.createElement('style');
       style.textContent = `${uPlotStyle}\n${panelStyle}`;
       el.append(style);
-      showPanel(panel, el, signal);
+      showPanel(panel, el, action => model.send({ kind: 'control', version: 1, action }), signal);
     }
   };
 }
@@ -40,6 +40,10 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
   };
   const take = (content: unknown, buffers: readonly ArrayBufferView[]) => {
     try {
+      if (isDetail(content)) {
+        panel.refine(parseDetail(content, buffers));
+        return;
+      }
       const message = parseMessage(content, buffers);
       isWaiting = isWaiting && message.kind !== 'snapshot';
       if (!panel.apply(message)) {
@@ -60,6 +64,7 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
     }
   };
   const onMessage = (content: unknown, buffers: DataView[]) => take(content, buffers);
+  panel.ask = question => model.send(question);
 
   model.on('msg:custom', onMessage);
   model.on('change:final', takeTraits);

@@ -8,6 +8,7 @@ import { CurveSection } from './curveSection';
 import { actionButton, chooser, element, setText, toggleButton } from './dom';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
+import { Steering, type Action } from './steering';
 
 const CHART_HEIGHT = 270;
 
@@ -30,15 +31,21 @@ const SMOOTHINGS = [
 /** Below this width the memory maps go under the chart. */
 const NARROW = 620;
 
-/** Fill `host` with a live view of `model`; aborting `signal` takes it down. */
-export function showPanel(model: PanelModel, host: HTMLElement, signal: AbortSignal): void {
-  new PanelView(model, host, signal);
+/** Fill `host` with a live view of `model`; aborting `signal` takes it down. `send` takes what the user asks for. */
+export function showPanel(
+  model: PanelModel,
+  host: HTMLElement,
+  send: (action: Action) => void,
+  signal: AbortSignal
+): void {
+  new PanelView(model, host, send, signal);
 }
 
 class PanelView {
   constructor(
     private readonly model: PanelModel,
     private readonly host: HTMLElement,
+    send: (action: Action) => void,
     signal: AbortSignal
   ) {
     const controls = element(
@@ -59,7 +66,8 @@ class PanelView {
       actionButton('CSV', 'Save the numbers of the chart', () => this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
-    this.root.append(this.header.node, this.body, this.notes);
+    this.steering = new Steering(send, signal);
+    this.root.append(this.header.node, this.steering.node, this.body, this.notes);
     host.append(this.root);
 
     const theme = readTheme(this.root);
@@ -157,6 +165,7 @@ class PanelView {
       this.applyTheme();
     }
     this.header.update(facts);
+    this.steering.update(facts);
     setText(this.notes, facts.notes.join('  ·  '));
     if (this.isPaused) {
       return;
@@ -193,6 +202,7 @@ class PanelView {
   private readonly notes = element('div', 'accel-nb-notes');
   private readonly chooser = element('select', 'accel-nb-select');
   private readonly header: Header;
+  private readonly steering: Steering;
   private readonly curve: CurveSection;
   private readonly memory: MemorySection;
   private chooserNames = '';

@@ -1,0 +1,63 @@
+"""Changing the learning rates of a run under way, together with what their schedules will make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+_OF_GROUP = ("lr", "initial_lr", "max_lr", "swa_lr")
+_OF_SCHEDULER = ("base_lrs", "max_lrs", "_last_lr")
+
+
+def first_rate(optimizers: Iterable[Optimizer]) -> float | None:
+    """Return the first group's learning rate, the one that the panel shows; None where there is none."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            if "lr" in group:
+                return float(group["lr"])
+    return None
+
+
+def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRScheduler], factor: float) -> None:
+    """Multiply every group's rate, and what each schedule starts from or rises to, by ``factor``.
+
+    So a schedule goes on as planned, times the factor, whether it computes from its base or from the rate before. The
+    floors that it falls to (``eta_min``, ``min_lr``) stay.
+    """
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            for name in _OF_GROUP:
+                if name in group:
+                    group[name] = _scaled(group[name], factor)
+    for scheduler in _all_of(schedulers):
+        for name in _OF_SCHEDULER:
+            values = vars(scheduler).get(name)
+            if isinstance(values, list):
+                setattr(scheduler, name, [_scaled(value, factor) for value in values])
+
+
+def set_rates(optimizers: Iterable[Optimizer], value: float) -> None:
+    """Set every group's rate, where there is none to be scaled: it is zero."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = group["lr"].fill_(value) if isinstance(group.get("lr"), Tensor) else value
+
+
+def _scaled(value: Any, factor: float) -> Any:
+    return value.mul_(factor) if isinstance(value, Tensor) else value * factor
+
+
+def _all_of(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
+    """Yield schedulers and those that they are made of, each once."""
+    seen: set[int] = set()
+    waiting = list(schedulers)
+    while waiting:
+        scheduler = waiting.pop()
+        if id(scheduler) not in seen:
+            seen.add(id(scheduler))
+            waiting += vars(scheduler).get("_schedulers", ())
+            yield scheduler

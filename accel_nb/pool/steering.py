@@ -1,0 +1,170 @@
+"""Has all ranks of a running request do something after the same step, without a message between them.
+
+Each rank is asked how many ends of steps it has come to, and holds at its next one; when all have answered they are
+told to do it at the count after the highest, which none of them can have passed. One wish is settled at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.pool.engine import Engine
+from accel_nb.pool.messages import Decide, Steer
+
+ANSWER_PATIENCE_S = 2.0
+"""How long ranks may take to answer; they hold meanwhile."""
+AGAIN_S = 0.2
+"""How long after a rank said that it is in no cell it is asked again: its cell may be about to begin."""
+MAX_WAITING = 8
+"""How many wishes may wait for their turn."""
+
+
+class Wish:
+    """Something that was asked of a running request; any thread may wait for what became of it."""
+
+    def __init__(self, action: dict[str, Any], on_settled: Callable[[Wish], object] = lambda wish: None) -> None:
+        self.action = action
+        self.text = ""
+        # The step after which it was done, and the rank that says so; None if it was not done.
+        self.step: int | None = None
+        self.rank = 0
+        self._on_settled = on_settled
+        self._is_settled = threading.Event()
+
+    def settle(self, text: str, step: int | None = None, rank: int = 0) -> None:
+        """Say what became of it; the first word counts."""
+        if not self._is_settled.is_set():
+            self.text, self.step, self.rank = text, step, rank
+            self._is_settled.set()
+            self._on_settled(self)
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until it is settled; returns whether it is."""
+        return self._is_settled.wait(timeout_s)
+
+
+class Wishes:
+    """What is asked of one request, by any thread; the thread that runs the request takes it."""
+
+    def __init__(self) -> None:
+        self.num_interrupts = 0
+        self._waiting: deque[Wish] = deque()
+        self._is_closed = False
+        self._lock = threading.Lock()
+
+    def ask(self, wish: Wish) -> None:
+        """Add a wish; it is settled at once if there is no room for it, or the request has ended."""
+        with self._lock:
+            problem = _ENDED if self._is_closed else _TOO_MANY if len(self._waiting) >= MAX_WAITING else None
+            if problem is None:
+                self._waiting.append(wish)
+        if problem is not None:
+            wish.settle(problem)
+
+    def interrupt(self) -> None:
+        """Interrupt the request, as the user's interrupt does."""
+        with self._lock:
+            self.num_interrupts += 1
+
+    def take(self) -> Wish | None:
+        """Return the next wish, if there is one."""
+        with self._lock:
+            return self._waiting.popleft() if self._waiting else None
+
+    def close(self) -> None:
+        """Take no more."""
+        with self._lock:
+            self._is_closed = True
+            left, self._waiting = list(self._waiting), deque()
+        for wish in left:
+            wish.settle(_ENDED)
+
+
+_ENDED = "not done: the cell has ended"
+_STOPPING = "not done: the cell is being stopped"
+_TOO_MANY = f"not done: {MAX_WAITING} others wait for the end of a step"
+_NO_STEP = "not done: no step has ended since"
+
+
+@dataclass(slots=True)
+class Steersman:
+    """Settles the wishes of one request; `turn` is called in each turn of the waiting loop."""
+
+    engine: Engine
+    number: int
+    wishes: Wishes
+    clock: Callable[[], float] = time.monotonic
+    _numbers: int = 0
+    _proposed: Wish | None = None
+    _asked: set[int] = field(default_factory=set)
+    _asked_at: float = 0.0
+    _counts: dict[int, int] = field(default_factory=dict)
+    _agreed: dict[int, tuple[int, Wish]] = field(default_factory=dict)
+
+    def turn(self, waiting: set[int]) -> None:
+        """Propose the next wish to the ranks that run, or withdraw one that not all have answered."""
+        now = self.clock()
+        if self._asked:
+            missing = self._asked - set(self._counts)
+            if missing and now - self._asked_at > ANSWER_PATIENCE_S:
+                ranks = ", ".join(map(str, sorted(missing)))
+                self._settle(f"not done: rank {ranks} did not answer within {ANSWER_PATIENCE_S:g} s")
+                self._decide(None)
+            return
+        if self._proposed is None:
+            self._proposed = self.wishes.take()
+        elif now - self._asked_at < AGAIN_S:
+            return
+        if self._proposed is not None and waiting:
+            self._numbers += 1
+            self._asked, self._counts, self._asked_at = set(waiting), {}, now
+            for rank in self._asked:
+                self.engine.send(rank, Steer(self.number, self._numbers, self._proposed.action), urgent=True)
+
+    def answered(self, rank: int, body: dict[str, Any]) -> None:
+        """Hear how many ends of steps a rank has come to; one whose cell has not begun, or is over, is asked again."""
+        if not self._asked or self._proposed is None or body.get("wish") != self._numbers:
+            return
+        count = body.get("at")
+        if not isinstance(count, int):
+            self._decide(None)
+            return
+        self._counts[rank] = count
+        if self._asked <= set(self._counts):
+            self._agreed[self._numbers] = min(self._asked), self._proposed
+            self._proposed = None
+            self._decide(max(self._counts.values()) + 1)
+
+    def done(self, rank: int, body: dict[str, Any]) -> None:
+        """Hear after which step a rank did what was agreed on."""
+        teller, wish = self._agreed.get(body.get("wish", 0), (None, None))
+        if wish is not None and rank == teller:
+            del self._agreed[body["wish"]]
+            wish.settle(str(body.get("text")), int(body.get("step", 0)), rank)
+
+    def give_up(self) -> None:
+        """Hear that the request is being stopped: nobody may be held."""
+        self._settle(_STOPPING)
+        self._decide(None)
+
+    def close(self) -> None:
+        """Hear that the request has ended: what was not done will not be."""
+        self.wishes.close()
+        self._settle(_ENDED)
+        for _, wish in self._agreed.values():
+            wish.settle(_NO_STEP)
+
+    def _settle(self, text: str) -> None:
+        wish, self._proposed = self._proposed, None
+        if wish is not None:
+            wish.settle(text)
+
+    def _decide(self, at: int | None) -> None:
+        asked, self._asked = self._asked, set()
+        for rank in asked:
+            self.engine.send(rank, Decide(self.number, self._numbers, at), urgent=True)

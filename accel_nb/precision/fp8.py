@@ -1,0 +1,206 @@
+"""8-bit floating point by torchao: linear layers multiply in float8, everything else computes as in bf16.
+
+A layer keeps its class, its weight and the weight's dtype; only what runs when it is called is another function. Scales
+are found anew for each tensor (or row), so there is no state to save.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accel_nb.errors import ConfigError
+from accel_nb.strategies.inplace import give_forward, plain_class, take_forward_back
+
+MULTIPLE = 16
+"""What both dims of a weight must be divisible by: the instruction of the hardware multiplies tiles of that size."""
+
+_FIRST_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
+    {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
+)
+_TRIAL_RUNS = 6
+_PASSES_PER_RUN = 4
+
+
+class Fp8Options(Protocol):
+    """The section of the configuration about fp8."""
+
+    @property
+    def recipe(self) -> Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]:
+        """What shares a scale; torchao's own names."""
+        ...
+
+    @property
+    def emulate(self) -> bool:
+        """Round to float8, and multiply in float32."""
+        ...
+
+    @property
+    def skip_modules(self) -> Sequence[str] | None:
+        """Names of layers that stay in bfloat16; None: the first and the last."""
+        ...
+
+    @property
+    def trial_rows(self) -> int:
+        """On how many rows the layers are timed before training; 0: not at all."""
+        ...
+
+
+class Float8Layers:
+    """Lets the linear layers of models multiply in float8, in place.
+
+    Raises `ConfigError` where torchao is not installed, and on hardware without float8 unless it is emulated.
+    """
+
+    def __init__(self, device: torch.device, options: Fp8Options) -> None:
+        if not options.emulate:
+            problem = why_not(device, options.recipe)
+            if problem is not None:
+                raise ConfigError(
+                    f"precision fp8 cannot be had: {problem}; use bf16, or fp8.emulate to see, slowly, how a model "
+                    "trains in it"
+                )
+        self._device = device
+        self._options = options
+        self._multiply = _multiplication(options)
+        self._converted: dict[int, list[nn.Linear]] = {}
+        self._num_linears: dict[int, int] = {}
+        self._trials: dict[int, str] = {}
+
+    def apply(self, model: nn.Module, compiled: Callable[[Any], Any] = lambda function: function) -> None:
+        """Convert a model's layers, before it is compiled and wrapped; ``compiled`` is what a trial times them as."""
+        if id(model) in self._converted:
+            return
+        layers = self._converted[id(model)] = find_layers(model, self._options.skip_modules)
+        self._num_linears[id(model)] = len(_linears(model))
+        if self._options.trial_rows and layers:
+            self._trials[id(model)] = self._trial(layers, compiled)
+        for layer in layers:
+            give_forward(layer, _forward(layer, self._multiply))
+
+    def undo(self, model: nn.Module) -> None:
+        """Give the layers their own forward back; after the model is unwrapped and no longer compiled."""
+        self._trials.pop(id(model), None)
+        for layer in self._converted.pop(id(model), ()):
+            take_forward_back(layer)
+
+    def describe(self, model: nn.Module) -> list[str]:
+        """Say what of a model computes in float8, and what a trial has found; nothing for a model that is not known."""
+        layers = self._converted.get(id(model))
+        if layers is None:
+            return []
+        kind, options = type(model).__name__, self._options
+        if not layers:
+            skipped = "its first and last" if options.skip_modules is None else "those of fp8.skip_modules"
+            return [f"fp8 has no effect on {kind}: beside {skipped} no linear layer has dims divisible by {MULTIPLE}"]
+        how = f"{options.recipe}, emulated: slow" if options.emulate else options.recipe
+        where = f"{len(layers)} of {self._num_linears[id(model)]} linear layers of {kind}"
+        found = [f"fp8 ({how}) in {where}, the rest in bf16"]
+        return [*found, self._trials[id(model)]] if id(model) in self._trials else found
+
+    def _trial(self, layers: Sequence[nn.Linear], compiled: Callable[[Any], Any]) -> str:
+        """Time forward and backward passes of the layers, one of each shape, in bfloat16 and in float8."""
+        rows, spent = self._options.trial_rows, {"bf16": 0.0, "fp8": 0.0}
+        for (outputs, inputs), count in Counter(tuple(layer.weight.shape) for layer in layers).items():
+            x = torch.ones(rows, inputs, dtype=torch.bfloat16, device=self._device, requires_grad=True)
+            weight = torch.full((outputs, inputs), 0.5, device=self._device, requires_grad=True)
+            ways: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
+                "bf16": lambda x, weight: functional.linear(x, weight.to(torch.bfloat16)),
+                "fp8": lambda x, weight: self._multiply(x, weight),
+            }
+            for name, way in ways.items():
+                spent[name] += count * _seconds(compiled(way), x, weight, self._device)
+        ratio = spent["bf16"] / spent["fp8"]
+        verdict = f"{ratio:.2f} times as fast as" if ratio >= 1 else f"{1 / ratio:.2f} times as slow as"
+        advice = "" if ratio >= 1 else ": --precision bf16 is the better choice here"
+        return f"trial of {len(layers)} layers on {rows} rows: fp8 is {verdict} bf16{advice}"
+
+
+def why_not(device: torch.device, recipe: str) -> str | None:
+    """Say why a device does not multiply in float8 by a recipe; None where it does."""
+    if device.type != "cuda":
+        return f"the {device.type} has no float8 arithmetic"
+    found, first = torch.cuda.get_device_capability(device), _FIRST_CAPABILITY[recipe]
+    if found >= first:
+        return None
+    return (
+        f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}, and the recipe {recipe} "
+        f"begins with {first[0]}.{first[1]}"
+    )
+
+
+def find_layers(model: nn.Module, skip: Sequence[str] | None) -> list[nn.Linear]:
+    """Return the linear layers to convert, each once, in the model's order.
+
+    Their dims are divisible by 16, and no run of parts of their names is in ``skip``. None leaves out the first and the
+    last linear layer of the model, whatever their dims: those next to the data and the loss lose most by rounding.
+    """
+    linears = _linears(model)
+    names = list(linears)[1:-1] if skip is None else list(linears)
+    return [
+        linears[name]
+        for name in names
+        if not any(f".{part}." in f".{name}." for part in skip or ())
+        and all(size % MULTIPLE == 0 for size in linears[name].weight.shape)
+    ]
+
+
+def _linears(model: nn.Module) -> dict[str, nn.Linear]:
+    # Of subclasses nobody knows that calling them is all that is done with their weights.
+    return {
+        name: part
+        for name, part in model.named_modules()
+        if isinstance(part, nn.Linear) and plain_class(part) is nn.Linear
+    }
+
+
+def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    def forward_in_fp8(x: Tensor) -> Tensor:
+        if x.numel() == 0:  # it has no largest value to scale by
+            return nn.Linear.forward(layer, x)
+        result = multiply(x.to(torch.bfloat16), layer.weight)
+        return result if layer.bias is None else result + layer.bias.to(result.dtype)
+
+    return forward_in_fp8
+
+
+def _multiplication(options: Fp8Options) -> Callable[[Tensor, Tensor], Tensor]:
+    """Return what multiplies rows by a weight, (..., inputs) x (outputs, inputs), with gradients in float8 as well."""
+    try:
+        from torchao.float8 import Float8LinearConfig, convert_to_float8_training
+        from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
+    except ImportError as error:
+        raise ConfigError(f"precision fp8 needs torchao ({error}): pip install 'accel_nb[fp8]'") from error
+    recipe = Float8LinearConfig.from_recipe_name(options.recipe)
+    # Rows are padded where their number is not divisible by 16, since the weight's gradient sums over them.
+    config = replace(recipe, emulate=options.emulate, pad_inner_dim=True)
+    made: Any = convert_to_float8_training(nn.Linear(MULTIPLE, MULTIPLE, device="meta"), config=config)
+    settings = made.linear_mm_config
+
+    def multiply(x: Tensor, weight: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, enabled=False):
+            return matmul_with_hp_or_float8_args.apply(x, weight.t(), settings, config)
+
+    return multiply
+
+
+def _seconds(way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, device: torch.device) -> float:
+    """Return how long a forward and backward pass takes: the quickest of several runs, after those that warm up."""
+    times: list[float] = []
+    for _ in range(_TRIAL_RUNS):
+        start = time.perf_counter()
+        for _ in range(_PASSES_PER_RUN):
+            way(x, weight).sum().backward()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        times.append(time.perf_counter() - start)
+    x.grad = weight.grad = None
+    return min(times) / _PASSES_PER_RUN

@@ -1,0 +1,111 @@
+"""What may be asked of a running training: a closed set of records, checked where they come in. No torch.
+
+A browser, or a line that somebody typed, is where they come from: `read_action` takes anything and lets nothing
+through that is not one of these, in its limits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from keyword import iskeyword
+from typing import Any, ClassVar
+
+MAX_RATE = 1000.0
+MAX_FACTOR = 1e6
+MAX_INTERVAL = 1_000_000
+MAX_NAMES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class StopAfterStep:
+    """End the cell after the step, as a finished one; saved, where checkpoints are."""
+
+    kind: ClassVar[str] = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class SaveNow:
+    """Save a checkpoint after the step."""
+
+    kind: ClassVar[str] = "checkpoint"
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleRate:
+    """Multiply learning rates, and what their schedules will make of them, by ``factor``."""
+
+    kind: ClassVar[str] = "scale_rate"
+    factor: float
+
+    def __post_init__(self) -> None:
+        if not 1 / MAX_FACTOR <= _number(self.factor) <= MAX_FACTOR:
+            raise ValueError(f"a factor of the learning rate is from {1 / MAX_FACTOR:g} to {MAX_FACTOR:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class SetRate:
+    """Make the learning rate ``value``; see `ScaleRate` for groups and schedules, which keep their proportions."""
+
+    kind: ClassVar[str] = "set_rate"
+    value: float
+
+    def __post_init__(self) -> None:
+        if not 0 < _number(self.value) <= MAX_RATE:
+            raise ValueError(f"a learning rate is above 0 and at most {MAX_RATE:g}")
+
+
+@dataclass(frozen=True, slots=True)
+class SetInterval:
+    """Report every so many steps, until the cell ends: their mean to the panel, and what is logged in that step."""
+
+    kind: ClassVar[str] = "interval"
+    steps: int
+
+    def __post_init__(self) -> None:
+        if isinstance(self.steps, bool) or not isinstance(self.steps, int) or not 1 <= self.steps <= MAX_INTERVAL:
+            raise ValueError(f"a logging interval is a whole number of steps from 1 to {MAX_INTERVAL:,}")
+
+
+@dataclass(frozen=True, slots=True)
+class Inspect:
+    """Say what names hold on rank 0 after the step."""
+
+    kind: ClassVar[str] = "inspect"
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        are_names = all(isinstance(name, str) and name.isidentifier() and not iskeyword(name) for name in self.names)
+        if not isinstance(self.names, tuple) or not 1 <= len(self.names) <= MAX_NAMES or not are_names:
+            raise ValueError(f"inspect takes 1 to {MAX_NAMES} names of variables")
+
+
+Action = StopAfterStep | SaveNow | ScaleRate | SetRate | SetInterval | Inspect
+
+_KINDS: dict[str, type[Action]] = {
+    action.kind: action for action in (StopAfterStep, SaveNow, ScaleRate, SetRate, SetInterval, Inspect)
+}
+
+
+def to_message(action: Action) -> dict[str, Any]:
+    """Return the action as a JSON-ready dict with its kind."""
+    return {"kind": action.kind, **asdict(action)}
+
+
+def read_action(message: object) -> Action:
+    """Return the action that a message asks for; raises ValueError, in words to show, for anything else."""
+    kind = message.get("kind") if isinstance(message, Mapping) else None
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None or not isinstance(message, Mapping):
+        raise ValueError(f"no such action; there are {', '.join(_KINDS)}")
+    values: dict[str, Any] = {name: value for name, value in message.items() if name != "kind"}
+    if set(values) != {field.name for field in fields(cls)}:
+        raise ValueError(f"{cls.kind} takes {', '.join(field.name for field in fields(cls)) or 'nothing'}")
+    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+
+
+def _number(value: object) -> float:
+    """Return a finite number as it is, and NaN, which is in no range, for everything else."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return value if is_number and math.isfinite(value) else math.nan

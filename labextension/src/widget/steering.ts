@@ -1,0 +1,126 @@
+/** What the user may ask of a run while it goes on. The kernel checks it all again: `accel_nb/telemetry/actions.py`. */
+
+import type { IFacts } from '../model/protocol';
+import { actionButton, chooser, element, setText } from './dom';
+
+/** Fields as the kernel names them. */
+export type Action =
+  | { readonly kind: 'stop' | 'interrupt' | 'checkpoint' }
+  | { readonly kind: 'scale_rate'; readonly factor: number }
+  | { readonly kind: 'set_rate'; readonly value: number }
+  | { readonly kind: 'interval'; readonly steps: number };
+
+const INTERVALS = [1, 10, 100, 1000].map(steps => ({
+  value: String(steps),
+  label: steps === 1 ? 'log every step' : `log every ${steps}`
+}));
+
+/** A row of controls, shown as long as somebody listens to them. */
+export class Steering {
+  constructor(send: (action: Action) => void, signal: AbortSignal) {
+    this.save = actionButton(
+      'checkpoint now',
+      SAVE_HINT,
+      () => send({ kind: 'checkpoint' }),
+      signal
+    );
+    this.rate.type = 'text';
+    this.rate.inputMode = 'decimal';
+    this.rate.placeholder = 'rate';
+    this.rate.setAttribute('aria-label', 'New learning rate');
+    this.rate.addEventListener(
+      'keydown',
+      event => {
+        event.stopPropagation(); // the notebook has commands on single keys
+        if (event.key === 'Enter') {
+          this.setRate(send);
+        }
+      },
+      { signal }
+    );
+    this.rate.addEventListener('input', () => this.rate.removeAttribute('aria-invalid'), {
+      signal
+    });
+    const rates = element(
+      'span',
+      'accel-nb-field',
+      element('span', 'accel-nb-field-label', 'learning rate'),
+      actionButton(
+        '÷ 2',
+        'Halve the learning rate',
+        () => send({ kind: 'scale_rate', factor: 0.5 }),
+        signal
+      ),
+      actionButton(
+        '× 2',
+        'Double the learning rate',
+        () => send({ kind: 'scale_rate', factor: 2 }),
+        signal
+      ),
+      this.rate,
+      actionButton('set', 'Set the learning rate', () => this.setRate(send), signal)
+    );
+    this.node = element(
+      'div',
+      'accel-nb-steering',
+      actionButton(
+        'stop after step',
+        'End the cell after this step; what it has trained comes back',
+        () => send({ kind: 'stop' }),
+        signal
+      ),
+      actionButton(
+        'interrupt',
+        'Interrupt the cell wherever it is',
+        () => send({ kind: 'interrupt' }),
+        signal
+      ),
+      this.save,
+      rates,
+      chooser(
+        'How often steps are reported',
+        INTERVALS,
+        value => send({ kind: 'interval', steps: Number(value) }),
+        signal
+      ),
+      this.said
+    );
+    // JupyterLab's own commands on Enter, space and letters would take them from buttons and field.
+    this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
+    this.node.setAttribute('role', 'group');
+    this.node.setAttribute('aria-label', 'Steer the run');
+    this.said.setAttribute('role', 'status');
+    this.node.hidden = true;
+  }
+
+  readonly node: HTMLElement;
+
+  update(facts: IFacts): void {
+    const isOpen = facts.canBeSteered && facts.status === 'running';
+    for (const control of this.node.children) {
+      if (control !== this.said) {
+        (control as HTMLElement).hidden = !isOpen;
+      }
+    }
+    this.node.hidden = !isOpen && facts.said === '';
+    this.save.disabled = !facts.canSave;
+    this.save.title = facts.canSave ? SAVE_HINT : 'The cell was started without --checkpoint DIR';
+    setText(this.said, facts.said);
+  }
+
+  private setRate(send: (action: Action) => void): void {
+    const value = Number(this.rate.value);
+    if (this.rate.value.trim() === '' || !Number.isFinite(value) || value <= 0) {
+      this.rate.setAttribute('aria-invalid', 'true');
+      return;
+    }
+    this.rate.value = '';
+    send({ kind: 'set_rate', value });
+  }
+
+  private readonly save: HTMLButtonElement;
+  private readonly rate = element('input', 'accel-nb-input');
+  private readonly said = element('span', 'accel-nb-said');
+}
+
+const SAVE_HINT = 'Save a checkpoint after this step';

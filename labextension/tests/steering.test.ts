@@ -1,0 +1,83 @@
+import { describe, expect, it } from 'vitest';
+import { parseMessage } from '../src/model/protocol';
+import { Steering, type Action } from '../src/widget/steering';
+import { FACTS, stepMessage } from './messages';
+
+function start(facts: Record<string, unknown> = {}) {
+  const sent: Action[] = [];
+  const steering = new Steering(action => sent.push(action), new AbortController().signal);
+  const show = (changed: Record<string, unknown>) => {
+    const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, ...changed } });
+    steering.update(parseMessage(content, [buffer]).facts);
+  };
+  show(facts);
+  const button = (label: string) => {
+    const found = [...steering.node.querySelectorAll('button')].find(
+      item => item.textContent === label
+    );
+    if (found === undefined) {
+      throw new Error(`no button ${label}`);
+    }
+    return found;
+  };
+  const input = steering.node.querySelector('input') as HTMLInputElement;
+  return { node: steering.node, sent, show, button, input };
+}
+
+describe('Steering', () => {
+  it('sends one action for each control', () => {
+    const { sent, button, input, node } = start({ can_save: true });
+    for (const label of ['stop after step', 'interrupt', 'checkpoint now', '÷ 2']) {
+      button(label).click();
+    }
+    input.value = ' 3e-4 ';
+    input.dispatchEvent(new KeyboardEvent('keydown', { key: 'Enter' }));
+    const select = node.querySelector('select') as HTMLSelectElement;
+    select.value = '100';
+    select.dispatchEvent(new Event('change'));
+    expect(sent).toEqual([
+      { kind: 'stop' },
+      { kind: 'interrupt' },
+      { kind: 'checkpoint' },
+      { kind: 'scale_rate', factor: 0.5 },
+      { kind: 'set_rate', value: 3e-4 },
+      { kind: 'interval', steps: 100 }
+    ]);
+  });
+
+  it('keeps what is no learning rate, and says so', () => {
+    const { sent, button, input } = start();
+    for (const text of ['', 'fast', '-1', '0', '1e999']) {
+      input.value = text;
+      button('set').click();
+      expect(input.getAttribute('aria-invalid')).toBe('true');
+    }
+    expect(sent).toEqual([]);
+  });
+
+  it('offers a checkpoint only where there is a place for it', () => {
+    const { button, show } = start();
+    expect(button('checkpoint now').disabled).toBe(true);
+    expect(button('checkpoint now').title).toContain('--checkpoint');
+    show({ can_save: true });
+    expect(button('checkpoint now').disabled).toBe(false);
+  });
+
+  it('is there only while somebody listens, and leaves the last word as text', () => {
+    const { node, show } = start({ can_be_steered: false });
+    expect(node.hidden).toBe(true);
+    show({ status: 'done', can_be_steered: false, said: '<b>stopped</b>' });
+    expect(node.hidden).toBe(false);
+    expect(node.querySelector('b')).toBeNull();
+    expect(node.textContent).toContain('<b>stopped</b>');
+    expect([...node.querySelectorAll('button')].every(item => item.closest('[hidden]'))).toBe(true);
+  });
+
+  it('keeps keys that are typed from the notebook', () => {
+    const { input, node } = start();
+    let heard = 0;
+    node.addEventListener('keydown', () => (heard += 1));
+    input.dispatchEvent(new KeyboardEvent('keydown', { key: 'a', bubbles: true }));
+    expect(heard).toBe(0);
+  });
+});

@@ -1,0 +1,157 @@
+"""Tied, frozen and added parameters, several models and several optimizers, under every installed strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.runtime.world import World
+from accel_nb.strategies import Registry
+from tests.contract.recipes import assert_equal_weights
+from tests.ranks.launch import run_ranks
+
+NUM_STEPS = 4
+
+
+@dataclass
+class Case:
+    """What is trained together; ``losses`` are minimised one after the other, each by the optimizers beside it."""
+
+    models: tuple[nn.Module, ...]
+    optimizers: tuple[torch.optim.Optimizer, ...]
+    losses: tuple[tuple[Callable[[Tensor, Tensor], Tensor], tuple[int, ...]], ...]
+
+
+class Tied(nn.Module):
+    """A head that is the embedding, blocks of which one is frozen, and one module under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(7, 4)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(3))
+        self.again = self.blocks[0]
+        self.head = nn.Linear(4, 7, bias=False)
+        self.head.weight = self.embed.weight
+        self.blocks[1].requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.embed(x)
+        for block in (*self.blocks, self.again):
+            hidden = hidden + block(hidden)
+        return self.head(hidden)
+
+
+class Adapted(nn.Module):
+    """A frozen layer with an added product of low rank, as LoRA trains it."""
+
+    def __init__(self, base: nn.Linear) -> None:
+        super().__init__()
+        self.base = base.requires_grad_(False)
+        self.down = nn.Parameter(torch.randn(2, base.in_features) * 0.1)
+        self.up = nn.Parameter(torch.zeros(base.out_features, 2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + x @ self.down.T @ self.up.T
+
+
+def tied() -> Case:
+    model = Tied().double()
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.05)
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        tokens = (x * 3).long() % 7
+        return functional.cross_entropy(model(tokens).flatten(0, 1), tokens.roll(1, 1).flatten())
+
+    return Case((model,), (optimizer,), ((loss, (0,)),))
+
+
+def adapted() -> Case:
+    blocks = nn.ModuleList(nn.Sequential(Adapted(nn.Linear(4, 4)), nn.Tanh()) for _ in range(2))
+    model = nn.Sequential(*blocks, nn.Linear(4, 4)).double()
+    model[2].requires_grad_(False)
+    optimizer = torch.optim.AdamW([value for value in model.parameters() if value.requires_grad], lr=0.05)
+    return Case((model,), (optimizer,), ((lambda x, y: functional.mse_loss(model(x), y), (0,)),))
+
+
+def two_models() -> Case:
+    """Two models that are trained in turn, each through the other, which then stands still."""
+    first, second = nn.Sequential(nn.Linear(4, 6), nn.Tanh()).double(), nn.Linear(6, 4).double()
+    optimizers = (torch.optim.SGD(first.parameters(), 0.1, 0.9), torch.optim.AdamW(second.parameters(), 0.05))
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        return functional.mse_loss(second(first(x)), y)
+
+    return Case((first, second), optimizers, ((loss, (0, 1)), (loss, (1,)), (loss, (0,))))
+
+
+def two_optimizers() -> Case:
+    """One model whose parts have optimizers of their own, and an optimizer of two models."""
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 4)).double()
+    other = nn.Linear(4, 4).double()
+    shared = [*model[2].parameters(), *other.parameters()]
+    optimizers = (torch.optim.SGD(model[0].parameters(), 0.1, 0.9), torch.optim.AdamW(shared, 0.05))
+    return Case((model, other), optimizers, ((lambda x, y: functional.mse_loss(other(model(x)), y), (0, 1)),))
+
+
+CASES = {case.__name__: case for case in (tied, adapted, two_models, two_optimizers)}
+
+
+def make(name: str) -> Case:
+    torch.manual_seed(8)
+    return CASES[name]()
+
+
+def data(number: int) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(number)
+    x = torch.rand(12, 4, dtype=torch.float64, generator=generator)
+    return x, x.flip(1)
+
+
+def train(case: Case, world: World, backward: Callable[[Tensor], Any]) -> list[dict[str, Tensor]]:
+    for number in range(NUM_STEPS):
+        x, y = data(number)
+        for loss, stepped in case.losses:
+            backward(loss(x[world.rank :: world.size], y[world.rank :: world.size]))
+            for index in stepped:
+                case.optimizers[index].step()
+            for optimizer in case.optimizers:
+                optimizer.zero_grad()
+    return [{name: value.detach().clone() for name, value in model.named_parameters()} for model in case.models]
+
+
+def on_ranks(world: World, strategy: str) -> dict[str, list[dict[str, Tensor]]]:
+    found: dict[str, list[dict[str, Tensor]]] = {}
+    for name in CASES:
+        case = make(name)
+        before = [value.clone() for model in case.models for value in model.parameters() if not value.requires_grad]
+        accelerator = Accelerator(world=world, cpu=True, strategy=strategy)
+        accelerator.prepare(*case.models, *case.optimizers)
+        train(case, world, accelerator.backward)
+        accelerator.close()
+        after = [value for model in case.models for value in model.parameters() if not value.requires_grad]
+        assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+        found[name] = [{key: value.detach() for key, value in model.named_parameters()} for model in case.models]
+        if name == "tied":
+            model: Any = case.models[0]
+            assert model.head.weight is model.embed.weight
+            assert model.again is model.blocks[0]
+    return found
+
+
+@pytest.mark.parametrize("strategy", Registry().names)
+def test_parts_of_models_train_as_in_one_process(strategy: str) -> None:
+    size = max(1, Registry().get(strategy).capabilities.min_world)
+    results = [on_ranks(World(), strategy)] if size == 1 else run_ranks(on_ranks, size, strategy)
+    for name in CASES:
+        case = make(name)
+        expected = train(case, World(), lambda loss: loss.backward())
+        for found in results:
+            for model, wanted in zip(found[name], expected, strict=True):
+                assert_equal_weights(model, wanted, atol=1e-8)

@@ -1,0 +1,135 @@
+"""Cells in the background: steered, looked at, attached to, and back between two cells."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.conftest import wait_for
+from tests.support.kernel import Kernel, Output, running_kernel
+
+SETUP = """
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 1.0)
+loader = DataLoader(TensorDataset(torch.arange(24.0).unsqueeze(1) / 24), batch_size=4, shuffle=True)
+spare = 1
+"""
+
+LOOP = """%%accelerate --cpus 2 --background {flags}
+import time
+print("begins")
+num_steps = spare
+for epoch in range(10**9):
+    for (x,) in loader:
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        num_steps += 1
+        time.sleep(0.02)  # a step of a larger model; nothing waits for it
+    scheduler.step()
+ended = True
+"""
+
+
+def say(kernel: Kernel, line: str) -> str:
+    """Run a line magic that is to succeed; returns what it printed."""
+    output = kernel.run(f"%accelerate {line}")
+    assert output.error is None, output.traceback
+    return output.stdout
+
+
+def refused(kernel: Kernel, code: str) -> str:
+    output = kernel.run(code)
+    assert output.error is not None
+    return output.error[1]
+
+
+def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: Kernel, tmp_path: Path):
+    kernel.run(SETUP)
+    output = kernel.run(LOOP.format(flags=f"--checkpoint {tmp_path} --name deep"))
+    assert output.error is None, output.traceback
+    assert "run 'deep' in the background: running" in output.texts[-1]
+
+    # What is asked for happens after a step, and says which.
+    assert re.fullmatch(r"learning rate 0\.1 -> 0\.05, after step \d+\n", say(kernel, "set lr*=0.5"))
+    assert re.fullmatch(r"learning rate 0\.05 -> 0\.02, after step \d+\n", say(kernel, "set lr=0.02"))
+    assert re.fullmatch(r"every 5 steps are reported, after step \d+\n", say(kernel, "set log-every=5"))
+    assert re.fullmatch(r"step \d+ is being saved\n", say(kernel, "checkpoint"))
+    looked = say(kernel, "inspect num_steps model nothing").splitlines()
+    assert int(looked[0].removeprefix("num_steps = ")) > 1
+    assert looked[1:] == ["model = Linear with 2 parameters", "nothing = (no such name in the cell)"]
+
+    # What would disturb it is refused with the way out; the notebook has its own values until it has ended.
+    assert "`%accelerate stop --after-step`" in refused(kernel, "%%accelerate --cpus 2\n1")
+    assert "`%accelerate inspect NAMES`" in refused(kernel, "%accelerate pull model")
+    assert "lr=RATE" in refused(kernel, "%accelerate set rate=1")
+    assert "run 'deep' in the background: running" in say(kernel, "status")
+    assert kernel.value("('num_steps' in globals(), scheduler.last_epoch)") == (False, 0)
+
+    attached = kernel.run("%accelerate attach")
+    assert attached.error is None, attached.traceback
+    assert attached.stdout.startswith("begins\n")
+    assert "2 workers on cpu" in attached.receipt
+    assert any("application/vnd.jupyter.widget-view+json" in data for data in attached.displays)
+
+    kernel.run("kept, before = model, model.weight.item(); model = spare = None")
+    assert re.fullmatch(r"stopped after step \d+: step \d+ is being saved\n", say(kernel, "stop --after-step"))
+    output = kernel.run("%accelerate wait")
+    assert output.error is None, output.traceback
+    assert "done" in output.stdout
+    told = kernel.run("%accelerate attach")
+    assert any(re.match(r"stopped after step [\d,]+, as asked", text) for text in told.texts)
+    assert any(text.startswith("saved step") for text in told.texts)
+    state = "(model is kept, model.weight.item() != before, spare, 'ended' in globals(), num_steps > 5)"
+    assert kernel.value(state) == (True, True, None, False, True)
+    rates = kernel.value("(optimizer.param_groups[0]['lr'], scheduler.base_lrs[0])")
+    assert rates == pytest.approx((0.02, 0.02))
+    assert len(list(tmp_path.glob("step_*"))) == 2
+    # Replicas took the same steps: another cell trains on from them, and finds them equal.
+    code = "import torch\nheld = accelerator.gather(model.weight.detach()).flatten().tolist()"
+    output = kernel.run(f"%%accelerate --cpus 2\n{code}")
+    assert output.error is None, output.traceback
+    assert kernel.value("held[0] == held[1] == model.weight.item()")
+
+
+def test_names_come_back_with_the_next_cell_also_after_an_error_or_an_interrupt(kernel: Kernel):
+    kernel.run(SETUP)
+    output = kernel.run("%%accelerate --cpus 2 --background\nfound = [1, 2]\nraise ValueError('no more')")
+    assert output.error is None, output.traceback
+    assert refused(kernel, "%accelerate wait") == "no more"
+    assert kernel.value("found") == [1, 2]
+    kernel.run(LOOP.format(flags="--no-panel"))
+    say(kernel, "inspect num_steps")
+    say(kernel, "interrupt")
+    assert "interrupted" in say(kernel, "wait")
+    assert kernel.value("num_steps > 1")
+    kernel.run("%%accelerate --cpus 2 --background\nfound = 'anew'")
+    arrived: list[Output] = []
+
+    def is_back() -> bool:
+        arrived.append(kernel.run("1"))
+        return "back from 'cell" in arrived[-1].stdout
+
+    assert wait_for(is_back, 20)
+    assert kernel.value("found") == "anew"
+    assert "no cell runs in the background" in refused(kernel, "%accelerate interrupt")
+
+
+def test_a_kernel_that_ends_takes_its_background_run_along():
+    with running_kernel() as kernel:
+        kernel.run("%load_ext accel_nb")
+        kernel.run(SETUP)
+        kernel.run(LOOP.format(flags=""))
+        say(kernel, "inspect num_steps")
+        children = psutil.Process(kernel.pid).children(recursive=True)
+        assert len(children) >= 3
+    _, alive = psutil.wait_procs(children, timeout=20)
+    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
