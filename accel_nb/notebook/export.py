@@ -22,8 +22,8 @@ from accel_nb.notebook.rewriting import Rewriting
 from accel_nb.notebook.trained import Role, Training
 
 MAGIC = "%%accelerate"
-_NOT_IN_FILE = ("cpus", "gpus", "config", "seed")
-"""The script's launcher says how many ranks there are; a seed is set where the notebook sets it."""
+_NOT_IN_FILE = ("cpus", "gpus", "config")
+"""The script's launcher says how many ranks there are."""
 _KEPT_MAGICS = ("%%time", "%%capture")
 _MAGIC_LINE = re.compile(r"\s*(?:[%!]|[\w, ]+=\s*[%!]|[\w.]+\?{1,2}\s*$)")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -180,13 +180,15 @@ def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
     ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
     given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].is_of_training}
     options: dict[str, Any] = {}
-    for name in sorted(given | {"cpus", "gpus", "batch"} - {"seed"}):
+    for name in sorted(given | {"cpus", "gpus", "batch"}):
         found: dict[Any, int] = {}
         for cell, resolved in ran:
             value = next(row.value for row in resolved.explain() if row.option == name)
             if name == "batch" and value is None:
                 value = "global" if cell.is_plain else "per-worker"
             found.setdefault(value, cell.number)
+        if name == "seed" and len(found) > 1:
+            continue  # each cell sets its own
         if len(found) > 1:
             numbers = " and ".join(map(str, list(found.values())[:2]))
             problems.append(f"cells {numbers} train with different options ({name}): make them equal")
@@ -220,8 +222,10 @@ def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, na
                 before.append(f"set_seed({part.resolved.config.seed})")
                 needed.append("from accel_nb import set_seed")
             elif num_run > 1:
-                before += ['synchronize_rng_states(["torch", "numpy", "python"])', "accelerator.note_equal_rng()"]
+                before.append('synchronize_rng_states(["torch", "numpy", "python"])')
                 needed.append("from accel_nb import synchronize_rng_states")
+            if num_run > 1:
+                before.append("accelerator.note_equal_rng()")
         bodies.append("\n".join([*before, _rewritten(part, training, prepared, config)]))
     imports, bodies = hoist_imports(bodies, needed)
     return _joined([_docstring(title, name, file, first), imports, *bodies])
