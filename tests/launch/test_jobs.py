@@ -10,6 +10,7 @@ from pathlib import Path
 
 import nbformat
 import psutil
+import pytest
 import torch
 
 from accel_nb.cli.main import main
@@ -136,6 +137,7 @@ TRAIN = """
 """
 
 
+@pytest.mark.timeout(300)
 def test_sigterm_saves_then_stops_and_restarts_go_on_from_there(folder: Path):
     name = script(folder / "train.py", TRAIN)
     with start("--cpus", "2", "--checkpoint", "saved", name, "1000000", "go on") as process:
@@ -157,6 +159,7 @@ def test_sigterm_saves_then_stops_and_restarts_go_on_from_there(folder: Path):
     assert any("again/step_" in url for url in done.checkpoints)
 
 
+@pytest.mark.timeout(300)
 def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path):
     write_digits(folder)
     code, out, err = launch("--cpus", "2", "--out", "ran.ipynb", "digits.ipynb", "notebook.pt")
