@@ -27,6 +27,7 @@ NAMES = (
     "loader_cost",
     "warm_cell",
     "launcher",
+    "launch",
     "cold_start",
     "idle_memory",
     "weights_back",

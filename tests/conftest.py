@@ -11,6 +11,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from accel_nb.runtime.environment import patch_environment
+
 SETTLE_S = 5.0
 
 
@@ -64,6 +66,13 @@ def wait_for(condition: Callable[[], object], deadline_s: float = SETTLE_S) -> b
             return False
         event.wait(0.01)
     return True
+
+
+@pytest.fixture(scope="session", autouse=True)
+def records_runs_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Keep the runs of tests out of the user's registry."""
+    with patch_environment(xdg_state_home=tmp_path_factory.mktemp("state")):
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -55,6 +55,7 @@ from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime import rng, sharded
+from accel_nb.runtime.built import note_built
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16, use
@@ -90,7 +91,7 @@ class Accelerator(Tracked):
         seed: int | None = None,
         clip: float | None = None,
         batch: BatchMeaning | None = None,
-        config: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | str | os.PathLike[str] | None = None,
         device_placement: bool = True,
         split_batches: bool | None = None,
         step_scheduler_with_optimizer: bool | None = None,
@@ -124,7 +125,8 @@ class Accelerator(Tracked):
             seed: Seed of Python, NumPy and torch; once a loader is divided each rank derives a stream of its own.
             clip: Total norm to clip gradients to before each step.
             batch: Whether a loader's batch is each worker's (``per-worker``) or that of all (``global``).
-            config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``.
+            config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``, or the path of a
+                YAML file with options.
             device_placement: Move models, optimizer state and batches to this rank's device.
             split_batches: The same as ``batch``: True is ``global``, False is ``per-worker``.
             step_scheduler_with_optimizer: False lets schedulers advance with each call, whatever the optimizer does.
@@ -264,6 +266,8 @@ class Accelerator(Tracked):
         self._resumer.begin_run(options.checkpoint.resume)
         if options.seed is not None:
             rng.set_seed(options.seed)
+        if options.checkpoint.dir is not None or options.checkpoint.resume is not None:
+            note_built(self)
 
     # --- what it runs with ---
 
@@ -1101,7 +1105,11 @@ class Accelerator(Tracked):
             raise CheckpointError(f"rank 0: {told}")
 
 
-def _resolve(config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[Any]) -> Resolved:
+def _resolve(
+    config: Mapping[str, Any] | str | os.PathLike[str] | None, arguments: Mapping[str, Any], records: Sequence[Any]
+) -> Resolved:
+    if isinstance(config, str | os.PathLike):
+        config = {"config": os.fspath(config)}
     layers = list(ambient_layers()) or [environment_layer(option_variables())]
     return resolve([*layers, *layers_of(config, arguments, records)])
 

@@ -1,6 +1,6 @@
-"""``accel-nb checkpoint|completion|config|demo|doctor|estimate|test``.
+"""``accel-nb checkpoint|completion|config|demo|doctor|estimate|export|launch|runs|test``.
 
-Exit status: 0 done, 1 it failed, 2 bad input (one line a problem).
+Exit status: 0 done, 1 it failed, 2 bad input (one line a problem); that of ``launch`` is the job's.
 """
 
 import sys
@@ -24,6 +24,9 @@ accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
 accel-nb doctor                what was found on this machine, and what will bite
 accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
+accel-nb export NB.ipynb FILE.py   make a script of a notebook, with its options beside it
+accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
+accel-nb runs list|show|compare|open   what was run here, and how it ended
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
@@ -65,6 +68,9 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "demo": "demo",
         "doctor": "doctor",
         "estimate": "estimate",
+        "export": "export",
+        "launch": "launch",
+        "runs": "runs",
         "test": "selftest",
     }
 )

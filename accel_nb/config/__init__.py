@@ -9,6 +9,7 @@ from accel_nb.config.layers import (
     Row,
     ambient_layers,
     environment_layer,
+    giving_way,
     resolve,
     using_layers,
 )
@@ -26,6 +27,7 @@ __all__ = [
     "ambient_layers",
     "environment_layer",
     "flags_to_line",
+    "giving_way",
     "parse_flags",
     "read_file",
     "resolve",

@@ -189,6 +189,14 @@ def using_layers(layers: Iterable[Layer]) -> Iterator[None]:
         _ambient.reset(token)
 
 
+def giving_way(layer: Layer, stronger: Iterable[Layer]) -> Layer:
+    """Return a layer without what ``stronger`` ones of its kind give, or give an alternative to."""
+    taken = {name for other in stronger if other.name == layer.name for name in other.values}
+    taken |= {name for pair in ALTERNATIVES if taken & set(pair) for name in pair}
+    values = {name: value for name, value in layer.values.items() if name not in taken}
+    return Layer(layer.name, values, layer.source, layer.places, layer.problems)
+
+
 def environment_layer(environ: Mapping[str, str]) -> Layer:
     """Return the options that variables named ``ACCEL_NB_...`` give; ``environ`` is only read."""
     values: dict[str, Any] = {}

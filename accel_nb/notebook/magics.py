@@ -12,13 +12,14 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from accel_nb.config import Resolved, environment_layer, parse_flags, resolve, usage
+from accel_nb.config import Resolved, ambient_layers, environment_layer, giving_way, parse_flags, resolve, usage
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
 from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.controls import outcome
 from accel_nb.notebook.doctor import diagnose
+from accel_nb.notebook.export import executed, export, write_script
 from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
@@ -60,6 +61,7 @@ class AccelerateMagics(Magics):
             "doctor": self._doctor,
             "plan": self._plan,
             "config": self._config,
+            "export": self._export,
             "stop": self._stop,
             "restart": self._restart,
             "logs": self._logs,
@@ -125,7 +127,9 @@ class AccelerateMagics(Magics):
         variables = option_variables()
         key = (line, source, tuple(variables.items()))
         if self._last is None or self._last[0] != key or self._last[1].config.config is not None:
-            self._last = key, resolve([environment_layer(variables), parse_flags(line, source)])
+            launched = ambient_layers()  # what a launch of this notebook was given
+            flags = giving_way(parse_flags(line, source), launched)
+            self._last = key, resolve([environment_layer(variables), flags, *launched])
         return self._last[1]
 
     def _command(self, line: str) -> None:
@@ -181,6 +185,17 @@ class AccelerateMagics(Magics):
 
     def _config(self, words: list[str]) -> str:
         return self._resolve(shlex.join(words), "%accelerate config").table()
+
+    def _export(self, words: list[str]) -> str:
+        if len(words) != 1 or not words[0].endswith(".py"):
+            raise ConfigError(
+                "%accelerate export takes the path of the new script, as in `%accelerate export train.py`"
+            )
+        inputs = self._shell.history_manager.input_hist_raw
+        exported = export(
+            executed(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0]
+        )
+        return write_script(exported, words[0], replaces=False).rstrip("\n")
 
     def _stop(self, words: list[str]) -> str:
         if words == ["--after-step"]:

@@ -21,6 +21,7 @@ from accel_nb.pool.pool import HANG
 from accel_nb.runtime.secrets import redact
 from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
 from accel_nb.ui import Panel
+from accel_nb.ui.view import PanelState
 
 FLUSH_S = 0.03
 QUIET_S = 0.04
@@ -69,6 +70,11 @@ class CellOutput:
         self._started = time.monotonic()
         if is_new:
             self._begin()
+
+    @property
+    def panel_state(self) -> PanelState:
+        """What the panel has been told."""
+        return self._panel.state
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         """Keep what a rank wrote, and show it if the rank is one to show."""

@@ -23,6 +23,7 @@ from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import make_output
 from accel_nb.notebook.post_mortem import post_mortem
 from accel_nb.notebook.raising import failure_of
+from accel_nb.notebook.recording import record_run
 from accel_nb.notebook.running import Running, Shipment, status_of
 from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
@@ -278,6 +279,7 @@ class Session:
             self.on_change()
             if self._is_to_end:
                 signal.raise_signal(signal.SIGTERM)
+        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         if error is not None:
             raise error
         return returned

@@ -11,6 +11,8 @@ from accel_nb.runtime.world import World
 from accel_nb.secrets import names_secret
 
 OPTION_PREFIX = "ACCEL_NB_"
+LAUNCH_STORE = "_ACCEL_NB_STORE"
+"""Names the inherited descriptor of the file that `launch_store` opens."""
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
@@ -74,6 +76,32 @@ def restore_threads() -> None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = saved
+
+
+def all_variables() -> dict[str, str]:
+    """Return a copy of the whole environment, to start a process with or to see who started this one."""
+    return dict(os.environ)
+
+
+def rank_variables(world: World, *, address: str, port: int, machine: int = 0) -> dict[str, str]:
+    """Return what ``torchrun`` gives a rank to find its place and the others by; ``machine`` counts from 0."""
+    return {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_size),
+        "GROUP_RANK": str(machine),
+        "ROLE_RANK": str(world.rank),
+        "ROLE_WORLD_SIZE": str(world.size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def launch_store() -> str | None:
+    """Return the path of the anonymous file over which the ranks of a launch on one machine meet, if this is one."""
+    descriptor = os.environ.get(LAUNCH_STORE)
+    return None if descriptor is None else f"/proc/self/fd/{int(descriptor)}"
 
 
 def become_rank(world: World) -> None:

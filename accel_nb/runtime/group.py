@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from accel_nb.runtime.environment import launch_store
 from accel_nb.runtime.lent import original
 from accel_nb.runtime.world import World
 
@@ -66,9 +67,12 @@ class Group:
     def from_environment(
         cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
     ) -> Group:
-        """Open the group that ``torchrun``'s variables describe; without ``backend`` the device's own."""
+        """Open the group that ``torchrun``'s variables describe; without ``backend`` the device's own.
+
+        Ranks that `accel-nb launch` has started on one machine meet over an anonymous file and listen nowhere.
+        """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
-        group._open(None)
+        group._open(launch_store())
         return group
 
     @staticmethod
@@ -185,8 +189,7 @@ class Group:
             if store_path is None:
                 where: dict[str, Any] = {"init_method": "env://"}
             else:
-                store = dist.FileStore(store_path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
-                where = {"store": store}
+                where = {"store": self._file_store(store_path)}
             original("init_process_group")(
                 self.backend,
                 rank=self.world.rank,
@@ -197,6 +200,12 @@ class Group:
         except BaseException:
             self.close()
             raise
+
+    def _file_store(self, path: str) -> Any:
+        """Return a store over a file; each group that is opened over the same one sees keys of its own only."""
+        store = dist.FileStore(path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
+        number = store.add(f"{_NOTES}/groups/{self.world.rank}", 1)
+        return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
     def _follow_new_groups(self) -> None:
         """Add the sockets of every group that is made from now on, subgroups included, to those that `cut` ends."""

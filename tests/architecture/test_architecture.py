@@ -32,6 +32,8 @@ KERNEL_SIDE = [
     "accel_nb.notebook.magics",
     "accel_nb.ui",
     "accel_nb.cli",
+    "accel_nb.launch.job",
+    "accel_nb.launch.rank",
 ]
 
 

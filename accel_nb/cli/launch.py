@@ -1,0 +1,59 @@
+"""``accel-nb launch``: run a script, a module or a notebook as a job; the exit status is the job's."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from accel_nb.cli.failed import Failed
+from accel_nb.launch.job import Job
+from accel_nb.launch.request import read_request
+
+USAGE = """\
+accel-nb launch [FLAGS] SCRIPT.py|-m MODULE|NOTEBOOK.ipynb [ARGUMENTS]
+
+Flags stand before the target; what follows it is passed on untouched. Any option of a run (accel-nb config flags lists
+them): --cpus N, --gpus N, --precision bf16, --checkpoint DIR, --resume auto, --dry-run, ... and
+
+  --nnodes N|MIN:MAX         train on several machines; start the same command on each
+  --node-rank N              this machine's number, from 0
+  --rdzv-backend c10d|static how machines find each other
+  --rdzv-endpoint HOST:PORT  where they meet
+  --rdzv-id ID               tells jobs apart that meet at one place
+  --max-restarts N           start all ranks anew so often when one fails; from the newest checkpoint with --checkpoint
+  --slurm                    write a batch file and submit it
+  --sbatch NAME=VALUE        an option of sbatch, as in --sbatch time=2:00:00; may be repeated
+  --emit kubeflow            print a TrainJob manifest instead of running
+  --image IMAGE              the manifest's container image
+  --out FILE                 write a notebook with its outputs there
+
+Under mpirun and srun the ranks that these start are the job's."""
+
+
+class JobFailed(Failed):
+    """The job ended with ``code``, and has said why."""
+
+    def __init__(self, code: int) -> None:
+        self.code = code
+        super().__init__("")
+
+
+def run(words: Sequence[str]) -> str:
+    """Run the job to its end; raises JobFailed with its exit code, and ConfigError for bad input."""
+    if list(words) in ([], ["--help"], ["-h"]):
+        return USAGE + "\n"
+    job = Job.of(read_request(words))
+    if job.resolved.config.dry_run:
+        return job.plan() + "\n"
+    for note in job.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if job.request.emit is not None:
+        return job.manifest()
+    if job.request.is_for_slurm:
+        batch = job.batch()
+        batch.write()
+        return f"wrote {batch.path}\nsubmitted job {batch.submit()}\n"
+    ending = job.run()
+    if ending.code:
+        raise JobFailed(ending.code)
+    return ""

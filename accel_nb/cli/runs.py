@@ -1,0 +1,151 @@
+"""``accel-nb runs list|show|compare|open``: what was run on this machine, with what, and how it ended."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from accel_nb.errors import ConfigError
+from accel_nb.runs import Registry, Run
+
+_MAX_SHOWN = 4
+
+
+def run(words: Sequence[str]) -> str:
+    """Run one of the commands and return what it says; raises ConfigError for wrong use and runs that are not there."""
+    options = _read(words)
+    facts, lines = options.act(Registry(), options)
+    return json.dumps(facts, indent=2) + "\n" if options.json else "\n".join(lines) + "\n"
+
+
+def _read(words: Sequence[str]) -> argparse.Namespace:
+    parser = _Parser(prog="accel-nb runs", description="Look at the runs that were recorded on this machine.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    listing = _command(commands, _list, "all runs, newest first")
+    listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
+    _command(commands, _show, "all about one run").add_argument("run", metavar="RUN", help=_RUN)
+    _command(commands, _compare, "where runs differ").add_argument("runs", metavar="RUN", nargs="+", help=_RUN)
+    _command(commands, _open, "the folder of a run").add_argument("run", metavar="RUN", help=_RUN)
+    return parser.parse_args(words)
+
+
+_RUN = "an id, a part of one that no other has, a name, or last"
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> Any:
+        raise ConfigError(f"{self.prog}: {message}")
+
+
+def _command(commands: Any, act: Any, text: str) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.set_defaults(act=act)
+    return parser
+
+
+def _list(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+    if options.limit < 1:
+        raise ConfigError(f"accel-nb runs list: --limit {options.limit} is not at least 1")
+    found = registry.runs()[: options.limit]
+    rows = [("run", "name", "outcome", "started", "took", "metrics")]
+    rows += [
+        (run.id, run.name, run.outcome, _clock(run.started), _took(run), _metrics(run.metrics, _MAX_SHOWN))
+        for run in found
+    ]
+    lines = _table(rows) if found else [f"no run is recorded in {registry.folder}"]
+    return [asdict(run) for run in found], lines
+
+
+def _show(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+    run = registry.find(options.run)
+    facts: list[tuple[str, object]] = [
+        ("run", run.id),
+        ("name", run.name),
+        ("target", " ".join([run.target, *run.args])),
+        ("outcome", run.outcome if run.exit_code is None else f"{run.outcome}, exit code {run.exit_code}"),
+        ("started", _clock(run.started)),
+        ("took", _took(run)),
+        ("steps", run.num_steps),
+        ("metrics", _metrics(run.metrics, None)),
+        ("checkpoints", ", ".join(run.checkpoints[-_MAX_SHOWN:])),
+        ("code", _code(run)),
+        *((name, _plain(value)) for name, value in run.environment.items()),
+    ]
+    lines = _table([(name, str(value)) for name, value in facts if value not in (None, "")])
+    lines += [f"{name} = {value} from {origin}" for name, (value, origin) in run.config.items()]
+    lines += [_printable(line) for line in (run.error or "").splitlines()]
+    return asdict(run), lines
+
+
+def _compare(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+    runs = [registry.find(wanted) for wanted in options.runs]
+    if len({run.id for run in runs}) < 2:
+        raise ConfigError("accel-nb runs compare takes two runs or more that are not the same")
+    columns = [_comparable(run) for run in runs]
+    names = list(dict.fromkeys(name for column in columns for name in column))
+    differing = [name for name in names if len({column.get(name, "-") for column in columns}) > 1]
+    rows = [("", *(run.id for run in runs))]
+    rows += [(name, *(column.get(name, "-") for column in columns)) for name in differing]
+    facts = {name: [column.get(name) for column in columns] for name in differing}
+    lines = _table(rows) if differing else [f"the {len(runs)} runs do not differ"]
+    return {"runs": [run.id for run in runs], "differ": facts}, lines
+
+
+def _open(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
+    folder = registry.folder / registry.find(options.run).id
+    return {"folder": str(folder), "files": sorted(path.name for path in folder.iterdir())}, [str(folder)]
+
+
+def _comparable(run: Run) -> dict[str, str]:
+    """Return what may differ between runs, as text by name."""
+    facts = {"name": run.name, "target": " ".join([run.target, *run.args]), "outcome": run.outcome, "took": _took(run)}
+    facts |= {name: _number(value) for name, value in run.metrics.items()}
+    facts |= {name: str(value) for name, (value, _) in run.config.items()}
+    if run.git is not None:
+        facts["code"] = _code(run) or ""
+    return facts | {name: _plain(value) for name, value in run.environment.items()}
+
+
+def _code(run: Run) -> str | None:
+    if run.git is None:
+        return None
+    changed = run.git.get("num_changed")
+    return f"{str(run.git.get('commit'))[:12]} on {run.git.get('branch')}" + (f", {changed} changed" if changed else "")
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {item}" for name, item in value.items())
+    return str(value)
+
+
+def _metrics(metrics: Any, limit: int | None) -> str:
+    return ", ".join(f"{name} {_number(value)}" for name, value in list(metrics.items())[:limit])
+
+
+def _number(value: float) -> str:
+    return f"{value:.6g}"
+
+
+def _clock(seconds: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(seconds))
+
+
+def _took(run: Run) -> str:
+    return "" if run.duration_s is None else f"{run.duration_s:.1f} s"
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return rows as lines of aligned columns; what came from a file is shown without control characters."""
+    texts = [[_printable(cell) for cell in row] for row in rows]
+    widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)[1:-1]

@@ -1,0 +1,245 @@
+"""From a request to a job: what to start here, and what a dry run says of it."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from accel_nb.config import Resolved, environment_layer, flags_to_line, resolve
+from accel_nb.errors import ConfigError
+from accel_nb.launch.kubeflow import train_job
+from accel_nb.launch.local import Ending, LocalJob
+from accel_nb.launch.machines import agent_command, agent_variables, run_agent
+from accel_nb.launch.request import Machines, Request
+from accel_nb.launch.scheduler import Place, find_place
+from accel_nb.launch.slurm import Batch, make_batch
+from accel_nb.launch.task import Task, layers_to_send
+from accel_nb.notebook.plan import describe_plan
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.place import place_workers
+from accel_nb.runs import Recording, Registry
+from accel_nb.runtime.environment import all_variables, option_variables, rank_variables
+from accel_nb.runtime.world import World
+
+_IDLE = {
+    "bring_back": "a script has no notebook to bring names back to",
+    "pull": "a script has no notebook to bring names back to",
+    "prepare": "a script prepares what it trains by itself",
+    "panel": "a script has no cell to show a panel below",
+    "static": "a script has no cell to show a panel below",
+    "background": "a script has no notebook to go on in",
+    "ranks": "a script runs on every rank",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A launch that can start: everything about it is settled."""
+
+    request: Request
+    resolved: Resolved
+    specs: tuple[WorkerSpec, ...]
+    machines: Machines
+    place: Place | None
+
+    @classmethod
+    def of(cls, request: Request, variables: Mapping[str, str] | None = None) -> Job:
+        """Settle what a request means here; raises ConfigError. ``variables`` are those of a scheduler, if any."""
+        resolved = resolve([environment_layer(option_variables()), *request.layers])
+        config = resolved.config
+        place = None if _is_for_later(request) else find_place(variables or all_variables(), os.getppid())
+        if request.target.kind == "notebook" and place is not None:
+            raise ConfigError(
+                f"{place.scheduler} has started {place.size} of these, and a notebook runs once, with workers of its "
+                "own; start one, or make a script of it with accel-nb export"
+            )
+        if request.target.kind == "notebook" and config.ranks is not None:
+            resolved.check_world(max(config.ranks) + 1)
+        specs = () if _is_for_later(request) else _workers(request, resolved, place)
+        machines = request.machines
+        if place is not None and place.is_machine:
+            machines = _meeting(place, request)
+        return cls(request, resolved, specs, machines, place)
+
+    @property
+    def name(self) -> str:
+        """The name of the run: that which was given, or the target's."""
+        return self.resolved.config.name or Path(self.request.target.name).stem
+
+    @property
+    def notes(self) -> list[str]:
+        """What was given and has no effect, one line each."""
+        lines = list(self.resolved.notes)
+        if self.request.target.kind != "notebook":
+            lines += [
+                f"{name} from {self.resolved.origins[name]} has no effect: {_IDLE[name]}"
+                for name in self.resolved.given
+                if name in _IDLE
+            ]
+        return lines
+
+    def task(self, folder: Path | None = None) -> Task:
+        """Return what each rank is told."""
+        target = self.request.target
+        out = None if self.request.out is None else os.path.abspath(self.request.out)
+        return Task(
+            target.kind,
+            target.name,
+            layers_to_send(self.resolved),
+            folder=None if folder is None else str(folder),
+            out=out,
+        )
+
+    def plan(self) -> str:
+        """Say what would be started, and start nothing."""
+        target, request = self.request.target, self.request
+        if request.emit is not None:
+            return self.manifest().rstrip("\n")
+        if request.is_for_slurm:
+            batch = self.batch()
+            return f"would write {batch.path} and submit it with sbatch:\n{batch.text.rstrip()}"
+        words = shlex.join([("-m " if target.kind == "module" else "") + target.name, *target.args])
+        lines = [f"{target.kind} {words}"]
+        if target.kind == "notebook":
+            lines.append("one process runs its cells in order; %%accelerate cells run on workers of their own")
+        if self.place is not None and self.place.is_rank:
+            lines.append(f"rank {self.place.rank} of {self.place.size}, which {self.place.scheduler} has started")
+        elif not self.machines.is_one:
+            where = self.machines
+            lines.append(f"{where.nnodes} machines that meet at {where.endpoint} ({where.backend}); on this one:")
+        if self.specs:
+            lines.append(describe_plan(self.resolved, self.specs))
+        if request.max_restarts:
+            folder = self.resolved.config.checkpoint.dir
+            where = "from the start" if folder is None else f"from the newest checkpoint in {folder}"
+            lines.append(f"up to {request.max_restarts} restarts, {where}")
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in self.resolved.notes)])
+
+    def run(self) -> Ending:
+        """Start the job and wait for its end; does not return where this process becomes a rank itself."""
+        if self.place is not None and self.place.is_rank:
+            self._become_rank(self.place)
+        recording = self._record()
+        try:
+            ending = self._run(self.task(None if recording is None else recording.folder))
+        except BaseException as error:
+            if recording is not None:
+                recording.end("failed", error=str(error))
+            raise
+        if recording is not None:
+            outcome = {None: "done", "interrupted": "interrupted"}.get(ending.why, "failed")
+            error = None if not ending.lines else ending.lines[0][-2000:]
+            recording.end(outcome, exit_code=ending.code, error=error)  # pyright: ignore[reportArgumentType]
+        return ending
+
+    def batch(self) -> Batch:
+        """Return the batch file for Slurm."""
+        config, request = self.resolved.config, self.request
+        return make_batch(
+            self.name, self._words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
+            options=request.sbatch,
+        )  # fmt: skip
+
+    def manifest(self) -> str:
+        """Return the Kubeflow manifest."""
+        config, request = self.resolved.config, self.request
+        return train_job(
+            self.name, self._words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
+            image=request.image,
+        )  # fmt: skip
+
+    def _words(self) -> list[str]:
+        """Return the words of the launch on each machine: without what was for the scheduler."""
+        target = self.request.target
+        flags = self.request.flags
+        kept = {name: value for name, value in flags.values.items() if name != "dry_run"}
+        words = shlex.split(flags_to_line(replace(flags, values=kept)))
+        if self.request.max_restarts:
+            words += ["--max-restarts", str(self.request.max_restarts)]
+        return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]
+
+    def _record(self) -> Recording | None:
+        """Begin the record of the run; of several machines the first one keeps it."""
+        if self.machines.node_rank not in (None, 0):
+            return None
+        target = self.request.target
+        return Registry().begin("launch", target.name, self.resolved, name=self.name, args=target.args)
+
+    def _run(self, task: Task) -> Ending:
+        config, args = self.resolved.config, self.request.target.args
+        if not self.machines.is_one:
+            is_host = None if self.place is None else self.place.rank == 0
+            command = agent_command(
+                self.machines, len(self.specs), self.request.max_restarts, task, args, is_host=is_host
+            )
+            variables = agent_variables(self.machines, self.specs[0].num_threads, self._overrides())
+            return run_agent(command, variables, timeout_s=config.timeout)
+        is_notebook = task.kind == "notebook"
+        shown = range(len(self.specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
+        job = LocalJob(
+            task,
+            args,
+            self.specs[:1] if is_notebook else self.specs,
+            shown_ranks=frozenset(shown),
+            finishes=is_notebook,
+            timeout_s=None if is_notebook else config.timeout,  # each of its cells has it
+            max_restarts=self.request.max_restarts,
+            variables=self._overrides(),
+        )
+        return job.run()
+
+    def _overrides(self) -> dict[str, str]:
+        """Return what the ranks see other than this process: no GPU where they train on the CPU."""
+        if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
+            return {}
+        return {"CUDA_VISIBLE_DEVICES": ""}
+
+    def _become_rank(self, place: Place) -> None:
+        address, port = place.address, place.port
+        if self.request.machines.endpoint is not None:
+            address, _, text = self.request.machines.endpoint.rpartition(":")
+            port = int(text)
+        if address is None:
+            raise ConfigError(
+                f"{place.scheduler} does not say where rank 0 is; set MASTER_ADDR to its machine for every process"
+            )
+        world = World(place.rank, place.size, place.local_rank, place.local_size)
+        variables = {"OMP_NUM_THREADS": str(self.specs[0].num_threads), **all_variables(), **self._overrides()}
+        variables |= rank_variables(world, address=address, port=port, machine=place.rank // place.local_size)
+        if address == "127.0.0.1":
+            variables["GLOO_SOCKET_IFNAME"] = "lo"
+        os.execve(sys.executable, self.task().command(sys.executable, self.request.target.args), variables)
+
+
+def _is_for_later(request: Request) -> bool:
+    return request.is_for_slurm or request.emit is not None
+
+
+def _workers(request: Request, resolved: Resolved, place: Place | None) -> tuple[WorkerSpec, ...]:
+    """Return this machine's workers; raises ConfigError if a scheduler has started another number of them."""
+    config = resolved.config
+    specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+    resolved.check_world(len(specs)) if place is None and request.machines.is_one else None
+    if place is None or not place.is_rank:
+        return specs
+    count = config.cpus if config.gpus is None else config.gpus
+    if isinstance(count, int) and count != place.local_size:
+        option = "cpus" if config.gpus is None else "gpus"
+        raise ConfigError(
+            f"{option} {count} from {resolved.origins[option]}: {place.scheduler} has started {place.local_size} ranks "
+            f"on this machine; give {place.local_size} or remove it, or start one process on each machine"
+        )
+    threads = max(1, sum(spec.num_threads for spec in specs) // place.local_size)
+    return (WorkerSpec(specs[0].device, threads),)
+
+
+def _meeting(place: Place, request: Request) -> Machines:
+    """Return where the machines of a scheduler meet."""
+    endpoint = request.machines.endpoint or (None if place.address is None else f"{place.address}:{place.port}")
+    if endpoint is None:
+        raise ConfigError(f"{place.scheduler} does not say where its machines meet; give --nnodes and --rdzv-endpoint")
+    return Machines(str(place.size), place.rank, "c10d", endpoint, request.machines.id)

@@ -1,0 +1,61 @@
+"""What a script's rank 0 tells while it trains: a receipt on the terminal, metrics and checkpoints for the record.
+
+Steps are not recorded: taking their numbers is one call that does nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from accel_nb.runtime.world import World
+from accel_nb.telemetry.events import CheckpointSaved, Event, MetricLogged, Prepared
+
+if TYPE_CHECKING:
+    from accel_nb.telemetry.trackers.feed import TrackerFeed
+
+
+class Journal:
+    """A sink that writes in a thread of its own; on other ranks, or without a folder, it writes nothing."""
+
+    def __init__(self, folder: str | None, world: World | None) -> None:
+        self._world = world or World()
+        self._folder = folder if self._world.is_main and folder is not None and Path(folder).is_dir() else None
+        self._feed: TrackerFeed | None = None
+
+    def emit(self, event: Event) -> None:
+        """Take one event."""
+        if isinstance(event, Prepared):
+            self._show(event)
+        elif isinstance(event, MetricLogged):
+            self._write({event.name: event.value}, event.step)
+        elif isinstance(event, CheckpointSaved):
+            self._write({"checkpoint": event.url}, event.step)
+
+    def emit_step(self, *values: object) -> None:
+        """Drop a step's numbers."""
+
+    def close(self) -> None:
+        """Write what waits."""
+        if self._feed is not None:
+            self._feed.close()
+
+    def _write(self, values: dict[str, Any], step: int) -> None:
+        if self._folder is None:
+            return
+        if self._feed is None:  # most scripts log nothing, and start without these
+            from accel_nb.runs.record import METRICS
+            from accel_nb.telemetry.trackers.feed import TrackerFeed
+            from accel_nb.telemetry.trackers.jsonl import JsonlTracker
+
+            self._feed = TrackerFeed([JsonlTracker(METRICS, self._folder)], None)
+        self._feed.log(values, step, {})
+
+    def _show(self, event: Prepared) -> None:
+        if not self._world.is_main or self._world.size == 1:
+            return
+        parts = [f"{self._world.size} ranks", event.strategy, f"precision {event.precision}"]
+        if event.objects:
+            parts.append("prepared " + ", ".join(event.objects))
+        print(" · ".join([*parts, *event.notes]), file=sys.stderr)

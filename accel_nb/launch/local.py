@@ -1,0 +1,283 @@
+"""The ranks of this machine: started, watched, stopped together, started anew.
+
+A rank is a process of its own that looks to the script as under ``torchrun``. The launcher imports no torch and hosts
+no store: an accelerator's ranks meet over an inherited anonymous file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from accel_nb.launch.task import FINISHING, Task
+from accel_nb.notebook.interrupts import Presses, counted_interrupts
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.failure import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S, describe_exit
+from accel_nb.runtime.environment import LAUNCH_STORE, all_variables, rank_variables
+from accel_nb.runtime.world import World
+
+POLL_S = 0.05
+TAIL_BYTES = 4096
+TOGETHER_S = 10.0
+"""How long after the first rank has ended the others may take to."""
+TIMED_OUT = 124
+"""The exit code of a job that ran longer than its timeout, as timeout(1) has it."""
+
+INLINE = "module://matplotlib_inline.backend_inline"
+"""Figures of a notebook go where its displays go."""
+
+Why = Literal["failed", "interrupted", "timeout"]
+
+
+@dataclass(slots=True)
+class Rank:
+    """One rank's process, and the files that it writes to."""
+
+    number: int
+    process: subprocess.Popen[bytes]
+    watch: int
+    report: int
+    log: int | None
+    code: int | None = None
+    ended: float = 0.0
+    was_killed: bool = False
+
+    def close(self) -> None:
+        """Free what belongs to the rank."""
+        for descriptor in (self.watch, self.report, *([] if self.log is None else [self.log])):
+            os.close(descriptor)
+
+    def told(self) -> dict[str, Any] | None:
+        """Return what the rank has reported about its failure, if it came to that."""
+        lines = os.pread(self.report, 1024 * 1024, 0).splitlines()
+        with suppress(ValueError):
+            if lines and "type" in (told := json.loads(lines[-1])):
+                return told
+        return None
+
+    def has_promised(self) -> bool:
+        """Whether the rank, told to stop, has said that it will at the end of a step."""
+        return os.pread(self.report, len(FINISHING), 0) == FINISHING
+
+    def tail(self) -> str:
+        """Return the end of what a rank has printed whose output is not shown."""
+        if self.log is None:
+            return ""
+        size = os.fstat(self.log).st_size
+        return os.pread(self.log, TAIL_BYTES, max(0, size - TAIL_BYTES)).decode(errors="replace")
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How an attempt ended."""
+
+    code: int
+    why: Why | None = None
+    lines: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class LocalJob:
+    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves does."""
+
+    task: Task
+    args: Sequence[str]
+    specs: Sequence[WorkerSpec]
+    shown_ranks: frozenset[int] = frozenset({0})
+    finishes: bool = False
+    timeout_s: float | None = None
+    max_restarts: int = 0
+    say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """What the ranks have in their environment beside this process's variables."""
+
+    def run(self) -> Ending:
+        """Run until every rank has ended well, or no restart is left; returns how it ended."""
+        deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
+        with counted_interrupts(terminations=True) as presses:
+            for attempt in range(self.max_restarts + 1):
+                ending = self._attempt(attempt, presses, deadline)
+                for line in ending.lines:
+                    self.say(line)
+                if ending.why != "failed" or attempt == self.max_restarts:
+                    return ending
+                self.say(f"restart {attempt + 1} of {self.max_restarts}")
+        raise AssertionError("the last attempt returns")
+
+    def _attempt(self, attempt: int, presses: Presses, deadline: float | None) -> Ending:
+        ranks: list[Rank] = []
+        store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
+        port = _free_port()
+        try:
+            for number in range(len(self.specs)):
+                ranks.append(self._start(number, attempt, store, port))  # noqa: PERF401  what has started is ended below
+            stopper = Stopper(ranks, finishes=self.finishes)
+            while any(rank.code is None for rank in ranks):
+                _wait(ranks)
+                stopper.turn(presses, is_late=deadline is not None and time.monotonic() > deadline)
+            return _ending(ranks, stopper.why, presses)
+        finally:
+            os.close(store)
+            for rank in ranks:
+                if rank.code is None:
+                    _signal(rank, signal.SIGKILL)
+                    rank.process.wait()
+                rank.close()
+
+    def _start(self, number: int, attempt: int, store: int, port: int) -> Rank:
+        world = World(number, len(self.specs), number, len(self.specs))
+        report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
+        log = None if number in self.shown_ranks else self._open_log(number)
+        variables = all_variables()
+        if self.task.kind != "notebook":
+            variables |= rank_variables(world, address="127.0.0.1", port=port)
+            variables |= {
+                "TORCHELASTIC_RESTART_COUNT": str(attempt),
+                "TORCHELASTIC_MAX_RESTARTS": str(self.max_restarts),
+                "TORCHELASTIC_RUN_ID": self.variables.get("TORCHELASTIC_RUN_ID", "none"),
+                "GLOO_SOCKET_IFNAME": "lo",
+                LAUNCH_STORE: str(store),
+            }
+            variables.setdefault("OMP_NUM_THREADS", str(self.specs[number].num_threads))
+        else:
+            variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
+            variables.setdefault("MPLBACKEND", INLINE)
+        task = replace(self.task, report=report, parent=os.getpid())
+        process = subprocess.Popen(
+            task.command(sys.executable, self.args),
+            env={**variables, **self.variables},
+            pass_fds=[report, store],
+            stdin=None if number == 0 and len(self.specs) == 1 else subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
+        )
+        return Rank(number, process, os.pidfd_open(process.pid), report, log)
+
+    def _open_log(self, number: int) -> int:
+        """Return where a rank writes whose output is not shown: beside the run's record, or where nobody keeps it."""
+        if self.task.folder is None:
+            return os.memfd_create("accel_nb_log", os.MFD_CLOEXEC)
+        path = os.path.join(self.task.folder, f"rank{number}.log")
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+
+
+@dataclass(slots=True)
+class Stopper:
+    """Decides at each turn whether ranks that still run are asked to finish, interrupted, or ended."""
+
+    ranks: Sequence[Rank]
+    finishes: bool
+    clock: Callable[[], float] = time.monotonic
+    send: Callable[[Rank, int], None] = lambda rank, number: _signal(rank, number)
+    has_promised: Callable[[Rank], bool] = Rank.has_promised
+    why: Why | None = None
+    _seen: int = 0
+    _rung: int = 0
+    _since: float = 0.0
+    _failed_at: float | None = None
+
+    def turn(self, presses: Callable[[], int], *, is_late: bool = False) -> None:
+        """Take the next step, if one is due: finish (SIGTERM), interrupt (SIGINT), end (SIGKILL)."""
+        now = self.clock()
+        is_pressed, self._seen = presses() > self._seen, presses()
+        if self._failed_at is None and any(rank.code not in (None, 0) for rank in self.ranks):
+            self._failed_at = now
+        has_failed = self._failed_at is not None and now - self._failed_at > PEER_PATIENCE_S
+        if self._rung == 0:
+            if not (is_pressed or is_late or has_failed):
+                return
+            self.why = "interrupted" if is_pressed else "timeout" if is_late else "failed"
+            self._step(2 if has_failed else 1, now)
+        elif is_pressed or now > self._patient_until():
+            self._step(self._rung + 1, now)
+
+    def _patient_until(self) -> float:
+        if self._rung > 1 or not (self.finishes or any(map(self.has_promised, self.ranks))):
+            return self._since + GRACE_S
+        until = self._since + FINISH_PATIENCE_S
+        # Ranks finish together; one that has ended alone leaves the others waiting for it.
+        return until if self._failed_at is None else min(until, self._failed_at + TOGETHER_S)
+
+    def _step(self, rung: int, now: float) -> None:
+        self._rung, self._since = rung, now
+        number = {1: signal.SIGTERM, 2: signal.SIGINT}.get(rung, signal.SIGKILL)
+        for rank in self.ranks:
+            if rank.code is None:
+                rank.was_killed = rank.was_killed or rung > 1
+                self.send(rank, number)
+
+
+def _wait(ranks: Sequence[Rank]) -> None:
+    """Wait a moment for ranks to end, and reap those that have."""
+    running = {rank.watch: rank for rank in ranks if rank.code is None}
+    poller = select.poll()
+    for watch in running:
+        poller.register(watch, select.POLLIN)
+    for watch, _ in poller.poll(POLL_S * 1000):
+        rank = running[watch]
+        _signal(rank, signal.SIGKILL)  # what it has left in its process group; its own number is not reused yet
+        rank.code, rank.ended = rank.process.wait(), time.time()
+
+
+def _signal(rank: Rank, number: int) -> None:
+    """Signal a rank, and to end it also the processes that it has started; each rank leads a group of its own."""
+    with suppress(ProcessLookupError, PermissionError):
+        if number == signal.SIGKILL:
+            os.killpg(rank.process.pid, number)
+        else:
+            os.kill(rank.process.pid, number)
+
+
+def _ending(ranks: Sequence[Rank], why: Why | None, presses: Presses) -> Ending:
+    """Say how the job ended: with the code of the rank that failed first."""
+    bad = [rank for rank in ranks if rank.code]
+    if why == "interrupted":
+        return Ending(128 + (signal.SIGTERM if presses.is_to_end else signal.SIGINT), why)
+    if why == "timeout":
+        return Ending(TIMED_OUT, why, ("the job ran longer than its timeout, and was stopped",))
+    if not bad:
+        return Ending(0)
+    cause = min(bad, key=lambda rank: (rank.was_killed, _failed_at(rank)))
+    lines = [_describe(cause, len(ranks))]
+    for rank in bad:
+        told = rank.told()
+        if rank is not cause and told is not None and told["type"] != "KeyboardInterrupt":
+            first = (told["message"].splitlines() or [""])[0][:200]
+            lines.append(f"rank {rank.number} then raised {told['type']}: {first}")
+    code = cause.code or 1
+    return Ending(code if code > 0 else 128 - code, "failed", tuple(lines))
+
+
+def _failed_at(rank: Rank) -> float:
+    told = rank.told()
+    return rank.ended if told is None else float(told["time"])
+
+
+def _describe(rank: Rank, size: int) -> str:
+    told = rank.told()
+    if told is not None:
+        head = f"rank {rank.number} of {size} raised:\n" if size > 1 else ""
+        return head + told["traceback"].rstrip()
+    assert rank.code is not None
+    if size == 1 and rank.code > 0:
+        return f"the job exited with code {rank.code}"
+    tail = rank.tail().strip()
+    end = f"\nIts last output:\n{tail}" if tail else ""
+    return f"rank {rank.number} of {size} {describe_exit(rank.code)}{end}"
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]

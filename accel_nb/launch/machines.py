@@ -1,0 +1,86 @@
+"""Jobs over several machines: PyTorch's own agent starts and watches the ranks of each, and finds the others."""
+
+from __future__ import annotations
+
+import ipaddress
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+
+from accel_nb.launch.local import POLL_S, TIMED_OUT, Ending
+from accel_nb.launch.request import Machines
+from accel_nb.launch.task import MODULE, Task
+from accel_nb.notebook.interrupts import counted_interrupts
+from accel_nb.pool.failure import FINISH_PATIENCE_S
+from accel_nb.runtime.environment import all_variables
+
+AGENT = "torch.distributed.run"
+PATIENCE_S = FINISH_PATIENCE_S + 5
+
+
+def agent_command(
+    machines: Machines,
+    num_ranks: int,
+    max_restarts: int,
+    task: Task,
+    args: Sequence[str],
+    *,
+    is_host: bool | None = None,
+) -> list[str]:
+    """Return the words that start the agent of this machine; ``is_host`` says whether it is where machines meet."""
+    assert machines.endpoint is not None, "a request over several machines has an endpoint"
+    words = [sys.executable, "-m", AGENT, "--nnodes", machines.nnodes, "--nproc-per-node", str(num_ranks)]
+    if machines.node_rank is not None:
+        words += ["--node-rank", str(machines.node_rank)]
+    words += ["--rdzv-backend", machines.backend, "--rdzv-endpoint", machines.endpoint, "--rdzv-id", machines.id]
+    if is_host is not None:
+        words += ["--rdzv-conf", f"is_host={is_host}"]
+    return [*words, "--max-restarts", str(max_restarts), "-m", MODULE, task.to_json(), *args]
+
+
+def agent_variables(machines: Machines, num_threads: int, overrides: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment of the agent and its ranks."""
+    variables = {"OMP_NUM_THREADS": str(num_threads), **all_variables(), **overrides}
+    if _is_loopback(machines.endpoint or ""):
+        variables["GLOO_SOCKET_IFNAME"] = "lo"
+    return variables
+
+
+def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s: float | None) -> Ending:
+    """Run the agent to its end; interrupts go to it, and by it to its ranks. Its exit code is the job's."""
+    deadline = None if timeout_s is None else time.monotonic() + timeout_s
+    is_late, seen, kill_at = False, 0, None
+    with counted_interrupts(terminations=True) as presses:
+        process = subprocess.Popen(command, env=variables, stdin=subprocess.DEVNULL, start_new_session=True)
+        try:
+            while True:
+                try:
+                    code = process.wait(POLL_S)
+                    break
+                except subprocess.TimeoutExpired:
+                    now = time.monotonic()
+                is_late = is_late or (deadline is not None and now > deadline)
+                if kill_at is None and (presses() or is_late):
+                    kill_at, seen = now + PATIENCE_S, presses()
+                    process.send_signal(signal.SIGTERM)
+                elif kill_at is not None and (presses() > seen or now > kill_at):
+                    process.kill()  # its ranks end with it
+        finally:
+            if process.poll() is None:
+                process.kill()
+                process.wait()
+    if presses():
+        return Ending(128 + (signal.SIGTERM if presses.is_to_end else signal.SIGINT), "interrupted")
+    if is_late:
+        return Ending(TIMED_OUT, "timeout", ("the job ran longer than its timeout, and was stopped",))
+    return Ending(code if code >= 0 else 128 - code, "failed" if code else None)
+
+
+def _is_loopback(endpoint: str) -> bool:
+    host = endpoint.rpartition(":")[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

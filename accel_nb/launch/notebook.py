@@ -1,0 +1,200 @@
+"""Running a notebook without a browser: its cells in order in this process, ``%%accelerate`` cells on workers."""
+
+from __future__ import annotations
+
+import base64
+import os
+import sys
+import types
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any, TextIO
+
+from IPython.core.displayhook import DisplayHook
+from IPython.core.displaypub import DisplayPublisher
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Any as AnyTrait
+from traitlets import Type
+from traitlets.config import Config
+
+from accel_nb.launch.target import read_bytes, read_notebook
+from accel_nb.notebook.magics import unload
+
+Put = Callable[[dict[str, Any]], None]
+"""Takes one output of the running cell, in the notebook format."""
+
+_MAY_RAISE = "raises-exception"
+
+
+def run_notebook(path: str, *, out: str | None = None) -> int:
+    """Run a notebook's cells until the last, or one that raises; returns the exit code.
+
+    What cells put out goes to the terminal as text, and with all of its forms into a copy at ``out``.
+    """
+    import nbformat
+
+    notebook = read_notebook(read_bytes(path), path)
+    shell = _make_shell()
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    for cell in cells:
+        cell.outputs, cell.execution_count = [], None
+    failed = None
+    try:
+        for number, cell in enumerate(cells, 1):
+            if not cell.source.strip():
+                continue
+            cell.execution_count = shell.execution_count
+            if not _run_cell(shell, cell) and _MAY_RAISE not in cell.metadata.get("tags", ()):
+                failed = number
+                break
+    finally:
+        if out is not None:
+            nbformat.write(notebook, out)
+        unload(shell)
+    if failed is not None:
+        print(
+            f"{os.path.basename(path)}: code cell {failed} of {len(cells)} raised; the ones after it did not run",
+            file=sys.stderr,
+        )
+        return 1
+    return 0
+
+
+class _Publisher(DisplayPublisher):
+    """Shows displays as text and keeps all of their forms; an update replaces what it updates."""
+
+    put: Any = AnyTrait()
+    places: Any = AnyTrait()
+
+    def publish(
+        self,
+        data: Any,
+        metadata: Any = None,
+        source: Any = None,
+        *,
+        transient: Any = None,
+        update: bool = False,
+        **_: Any,
+    ) -> None:
+        """Show one display."""
+        known = self.places.get((transient or {}).get("display_id"))
+        output = {"output_type": "display_data", "data": _json_ready(data), "metadata": metadata or {}}
+        if update and known is not None:
+            known.update(output)
+        else:
+            self.put(output)
+            if transient and transient.get("display_id"):
+                self.places[transient["display_id"]] = output
+        if text := data.get("text/plain"):
+            _show(text)
+
+    def clear_output(self, wait: bool = False) -> None:
+        """Keep what was shown: a terminal cannot take it back."""
+
+
+class _Hook(DisplayHook):
+    """Shows the value of a cell's last expression."""
+
+    put: Any = AnyTrait()
+
+    def __call__(self, result: Any = None) -> None:
+        """Show the value, unless it is None or the cell ends in a semicolon."""
+        if result is None or self.quiet():
+            return
+        data, metadata = self.compute_format_data(result)
+        self.put(
+            {
+                "output_type": "execute_result",
+                "data": _json_ready(data),
+                "metadata": metadata,
+                "execution_count": self.shell.execution_count,  # pyright: ignore[reportOptionalMemberAccess]
+            }
+        )
+        _show(data.get("text/plain", ""))
+        self.update_user_ns(result)
+        self.fill_exec_result(result)
+
+
+class _Shell(InteractiveShell):
+    display_pub_class = Type(_Publisher)
+    displayhook_class = Type(_Hook)
+    put: Any = AnyTrait()
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
+        lines = stb if isinstance(stb, list) else str(stb).splitlines()
+        self.put({"output_type": "error", "ename": etype.__name__, "evalue": str(evalue), "traceback": lines})
+        print("\n".join(lines), file=sys.__stderr__)
+
+    def enable_gui(self, gui: Any = None) -> None:
+        """Do nothing: there is no event loop, and pictures are inline."""
+
+
+class _Tee:
+    """A stream that passes text on, and keeps it as the cell's output."""
+
+    def __init__(self, stream: TextIO, name: str, put: Put) -> None:
+        self._stream = stream
+        self._name = name
+        self._put = put
+
+    def write(self, text: str) -> int:
+        if text:
+            self._put({"output_type": "stream", "name": self._name, "text": text})
+        return self._stream.write(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _show(text: str) -> None:
+    """Write text on the terminal that the notebook keeps in another form."""
+    sys.stdout.flush()
+    print(text, file=sys.__stdout__, flush=True)
+
+
+def _make_shell() -> _Shell:
+    main = types.ModuleType("__main__", "The namespace of the notebook's cells.")
+    sys.modules["__main__"] = main
+    config = Config()
+    config.HistoryManager.enabled = False
+    config.InteractiveShell.colors = "neutral"
+    return _Shell.instance(config=config, user_module=main, user_ns=main.__dict__)
+
+
+def _run_cell(shell: _Shell, cell: Any) -> bool:
+    """Run a cell and keep its outputs in it; returns whether it ended well."""
+
+    def put(output: dict[str, Any]) -> None:
+        last = cell.outputs[-1] if cell.outputs else None
+        if output["output_type"] == "stream" and last is not None and last.get("name") == output["name"]:
+            last["text"] += output["text"]
+        else:
+            cell.outputs.append(output)
+
+    display_pub: Any = shell.display_pub
+    hook: Any = shell.displayhook
+    shell.put = hook.put = display_pub.put = put
+    display_pub.places = {}
+    with ExitStack() as stack:
+        for name in ("stdout", "stderr"):
+            stream = getattr(sys, name)
+            stack.callback(setattr, sys, name, stream)
+            setattr(sys, name, _Tee(stream, name, put))
+        result = shell.run_cell(cell.source, store_history=True)
+    sys.stdout.flush()
+    cell.outputs = [_from_dict(output) for output in cell.outputs]
+    return bool(result.success)
+
+
+def _from_dict(output: dict[str, Any]) -> Any:
+    import nbformat
+
+    return nbformat.from_dict(output)
+
+
+def _json_ready(data: Any) -> dict[str, Any]:
+    """Return a display's forms as a notebook stores them: pictures in base64."""
+    return {
+        kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
+        for kind, value in data.items()
+    }

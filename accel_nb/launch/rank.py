@@ -1,0 +1,153 @@
+"""What each rank's process runs: the script or module as it is, under the launch's options.
+
+Run as ``python -m accel_nb.launch.rank TASK [ARGUMENT...]``. SIGTERM asks for a stop at the end of a step, saved, where
+the script has a folder for checkpoints; it is a KeyboardInterrupt where it has not, or no end of a step is near.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import FrameType, TracebackType
+from typing import Any
+
+from accel_nb.config import Layer, resolve, using_layers
+from accel_nb.errors import AccelNbError
+from accel_nb.launch.journal import Journal
+from accel_nb.launch.task import FINISHING, Task
+from accel_nb.runtime.built import noting_built
+from accel_nb.runtime.environment import torchrun_world, variable
+from accel_nb.telemetry.events import current_sink
+
+_PR_SET_PDEATHSIG = 1
+
+
+class RankProgram:
+    """Runs a task in this process."""
+
+    def __init__(self, task: Task, args: Sequence[str]) -> None:
+        self._task = task
+        self._args = list(args)
+        self._world = torchrun_world()
+        self._built: list[Any] = []
+        self._signal: int | None = None
+
+    def run(self) -> int:
+        """Run the target to its end and return the exit code of this process."""
+        is_main = self._world is None or self._world.is_main
+        with ExitStack() as stack:
+            stack.enter_context(using_layers(self._layers()))
+            self._built = stack.enter_context(noting_built())
+            journal = Journal(self._task.folder, self._world)
+            token = current_sink.set(journal)
+            stack.callback(current_sink.reset, token)
+            stack.callback(journal.close)
+            try:
+                code = self._run_target()
+                # A rank that exits with an error waits for nobody: the others may not have come to their end.
+                built = [] if code else [item for item in self._built if not item.is_closed]
+                lines = [line for item in built for line in item.end_run()]
+            except KeyboardInterrupt:
+                signal.signal(signal.SIGTERM, signal.SIG_IGN)
+                lines = [line for item in self._built if not item.is_closed for line in item.end_interrupted_run()]
+                code = 128 + (self._signal or signal.SIGINT)
+            except BaseException as error:
+                self._tell(error)
+                return 1
+            if is_main:
+                for line in lines:
+                    print(line, file=sys.stderr)
+        return code
+
+    def _layers(self) -> list[Layer]:
+        layers = list(self._task.layers)
+        restart = int(variable("TORCHELASTIC_RESTART_COUNT", "0"))
+        if restart and resolve(layers).config.checkpoint.dir is not None:
+            layers.append(Layer("flags", {"checkpoint.resume": "auto"}, f"restart {restart}"))
+        return layers
+
+    def _run_target(self) -> int:
+        name = self._task.name
+        sys.argv = [name, *self._args]
+        sys.path[0] = os.getcwd() if self._task.kind == "module" else os.path.dirname(os.path.abspath(name))
+        if self._task.kind == "notebook":
+            from accel_nb.launch.notebook import run_notebook
+
+            return run_notebook(name, out=self._task.out)
+        signal.signal(signal.SIGTERM, self._finish)
+        try:
+            if self._task.kind == "module":
+                runpy.run_module(name, run_name="__main__", alter_sys=True)
+            else:
+                runpy.run_path(name, run_name="__main__")
+        except SystemExit as end:
+            return _exit_code(end)
+        return 0
+
+    def _finish(self, signum: int, frame: FrameType | None) -> None:
+        self._signal = signum
+        answers = [item.ask_to_stop() for item in self._built]  # each of them is to hear of it
+        if not any(answers):
+            raise KeyboardInterrupt
+        if self._task.report is not None:
+            os.write(self._task.report, FINISHING)
+
+    def _tell(self, error: BaseException) -> None:
+        """Report an error to who started this rank, or where nobody listens, on the terminal."""
+        text = "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error.__traceback__)))
+        if isinstance(error, AccelNbError) and self._task.kind == "notebook":
+            text = f"{type(error).__name__}: {error}\n"
+        if self._task.report is not None:
+            report = {"type": type(error).__name__, "message": str(error), "traceback": text, "time": time.time()}
+            os.write(self._task.report, json.dumps(report).encode())
+            return
+        if variable("TORCHELASTIC_ERROR_FILE", ""):
+            from accel_nb.runtime.elastic import record_failure
+
+            record_failure(error)
+        whose = "" if self._world is None else f"rank {self._world.rank} of {self._world.size} raised:\n"
+        print(f"{whose}{text}", end="", file=sys.stderr, flush=True)
+
+
+def _exit_code(end: SystemExit) -> int:
+    if end.code is None or isinstance(end.code, int):
+        return int(end.code or 0)
+    print(end.code, file=sys.stderr)
+    return 1
+
+
+def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
+    """Return a traceback from the first frame of the user's on."""
+    kept = trace
+    while kept is not None and kept.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
+        kept = kept.tb_next
+    return kept or trace
+
+
+def _end_with_parent(expected: int | None) -> None:
+    """Let this process be killed when the one that started it is gone, however that ends."""
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if expected is not None and os.getppid() != expected:
+        sys.exit(1)  # it went before the line above took effect
+
+
+def main() -> int:
+    """Run what the command line says; returns the exit code."""
+    task = Task.from_json(sys.argv[1])
+    if task.parent is not None or variable("TORCHELASTIC_ERROR_FILE", ""):
+        _end_with_parent(task.parent)
+    faulthandler.enable()
+    return RankProgram(task, sys.argv[2:]).run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

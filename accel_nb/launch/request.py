@@ -1,0 +1,260 @@
+"""Reading ``accel-nb launch [FLAGS] TARGET [ARGUMENTS]``: everything is checked before anything starts or is written.
+
+The flags before the target are ours, and what follows it belongs to the target and is passed through untouched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
+from accel_nb.config.layers import did_you_mean, quoted
+from accel_nb.errors import ConfigError
+from accel_nb.launch.target import check_target
+from accel_nb.launch.task import Target
+
+SOURCE = "command line"
+MAX_RESTARTS = 1000
+BACKENDS = ("c10d", "static")
+FORMATS = ("kubeflow",)
+
+FLAGS = {
+    "--nnodes": "N|MIN:MAX",
+    "--node-rank": "N",
+    "--rdzv-backend": "|".join(BACKENDS),
+    "--rdzv-endpoint": "HOST:PORT",
+    "--rdzv-id": "ID",
+    "--max-restarts": "N",
+    "--slurm": "",
+    "--sbatch": "NAME=VALUE",
+    "--emit": "|".join(FORMATS),
+    "--image": "IMAGE",
+    "--out": "FILE",
+}
+"""The flags that say where a job runs, and what each is given; the options of a run come from the schema."""
+
+_SCHEMA_FLAGS = {f"--{option.flag}": not option.is_switch for option in OPTIONS.values()} | {
+    f"--no-{option.flag}": False for option in OPTIONS.values() if option.is_switch
+}
+_ENDPOINT = re.compile(r"(?:[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})")
+_WORD = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/:@-]{0,511}")
+_SBATCH = re.compile(r"([a-z][a-z0-9-]{0,63})=([^\x00-\x1f\x7f\"'\\]{1,512})")
+_OURS_OF_SLURM = ("nodes", "ntasks", "ntasks-per-node", "wrap", "array", "chdir")
+
+
+@dataclass(frozen=True, slots=True)
+class Machines:
+    """Several machines, each with a launcher of its own that meet at an endpoint, as ``torchrun`` has it."""
+
+    nnodes: str = "1"
+    node_rank: int | None = None
+    backend: str = "c10d"
+    endpoint: str | None = None
+    id: str = "none"
+
+    @property
+    def is_one(self) -> bool:
+        """Whether the job has this machine only."""
+        return self.nnodes == "1"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A launch as it was asked for."""
+
+    target: Target
+    flags: Layer
+    stored: Layer | None = None
+    """What a notebook has in its metadata."""
+    machines: Machines = field(default_factory=Machines)
+    max_restarts: int = 0
+    is_for_slurm: bool = False
+    sbatch: tuple[tuple[str, str], ...] = ()
+    emit: str | None = None
+    image: str | None = None
+    out: str | None = None
+
+    @property
+    def layers(self) -> list[Layer]:
+        """The layers of options that the request itself brings."""
+        return [*([] if self.stored is None else [self.stored]), self.flags]
+
+
+def read_request(words: Sequence[str]) -> Request:
+    """Return what the words ask for; raises ConfigError with every problem of them."""
+    schema_words, own, rest, problems = _split(words)
+    flags = parse_flags(schema_words, SOURCE)
+    try:
+        resolve([flags], read=lambda path: Layer("file", {}, path))
+    except ConfigError as error:
+        problems += error.problems
+    reading = _Reading(own, problems)
+    machines = reading.machines()
+    max_restarts = reading.count("--max-restarts", 0, MAX_RESTARTS) or 0
+    sbatch = reading.sbatch()
+    emit = reading.choice("--emit", FORMATS)
+    image = reading.word("--image", _IMAGE)
+    out = reading.last("--out")
+    is_for_slurm = "--slurm" in own
+    target, stored = None, None
+    if not problems:
+        try:
+            target, stored = check_target(rest)
+        except ConfigError as error:
+            problems += error.problems
+    if target is not None:
+        problems += _clashes(target, machines, max_restarts, is_for_slurm, emit, image, out, sbatch)
+    if problems or target is None:
+        raise ConfigError(list(dict.fromkeys(problems)))
+    return Request(target, flags, stored, machines, max_restarts, is_for_slurm, sbatch, emit, image, out)
+
+
+def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[str], list[str]]:
+    """Return the words for the schema, our own flags, the target with its arguments, and problems."""
+    schema: list[str] = []
+    own: dict[str, list[str]] = {}
+    problems: list[str] = []
+    index = 0
+    while index < len(words):
+        word = words[index]
+        if word == "-m" or not word.startswith("-"):
+            break
+        name, has_value, value = word.partition("=")
+        takes = bool(FLAGS[name]) if name in FLAGS else _SCHEMA_FLAGS.get(name)
+        if takes is None:
+            problems.append(f"{quoted(name)} is no flag of accel-nb launch{_near(name)}")
+            return [], {}, [], problems  # whether it takes a value, and so where the target is, cannot be told
+        given = [value] if has_value else list(words[index + 1 : index + 2]) if takes else []
+        if takes and (not given or (not has_value and given[0].startswith("--"))):
+            problems.append(f"{name} needs a value: {name} {FLAGS.get(name) or _metavar(name)}")
+            given = []
+        if name in FLAGS:
+            if has_value and not takes:
+                problems.append(f"{quoted(word)}: the flag takes no value; write {name}")
+            own.setdefault(name, []).extend(given)
+        elif given or not takes:
+            schema += [word] if has_value else [word, *given]
+        index += 1 if has_value or not takes else 1 + len(given)
+    return schema, own, list(words[index:]), problems
+
+
+def _near(name: str) -> str:
+    known = [*FLAGS, *_SCHEMA_FLAGS]
+    return did_you_mean(name.lstrip("-"), {flag[2:]: flag for flag in known}) or "; accel-nb launch --help lists them"
+
+
+def _metavar(name: str) -> str:
+    return next(option.metavar for option in OPTIONS.values() if f"--{option.flag}" == name)
+
+
+class _Reading:
+    """Reads the values of our own flags, and notes what is wrong with them."""
+
+    def __init__(self, own: dict[str, list[str]], problems: list[str]) -> None:
+        self._own = own
+        self._problems = problems
+
+    def last(self, name: str) -> str | None:
+        values = self._own.get(name, [])
+        if len(set(values)) > 1:
+            self._problems.append(f"{name} is given as {' and as '.join(map(quoted, values))}; remove one of the two")
+        if values and (not values[-1] or not values[-1].isprintable()):
+            self._problems.append(f"{name} {values[-1]!a} is not allowed; give {FLAGS[name]}")
+            return None
+        return values[-1] if values else None
+
+    def word(self, name: str, pattern: re.Pattern[str], allowed: str | None = None) -> str | None:
+        value = self.last(name)
+        if value is not None and not pattern.fullmatch(value):
+            self._problems.append(f"{name} {quoted(value)} is not allowed; give {allowed or FLAGS[name]}")
+            return None
+        return value
+
+    def count(self, name: str, low: int, high: int) -> int | None:
+        value = self.word(name, re.compile(r"[0-9]{1,9}"), f"a whole number from {low} to {high}")
+        if value is not None and not low <= int(value) <= high:
+            self._problems.append(f"{name} {value} is not allowed; give a whole number from {low} to {high}")
+            return None
+        return None if value is None else int(value)
+
+    def choice(self, name: str, choices: Sequence[str]) -> str | None:
+        value = self.last(name)
+        if value is not None and value not in choices:
+            self._problems.append(f"{name} {quoted(value)} is not allowed; give {' or '.join(choices)}")
+            return None
+        return value
+
+    def machines(self) -> Machines:
+        nnodes = self.word("--nnodes", re.compile(r"[1-9][0-9]{0,4}(:[1-9][0-9]{0,4})?"), "a number, or MIN:MAX")
+        low, _, high = (nnodes or "1").partition(":")
+        if high and int(high) < int(low):
+            self._problems.append(f"--nnodes {nnodes} is not allowed; MIN:MAX goes upwards")
+        node_rank = self.count("--node-rank", 0, 99_999)
+        endpoint = self.word("--rdzv-endpoint", _ENDPOINT)
+        if endpoint is not None and not 1 <= int(endpoint.rpartition(":")[2]) <= 65535:
+            self._problems.append(f"--rdzv-endpoint {endpoint}: a port is from 1 to 65535")
+        backend = self.choice("--rdzv-backend", BACKENDS)
+        name = self.word("--rdzv-id", _WORD, "up to 128 letters, digits, dots, dashes and underscores")
+        if node_rank is not None and node_rank >= int(high or low):
+            self._problems.append(f"--node-rank {node_rank} is outside of --nnodes {nnodes or 1}; ranks start at 0")
+        if backend == "static" and (node_rank is None or high):
+            self._problems.append("--rdzv-backend static needs --node-rank, and a fixed number of --nnodes")
+        return Machines(nnodes or "1", node_rank, backend or "c10d", endpoint, name or "none")
+
+    def sbatch(self) -> tuple[tuple[str, str], ...]:
+        pairs: list[tuple[str, str]] = []
+        for value in self._own.get("--sbatch", []):
+            found = _SBATCH.fullmatch(value)
+            if found is None:
+                self._problems.append(
+                    f"--sbatch {quoted(value)} is not allowed; give a long option of sbatch, as in time=2:00:00"
+                )
+            elif found[1] in _OURS_OF_SLURM:
+                self._problems.append(f"--sbatch {found[1]} is settled by the launch (--nnodes, --gpus); remove it")
+            else:
+                pairs.append((found[1], found[2]))
+        return tuple(pairs)
+
+
+def _clashes(
+    target: Target,
+    machines: Machines,
+    max_restarts: int,
+    is_for_slurm: bool,
+    emit: str | None,
+    image: str | None,
+    out: str | None,
+    sbatch: Any,
+) -> list[str]:
+    problems: list[str] = []
+    is_for_later = is_for_slurm or emit is not None
+    if target.kind == "notebook" and not machines.is_one:
+        problems.append(f"{target.name} is a notebook, which runs on one machine; accel-nb export makes a script of it")
+    if ":" in machines.nnodes and is_for_later:
+        problems.append(f"--nnodes {machines.nnodes}: a scheduler gives a fixed number of machines; give that")
+    if not machines.is_one and machines.endpoint is None and not is_for_later:
+        problems.append("--nnodes needs --rdzv-endpoint HOST:PORT, where the machines meet: the first one's name")
+    if machines.is_one and not is_for_later and (machines.endpoint or machines.id != "none" or machines.node_rank):
+        problems.append("--rdzv-endpoint, --rdzv-id and --node-rank have no use on one machine; give --nnodes too")
+    if is_for_later and (machines.endpoint or machines.node_rank is not None):
+        problems.append("a scheduler says where its machines meet; remove --rdzv-endpoint and --node-rank")
+    if is_for_slurm and emit:
+        problems.append("--slurm and --emit: only one of the two can be given; remove one")
+    if sbatch and not is_for_slurm:
+        problems.append("--sbatch belongs to --slurm, which is not given")
+    if image and not emit:
+        problems.append("--image belongs to --emit, which is not given")
+    if out is not None and target.kind != "notebook":
+        problems.append(f"--out is where a notebook's executed copy goes, and {target.name} is a {target.kind}")
+    elif out is not None:
+        copy = Path(out)
+        if not copy.parent.is_dir() or copy.is_dir():
+            problems.append(f"--out {quoted(out)}: give the path of a file in a folder that is there")
+        elif copy.resolve() == Path(target.name).resolve():
+            problems.append(f"--out {quoted(out)} is the notebook itself, which is kept; give another file")
+    return problems

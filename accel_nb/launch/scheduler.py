@@ -1,0 +1,125 @@
+"""Who started this process, when that was MPI, Slurm or Kubeflow: read from the variables that they set."""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from accel_nb.errors import ConfigError
+
+_FIRST_PORT, _NUM_PORTS = 20_000, 12_000
+_RANGE = re.compile(r"([0-9]+)(?:-[0-9]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """This process among those that a scheduler has started at once.
+
+    ``address`` is the first machine's name; None where the scheduler does not tell.
+    """
+
+    scheduler: str
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+    address: str | None
+    port: int
+
+    @property
+    def is_machine(self) -> bool:
+        """Whether there is one such process on each of several machines, to start the ranks there."""
+        return self.size > 1 and self.local_size == 1
+
+    @property
+    def is_rank(self) -> bool:
+        """Whether this process is to be one rank itself."""
+        return self.size > 1 and not self.is_machine
+
+
+def find_place(variables: Mapping[str, str], parent: int) -> Place | None:
+    """Return this process's place, or None where no scheduler has started several; ``parent`` is its parent's number.
+
+    Raises ConfigError for variables that contradict each other.
+    """
+    try:
+        for found in (_slurm(variables), _mpi(variables, parent), _kubeflow(variables)):
+            if found is not None and found.size > 1:
+                return found
+    except (KeyError, ValueError) as error:
+        raise ConfigError(
+            f"a scheduler's variables make no sense ({error}); unset them, or start the job anew"
+        ) from None
+    return None
+
+
+def _slurm(variables: Mapping[str, str]) -> Place | None:
+    """Return the place of a task of a job step; the batch script itself is none."""
+    if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
+        return None
+    size = int(variables.get("SLURM_STEP_NUM_TASKS", variables.get("SLURM_NTASKS", "1")))
+    nodes = variables.get(
+        "SLURM_STEP_NODELIST", variables.get("SLURM_JOB_NODELIST", variables.get("SLURM_NODELIST", ""))
+    )
+    local_size = int(variables.get("SLURM_STEP_TASKS_PER_NODE", str(size)).partition("(")[0].partition(",")[0])
+    step = f"{variables.get('SLURM_JOB_ID', '0')}.{variables['SLURM_STEP_ID']}"
+    return Place(
+        "Slurm",
+        int(variables["SLURM_PROCID"]),
+        size,
+        int(variables.get("SLURM_LOCALID", "0")),
+        local_size if int(variables.get("SLURM_STEP_NUM_NODES", "1")) > 1 else size,
+        variables.get("MASTER_ADDR") or first_host(nodes),
+        int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else port_of(step),
+    )
+
+
+def _mpi(variables: Mapping[str, str], parent: int) -> Place | None:
+    """Return the place of a process of Open MPI, or of MPICH and its relatives."""
+    names = [
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
+        ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
+    ]
+    for rank, size, local_rank, local_size in names:
+        if rank not in variables or size not in variables:
+            continue
+        num = int(variables[size])
+        here = int(variables.get(local_size, str(num)))
+        address = "127.0.0.1" if here == num else variables.get("MASTER_ADDR")
+        port = int(variables["MASTER_PORT"]) if "MASTER_PORT" in variables else port_of(f"mpi {parent}")
+        return Place(
+            "MPI", int(variables[rank]), num, int(variables.get(local_rank, variables[rank])), here, address, port
+        )
+    return None
+
+
+def _kubeflow(variables: Mapping[str, str]) -> Place | None:
+    """Return the place of a pod of a TrainJob, which has torchrun's own variables."""
+    if "PET_NNODES" not in variables or "PET_NODE_RANK" not in variables:
+        return None
+    address = variables.get("PET_MASTER_ADDR")
+    return Place(
+        "Kubeflow", int(variables["PET_NODE_RANK"]), int(variables["PET_NNODES"]), 0, 1, address,
+        int(variables.get("PET_MASTER_PORT", "29500")),
+    )  # fmt: skip
+
+
+def first_host(nodes: str) -> str | None:
+    """Return the first name of a list such as ``gpu[07-09,12],login1``; None for an empty one."""
+    if not nodes:
+        return None
+    head, bracket, rest = nodes.partition("[")
+    if not bracket or "," in head:
+        return head.partition(",")[0]
+    inner, _, tail = rest.partition("]")
+    found = _RANGE.match(inner)
+    if found is None:
+        raise ValueError(f"node list {nodes[:100]!a}")
+    return head + found[1] + tail.partition(",")[0]
+
+
+def port_of(job: str) -> int:
+    """Return a port that every process of a job comes to by itself."""
+    return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS

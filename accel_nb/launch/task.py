@@ -1,0 +1,79 @@
+"""What a rank is told when it is started: one JSON document with the target and the options, and where each is from."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal
+
+from accel_nb.config import Layer, Resolved
+from accel_nb.errors import ConfigError
+
+VERSION = 1
+MODULE = "accel_nb.launch.rank"
+"""What a rank's process runs."""
+
+FINISHING = b"finishing\n"
+"""What a rank writes to its report when it is about to end a step, save and stop."""
+
+Kind = Literal["script", "module", "notebook"]
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What to run: the path of a script or notebook, or a module's name, and the arguments for it, as they came."""
+
+    kind: Kind
+    name: str
+    args: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A target with the layers of options that it runs under.
+
+    ``report`` is an inherited descriptor to write a failure to, and ``parent`` the process that reads it: a rank ends
+    with it. ``folder`` is where the run is recorded, and ``out`` where a notebook's executed copy goes.
+    """
+
+    kind: Kind
+    name: str
+    layers: tuple[Layer, ...] = ()
+    report: int | None = None
+    parent: int | None = None
+    folder: str | None = None
+    out: str | None = None
+
+    def command(self, python: str, args: Sequence[str]) -> list[str]:
+        """Return the words that start a rank."""
+        return [python, "-m", MODULE, self.to_json(), *args]
+
+    def to_json(self) -> str:
+        """Return the document."""
+        fields = asdict(self)
+        fields["layers"] = [[layer.name, layer.source, dict(layer.values), dict(layer.places)] for layer in self.layers]
+        return json.dumps({"version": VERSION, **fields}, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Task:
+        """Rebuild what `to_json` wrote; raises ConfigError for anything else."""
+        try:
+            fields = json.loads(text)
+            if fields.pop("version") != VERSION:
+                raise ValueError("another version")
+            layers = tuple(Layer(name, values, source, places) for name, source, values, places in fields.pop("layers"))
+            return cls(**fields, layers=layers)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ConfigError(f"a rank was given a damaged task: {error}; start it with accel-nb launch") from None
+
+
+def layers_to_send(resolved: Resolved) -> tuple[Layer, ...]:
+    """Return the layers that the ranks start from; a file of options has been read, and is not named again."""
+    sent: list[Layer] = []
+    for layer in resolved.layers:
+        values: dict[str, Any] = {name: value for name, value in layer.values.items() if name != "config"}
+        if values:
+            places = {name: layer.places[name] for name in values if name in layer.places}
+            sent.append(Layer(layer.name, values, layer.source, places))
+    return tuple(sent)

@@ -1,0 +1,219 @@
+"""What a notebook's cells train, read from their text: which names hold models, optimizers, schedulers and loaders.
+
+An optimizer is a name whose ``step`` is called, its model is what gave it ``parameters()``, and a loader is what a loop
+with a backward pass iterates. What functions train of their arguments is looked for where they are called.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
+
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+_PASSED_ON = frozenset({"enumerate", "zip", "iter", "reversed", "tqdm", "trange"})
+
+
+class Role(IntEnum):
+    """What a name holds; in the order in which a person lists them."""
+
+    MODEL = 0
+    OPTIMIZER = 1
+    SCHEDULER = 2
+    LOADER = 3
+
+
+@dataclass(slots=True)
+class Needs:
+    """What must be prepared for code to train: where its own names are bound, and by whoever calls it."""
+
+    own: dict[str, Role] = field(default_factory=dict)
+    params: dict[str, Role] = field(default_factory=dict)
+    outer: dict[str, Role] = field(default_factory=dict)
+
+
+class Training:
+    """Knows the functions of a notebook that train."""
+
+    def __init__(self, trees: Sequence[ast.Module]) -> None:
+        self._models: dict[str, list[str]] = {}
+        self._functions: dict[str, Function] = {}
+        self.bound: set[str] = set()
+        for tree in trees:
+            self._functions |= {node.name: node for node in tree.body if isinstance(node, Function)}
+            self.bound |= _stored(_own_nodes(tree))
+            self._note_models(_own_nodes(tree))
+        self.functions = self._training_functions()
+        self._needs = {name: Needs() for name in self.functions}
+        for _ in self.functions:  # a chain of calls is at most as long
+            for name in self.functions:
+                self._needs[name] = self._needs_of(self._functions[name])
+
+    def trains(self, node: ast.AST) -> bool:
+        """Whether code has a backward pass that is not the accelerator's, or calls a function that has."""
+        return any(is_backward(part) or _called(part) in self.functions for part in ast.walk(node))
+
+    def of_cell(self, tree: ast.Module) -> dict[str, Role]:
+        """Return the names of the notebook that a cell trains."""
+        found = self._roles(list(_own_nodes(tree)), frozenset())
+        return {name: role for name, role in found.items() if name in self.bound}
+
+    def of_function(self, name: str) -> Needs:
+        """Return what a training function needs prepared."""
+        return self._needs[name]
+
+    def reads_whole(self, tree: ast.Module) -> set[str]:
+        """Return the names that a cell iterates without training, itself or in the functions that it calls."""
+        found: set[str] = set()
+        for node in _own_nodes(tree):
+            found |= set(self._iterated(node, training=False))
+            function = self._functions.get(_called(node) or "")
+            if function is not None and isinstance(node, ast.Call):
+                inner = {name for part in ast.walk(function) for name in self._iterated(part, training=False)}
+                arguments = _arguments(node, function)
+                found |= {arguments.get(name, name) for name in inner if name in arguments or name in self.bound}
+        return found
+
+    def _training_functions(self) -> set[str]:
+        found = {name for name, node in self._functions.items() if any(map(is_backward, ast.walk(node)))}
+        while True:
+            more = {
+                name
+                for name, node in self._functions.items()
+                if name not in found and any(_called(part) in found for part in ast.walk(node))
+            }
+            if not more:
+                return found
+            found |= more
+
+    def _needs_of(self, function: Function) -> Needs:
+        nodes = list(_own_nodes(function))
+        self._note_models(nodes)
+        params, stored = frozenset(_params(function)), _stored(nodes)
+        needs = Needs()
+        for name, role in self._roles(nodes, params).items():
+            place = needs.own if name in stored else needs.params if name in params else needs.outer
+            place[name] = role
+        if Role.OPTIMIZER in needs.own.values():  # all that is trained together is prepared in one call
+            needs.own |= needs.params
+            needs.params = {}
+        return needs
+
+    def _roles(self, nodes: Sequence[ast.AST], params: frozenset[str]) -> dict[str, Role]:
+        found: dict[str, Role] = {}
+        stepped = {name for node in nodes if (name := _method_called(node, "step"))}
+        cleared = {name for node in nodes if (name := _method_called(node, "zero_grad"))}
+        for name in stepped:
+            is_optimizer = name in cleared or name in self._models
+            found[name] = Role.OPTIMIZER if is_optimizer else Role.SCHEDULER
+        for node in nodes:
+            for name in self._iterated(node, training=True):
+                found.setdefault(name, Role.LOADER)
+            called = _called(node)
+            if called in self.functions and isinstance(node, ast.Call):
+                needs, arguments = self._needs.get(called, Needs()), _arguments(node, self._functions[called])
+                for name, role in needs.params.items():
+                    if name in arguments:
+                        found.setdefault(arguments[name], role)
+                for name, role in needs.outer.items():
+                    found.setdefault(name, role)
+        for name in [name for name, role in found.items() if role is Role.OPTIMIZER]:
+            for model in self._models.get(name, []):
+                found.setdefault(model, Role.MODEL)
+        if Role.MODEL not in found.values() and Role.OPTIMIZER in found.values():
+            for name in _called_as_models(nodes):
+                if name in params:
+                    found.setdefault(name, Role.MODEL)
+        return found
+
+    def _iterated(self, node: ast.AST, *, training: bool) -> Iterator[str]:
+        """Yield the names that a loop goes through, if it is one that trains, or one that does not."""
+        if isinstance(node, ast.For | ast.AsyncFor):
+            trains = any(self.trains(part) for part in node.body)
+            iters = [node.iter] if trains == training else []
+        elif isinstance(node, ast.comprehension):
+            iters = [] if training else [node.iter]
+        else:
+            return
+        waiting: list[ast.AST] = list(iters)
+        for item in waiting:
+            if isinstance(item, ast.Name) and item.id not in vars(builtins):
+                yield item.id
+            elif isinstance(item, ast.Call) and _last_name(item.func) in _PASSED_ON:
+                waiting += item.args
+
+    def _note_models(self, nodes: Iterable[ast.AST]) -> None:
+        """Note which models' parameters the names were made from."""
+        for node in nodes:
+            if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
+                continue
+            models = [
+                part.func.value.id
+                for part in ast.walk(node.value)
+                if isinstance(part, ast.Call)
+                and isinstance(part.func, ast.Attribute)
+                and part.func.attr in ("parameters", "named_parameters")
+                and isinstance(part.func.value, ast.Name)
+            ]
+            for target in node.targets:
+                if isinstance(target, ast.Name) and models:
+                    self._models[target.id] = models
+
+
+def is_backward(node: ast.AST) -> bool:
+    """Whether a node is the call of a tensor's ``backward``."""
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+        and not (isinstance(node.func.value, ast.Name) and node.func.value.id == "accelerator")
+    )
+
+
+def _own_nodes(scope: ast.Module | Function) -> Iterator[ast.AST]:
+    """Yield the nodes of a scope, without those of functions and classes in it, in the order of the text."""
+    waiting: list[ast.AST] = list(reversed(scope.body))
+    while waiting:
+        node = waiting.pop()
+        yield node
+        if not isinstance(node, Function | ast.ClassDef | ast.Lambda):
+            waiting += reversed(list(ast.iter_child_nodes(node)))
+
+
+def _stored(nodes: Iterable[ast.AST]) -> set[str]:
+    return {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+
+
+def _params(function: Function) -> list[str]:
+    arguments = function.args
+    return [item.arg for item in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)]
+
+
+def _arguments(call: ast.Call, function: Function) -> Mapping[str, str]:
+    """Return by parameter the name that a call gives for it, where it gives one."""
+    given = dict(zip(_params(function), call.args, strict=False))
+    given |= {item.arg: item.value for item in call.keywords if item.arg is not None}
+    return {name: value.id for name, value in given.items() if isinstance(value, ast.Name)}
+
+
+def _called(node: ast.AST) -> str | None:
+    return node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else None
+
+
+def _method_called(node: ast.AST, method: str) -> str | None:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == method:
+        return node.func.value.id if isinstance(node.func.value, ast.Name) else None
+    return None
+
+
+def _called_as_models(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    for node in nodes:
+        name = _called(node)
+        if name is not None and "loss" not in name.lower() and "criterion" not in name.lower():
+            yield name
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

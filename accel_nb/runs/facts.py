@@ -1,0 +1,51 @@
+"""Where a run took place: versions, machine and the state of the code. Imports nothing heavy and asks no network."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+GIT_PATIENCE_S = 2.0
+_PACKAGES = ("accel_nb", "torch", "numpy")
+
+
+def environment_facts() -> dict[str, Any]:
+    """Return versions of Python, system and packages, the machine's name and the working folder."""
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()}",
+        "machine": platform.node(),
+        "folder": os.getcwd(),
+        "executable": sys.executable,
+        "packages": {name: found for name in _PACKAGES if (found := _version(name)) is not None},
+    }
+
+
+def git_facts(patience_s: float = GIT_PATIENCE_S) -> Mapping[str, Any] | None:
+    """Return commit, branch and how many tracked files are changed; None outside of a repository, or without git."""
+    command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=patience_s, check=False,
+            stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if done.returncode:
+        return None
+    heads = [line.split(" ", 2)[1:] for line in done.stdout.splitlines() if line.startswith("# branch.")]
+    facts = dict(heads)
+    changed = [line for line in done.stdout.splitlines() if line and not line.startswith("#")]
+    return {"commit": facts.get("branch.oid"), "branch": facts.get("branch.head"), "num_changed": len(changed)}
+
+
+def _version(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None

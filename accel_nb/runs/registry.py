@@ -1,0 +1,151 @@
+"""The folder of runs: begin one, end it, find it again. A run that cannot be recorded goes on unrecorded."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from accel_nb.config import Resolved
+from accel_nb.errors import ConfigError
+from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
+from accel_nb.runs.record import RUN, Outcome, Run, read_run
+from accel_nb.runtime.environment import variable
+
+logger = logging.getLogger(__name__)
+
+MAX_RUNS = 500
+"""How many runs are kept: the oldest that have ended go first."""
+_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
+
+
+def default_folder() -> Path:
+    """Return where runs are recorded: below the user's folder for programs' state."""
+    state = variable("XDG_STATE_HOME", "") or os.path.join(os.path.expanduser("~"), ".local", "state")
+    return Path(state) / "accel_nb" / "runs"
+
+
+@dataclass(slots=True)
+class Recording:
+    """A run that is being recorded; ``folder`` is None where nothing could be written."""
+
+    run: Run
+    folder: Path | None
+
+    def end(self, outcome: Outcome, **facts: Any) -> None:
+        """Record how the run ended, with further fields of `Run`."""
+        self.run = replace(self.run, ended=time.time(), outcome=outcome, **facts)
+        if self.folder is not None:
+            try:
+                _write(self.folder / RUN, _stored(self.run))
+            except OSError as error:
+                logger.warning("the end of run %s is not recorded: %s", self.run.id, error)
+
+
+class Registry:
+    """The runs in a folder."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self.folder = default_folder() if folder is None else folder
+
+    def begin(
+        self,
+        kind: Literal["cell", "launch"],
+        target: str,
+        resolved: Resolved,
+        *,
+        name: str | None = None,
+        args: Sequence[str] = (),
+        started: float | None = None,
+        git_patience_s: float = GIT_PATIENCE_S,
+    ) -> Recording:
+        """Record that a run begins; a folder that cannot be written is said once, and stops nothing."""
+        now = time.time() if started is None else started
+        run = Run(
+            id=time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{secrets.token_hex(3)}",
+            name=resolved.config.name or name or Path(target).stem,
+            kind=kind,
+            target=target,
+            started=now,
+            args=tuple(args),
+            config=_given(resolved),
+            environment=environment_facts(),
+            git=git_facts(git_patience_s),
+        )
+        folder = self.folder / run.id
+        try:
+            folder.mkdir(parents=True, mode=0o700)
+            _write(folder / RUN, _stored(run))
+        except OSError as error:
+            logger.warning("runs are not recorded: %s: %s", self.folder, error.strerror)
+            return Recording(run, None)
+        self._prune()
+        return Recording(run, folder)
+
+    def ids(self) -> list[str]:
+        """Return the ids of all runs, newest first."""
+        try:
+            names = os.listdir(self.folder)
+        except OSError:
+            return []
+        return sorted((name for name in names if _ID.fullmatch(name)), reverse=True)
+
+    def runs(self) -> list[Run]:
+        """Return all runs that can be read, newest first."""
+        found: list[Run] = []
+        for name in self.ids():
+            with suppress(OSError, ValueError):
+                found.append(read_run(self.folder / name))
+        return found
+
+    def find(self, wanted: str) -> Run:
+        """Return a run by its id, the beginning or end of one, or its name: the newest of that name.
+
+        ``last`` is the newest. Raises ConfigError for none, and for several ids.
+        """
+        ids = self.ids()
+        matches = [name for name in ids if name == wanted or name.startswith(wanted) or name.endswith(f"-{wanted}")]
+        if wanted == "last":
+            matches = ids[:1]
+        if len(matches) > 1:
+            raise ConfigError(f"{wanted!a} begins {len(matches)} runs; write more of the id")
+        if matches:
+            try:
+                return read_run(self.folder / matches[0])
+            except (OSError, ValueError) as error:
+                raise ConfigError(f"run {matches[0]} cannot be read: {error}; remove its folder") from None
+        for run in self.runs():
+            if run.name == wanted:
+                return run
+        raise ConfigError(f"there is no run {wanted!a} in {self.folder}; accel-nb runs list shows them")
+
+    def _prune(self) -> None:
+        for name in self.ids()[MAX_RUNS:]:
+            shutil.rmtree(self.folder / name, ignore_errors=True)
+
+
+def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
+    rows = {row.option: row for row in resolved.explain()}
+    return {name: (value, str(rows[name].origin)) for name, value in resolved.given.items()}
+
+
+def _stored(run: Run) -> str:
+    """Return a run as it is kept."""
+    return run.to_json()
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file as a whole or not at all."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    os.replace(temporary, path)

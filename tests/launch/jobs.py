@@ -1,0 +1,68 @@
+"""Starting jobs, and a notebook to start."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import nbformat
+
+from accel_nb.runs import Registry
+
+TIMEOUT_S = 110
+
+SETUP = """\
+import torch
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+pixels, digits = load_digits(return_X_y=True)
+dataset = TensorDataset(torch.tensor(pixels).float() / 16, torch.tensor(digits))
+loader = DataLoader(dataset, batch_size=128, shuffle=True)
+model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
+optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+"""
+LOOP = """\
+%%accelerate --cpus 4
+for epoch in range(2):
+    for x, y in loader:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print("trained")
+"""
+SAVE = "import sys\ntorch.save(model.state_dict(), sys.argv[1])\nlen(loader)"
+
+
+def start(*words: str, **options: Any) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "accel_nb.cli", "launch", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def launch(*words: str, **options: Any) -> tuple[int, str, str]:
+    process = start(*words, **options)
+    out, err = process.communicate(timeout=TIMEOUT_S)
+    return process.returncode, out, err
+
+
+def script(path: Path, text: str) -> str:
+    path.write_text(textwrap.dedent(text))
+    return path.name
+
+
+def runs(folder: Path) -> list[Any]:
+    return Registry(folder / "state" / "accel_nb" / "runs").runs()
+
+
+def write_digits(folder: Path) -> None:
+    """Write ``digits.ipynb``: it trains on four workers, and saves the weights at its first argument."""
+    cells = ["%load_ext accel_nb", SETUP, LOOP, SAVE, "%accelerate export again.py"]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in cells])
+    nbformat.write(notebook, folder / "digits.ipynb")

@@ -1,0 +1,194 @@
+"""A notebook as a script: what it reads like, what is told apart, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import nbformat
+import pytest
+
+from accel_nb.cli.main import main
+from accel_nb.config.files import read_file
+from accel_nb.errors import ConfigError
+from accel_nb.notebook.export import Exported, Source, executed, export, write_script
+
+SETUP = """\
+import torch
+from torch import nn, optim
+from torch.utils.data import DataLoader
+
+torch.manual_seed(0)
+device = "cuda" if torch.cuda.is_available() else "cpu"
+model = nn.Linear(4, 1).to(device)
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
+loader = DataLoader(torch.ones(8, 4), batch_size=4)
+"""
+LOOP = """\
+%%accelerate --cpus 2 --accumulate 2 --no-panel
+for epoch in range(2):  # é: offsets are those of bytes
+    for x in loader:
+        loss = model(x.cuda()).mean(); loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()
+    print("epoch", epoch)
+"""
+
+
+def made(*texts: str, layers: tuple = ()) -> Exported:
+    cells = [Source(number, "code", text) for number, text in enumerate(texts, 1)]
+    return export(cells, layers, title="some.ipynb", script="out/train.py")
+
+
+def body(*texts: str) -> str:
+    """Return a script without what stands above its first cell."""
+    return made(*texts).script.partition('with_name("train.yaml"))\n\n')[2]
+
+
+def test_a_plain_notebook_reads_like_a_script(tmp_path: Path):
+    heading = Source(3, "markdown", "## Train\nSome words.")
+    cells = [Source(1, "code", "%load_ext accel_nb"), Source(2, "code", SETUP), heading, Source(4, "code", LOOP)]
+    cells += [Source(5, "code", "%accelerate status\ntorch.save(model.state_dict(), 'w.pt')\nmodel.weight")]
+    exported = export(cells, (), title="notes/some.ipynb", script="train.py")
+    assert (
+        exported.script
+        == '''\
+"""Trains as some.ipynb does; made from it by accel-nb export. The options are in train.yaml.
+
+    accel-nb launch --cpus 2 train.py
+    torchrun --nproc-per-node 2 train.py
+"""
+
+from pathlib import Path
+
+import torch
+from accel_nb import Accelerator
+from torch import nn, optim
+from torch.utils.data import DataLoader
+
+accelerator = Accelerator(config=Path(__file__).with_name("train.yaml"))
+
+torch.manual_seed(0)
+device = accelerator.device
+model = nn.Linear(4, 1).to(device)
+optimizer = optim.SGD(model.parameters(), lr=0.1)
+scheduler = optim.lr_scheduler.StepLR(optimizer, 2)
+loader = DataLoader(torch.ones(8, 4), batch_size=4)
+
+# Train
+model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
+for epoch in range(2):  # é: offsets are those of bytes
+    for x in loader:
+        loss = model(x.to(accelerator.device)).mean(); accelerator.backward(loss)
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+    scheduler.step()
+    accelerator.print("epoch", epoch)
+
+accelerator.save(model.state_dict(), 'w.pt')
+'''
+    )
+    (tmp_path / "train.yaml").write_text(exported.options)
+    assert dict(read_file(tmp_path / "train.yaml").values) == {"accumulate": 2, "batch": "global"}
+
+
+def test_a_function_prepares_what_it_makes():
+    function = """\
+def train(model, data, *, epochs):
+    optimizer = torch.optim.Adam(model.parameters())
+    for epoch in range(epochs):
+        for x in data:
+            model(x).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+    text = body(SETUP, function, "%%accelerate\ntrain(model, data=loader, epochs=2)")
+    assert "    model, optimizer, data = accelerator.prepare(model, optimizer, data)\n    for epoch" in text
+    assert "accelerator.backward(model(x).mean())" in text
+    assert text.endswith("\n\n\ntrain(model, data=loader, epochs=2)\n")
+
+
+def test_what_a_function_trains_of_its_arguments_is_prepared_where_it_is_called():
+    function = """\
+def epoch(net, opt, batches):
+    for x in enumerate(batches):
+        net(x).mean().backward()
+        opt.step()
+        opt.zero_grad()
+
+def train():
+    epoch(model, optimizer, loader)
+"""
+    text = body(SETUP, function, "%%accelerate\nfor _ in range(2):\n    train()", "%%accelerate\ntrain()")
+    assert "\nmodel, optimizer, loader = accelerator.prepare(model, optimizer, loader)\nfor _ in range(2):" in text
+    assert text.count("prepare(") == 1
+    assert text.endswith(
+        'synchronize_rng_states(["torch", "numpy", "python"])\naccelerator.note_equal_rng()\ntrain()\n'
+    )
+
+
+def test_an_explicit_cell_is_left_as_written():
+    cell = "%%accelerate --seed 3\nmodel, loader = accelerator.prepare(model, loader)\nprint(model)"
+    text = body(SETUP, cell)
+    assert text.endswith("set_seed(3)\nmodel, loader = accelerator.prepare(model, loader)\nprint(model)\n")
+    own = "%%accelerate --precision bf16\nfrom accel_nb import Accelerator\naccelerator = Accelerator(cpu=True)"
+    script = made(SETUP, own)
+    assert 'accelerator = Accelerator(cpu=True, config=Path(__file__).with_name("train.yaml"))' in script.script
+    assert script.script.count("= Accelerator(") == 1
+    assert "precision: bf16" in script.options
+
+
+def test_without_a_seed_every_process_is_given_one():
+    text = made(SETUP.replace("torch.manual_seed(0)", ""), LOOP).script
+    assert "from accel_nb import Accelerator, set_seed\n" in text
+    assert text.index("set_seed(0)  #") < text.index("model = nn.Linear")
+
+
+def test_what_only_a_notebook_runs_is_left_out_and_said():
+    exported = made("!pip install x\n%matplotlib inline\ny = 1", "%%bash\nls", "%%time\nz = 2", SETUP, LOOP)
+    assert exported.left_out == ("cell 1: !pip install x", "cell 1: %matplotlib inline", "cell 2, which is %%bash")
+    assert "y = 1" in exported.script
+    assert "z = 2" in exported.script
+
+
+REFUSED = {
+    "trains in the notebook itself": [SETUP, LOOP.partition("\n")[2], LOOP],
+    r"cells 2 and 3 train with different options \(cpus\)": [SETUP, LOOP, LOOP.replace("--cpus 2", "--cpus 3")],
+    r"cells 2 and 3 train with different options \(accumulate\)": [SETUP, LOOP, LOOP.replace("--accumulate 2", "")],
+    r"runs on some ranks only \(--ranks\)": [SETUP, LOOP.replace("--cpus 2", "--cpus 2 --ranks 1")],
+    "no cell begins with %%accelerate": [SETUP],
+    "cell 1 is not Python": ["for in x"],
+    "cell 2: --gpu is no flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
+    "cell 3 goes through loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
+    "cell 2: cannot tell what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_one_script_is_refused(message: str):
+    with pytest.raises(ConfigError, match=message):
+        made(*REFUSED[message])
+
+
+def test_the_command_writes_two_files_and_replaces_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    monkeypatch.chdir(tmp_path)
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(text) for text in (SETUP, LOOP)])
+    nbformat.write(notebook, "some.ipynb")
+    assert main(["export", "some.ipynb", "train.py"]) == 0
+    assert capsys.readouterr().out == "wrote train.py and train.yaml\n"
+    assert main(["export", "some.ipynb", "train.py"]) == 2
+    assert "train.py, train.yaml: is there already, and is kept" in capsys.readouterr().err
+    assert main(["export", "--force", "some.ipynb", "train.py"]) == 0
+    assert main(["export", "some.ipynb", "train.txt"]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["some.ipynb", "train.py", "train.yaml"]
+    with pytest.raises(ConfigError, match="cannot be written"):
+        write_script(made(SETUP, LOOP), "nowhere/train.py", replaces=False)
+
+
+def test_executed_cells_stand_where_they_ran_last():
+    assert [source.text for source in executed(["", "a = 1", "b = 2", "a = 1"])] == ["b = 2", "a = 1"]

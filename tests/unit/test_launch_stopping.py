@@ -1,0 +1,92 @@
+"""When the ranks of a job are asked to finish, interrupted and ended; with a clock of the test's own."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from accel_nb.launch.local import TOGETHER_S, Rank, Stopper
+from accel_nb.pool.failure import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S
+
+
+class Job:
+    """Ranks that note what they are sent."""
+
+    def __init__(self, *, promises: bool = False, finishes: bool = False) -> None:
+        nothing: Any = None
+        self.ranks = [Rank(number, nothing, -1, -1, None) for number in (0, 1)]
+        self.now = 0.0
+        self.presses = 0
+        self.sent: list[tuple[int, int]] = []
+        self.stopper = Stopper(
+            self.ranks,
+            finishes,
+            clock=lambda: self.now,
+            has_promised=lambda rank: promises,
+            send=lambda rank, number: self.sent.append((rank.number, number)),
+        )
+
+    def after(self, seconds: float, *, press: bool = False, is_late: bool = False) -> list[tuple[int, int]]:
+        """Let time pass and return what was sent then."""
+        self.now += seconds
+        self.presses += press
+        self.sent.clear()
+        self.stopper.turn(lambda: self.presses, is_late=is_late)
+        return list(self.sent)
+
+
+def both(number: int) -> list[tuple[int, int]]:
+    return [(0, number), (1, number)]
+
+
+@pytest.mark.parametrize("is_pressed", [True, False])
+def test_a_job_that_saves_is_asked_then_interrupted_then_ended(is_pressed: bool):
+    job = Job(promises=is_pressed, finishes=not is_pressed)
+    assert job.after(1) == []
+    assert job.after(0, press=is_pressed, is_late=not is_pressed) == both(signal.SIGTERM)
+    assert job.stopper.why == ("interrupted" if is_pressed else "timeout")
+    assert job.after(FINISH_PATIENCE_S - 1) == []
+    assert job.after(2) == both(signal.SIGINT)
+    assert job.after(GRACE_S - 0.5) == []
+    assert job.after(1) == both(signal.SIGKILL)
+
+
+def test_each_further_interrupt_takes_the_next_step_at_once():
+    job = Job(promises=True)
+    assert [job.after(0, press=True) for _ in range(3)] == [
+        both(signal.SIGTERM),
+        both(signal.SIGINT),
+        both(signal.SIGKILL),
+    ]
+
+
+def test_a_job_that_does_not_save_gets_little_time():
+    job = Job()
+    assert job.after(0, press=True) == both(signal.SIGTERM)
+    assert job.after(GRACE_S + 0.1) == both(signal.SIGINT)
+
+
+def test_after_a_failure_the_others_get_a_moment_and_are_not_asked_to_save():
+    job = Job(promises=True)
+    job.ranks[1].code = 1
+    assert job.after(0) == []
+    assert job.after(PEER_PATIENCE_S + 0.1) == [(0, signal.SIGINT)]
+    assert job.stopper.why == "failed"
+    assert [rank.was_killed for rank in job.ranks] == [True, False]
+
+
+def test_a_rank_that_ends_well_stops_nobody():
+    job = Job()
+    job.ranks[1].code = 0
+    assert job.after(100) == []
+    assert job.stopper.why is None
+
+
+def test_ranks_that_finish_are_waited_for_together():
+    job = Job(promises=True)
+    job.after(0, press=True)
+    job.ranks[1].code = 143
+    assert job.after(TOGETHER_S / 2) == []
+    assert job.after(TOGETHER_S + 0.1) == [(0, signal.SIGINT)]

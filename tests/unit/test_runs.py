@@ -1,0 +1,148 @@
+"""The registry of runs: what is kept, what is found again, and what a damaged or read-only folder does."""
+
+from __future__ import annotations
+
+import json
+import stat
+from pathlib import Path
+
+import pytest
+
+from accel_nb.cli.main import main
+from accel_nb.config import Layer, Resolved, resolve
+from accel_nb.errors import ConfigError
+from accel_nb.notebook.recording import record_run
+from accel_nb.runs import Registry, Run, default_folder
+from accel_nb.runs.record import read_metrics
+from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
+from accel_nb.telemetry.trackers.jsonl import JsonlTracker
+from accel_nb.ui.view import PanelState
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return Registry()
+
+
+def options(**values: object) -> Resolved:
+    return resolve([Layer("flags", values, "command line")])
+
+
+def test_a_run_is_kept_with_all_that_is_known_of_it(registry: Registry):
+    assert registry.folder == default_folder()
+    recording = registry.begin("launch", "train.py", options(accumulate=4), args=("--lr", "0.1"))
+    assert registry.find("last").outcome == "running"
+    assert recording.folder is not None
+    assert stat.S_IMODE(recording.folder.stat().st_mode) == 0o700
+    tracker = JsonlTracker("metrics", recording.folder)
+    tracker.start()
+    tracker.log({"loss": 2.0}, 1)
+    tracker.log({"loss": float("nan")}, 2)
+    tracker.log({"accuracy": 0.5, "checkpoint": "runs/step_3"}, 3)
+    tracker.finish()
+    (recording.folder / "metrics.jsonl").open("a").write('{"step": 4, "values": {"loss"')  # cut off in the middle
+    recording.end("failed", exit_code=1, error="ValueError: x")
+    run = registry.find(recording.run.id[-6:])
+    assert (run.name, run.outcome, run.exit_code, run.error) == ("train", "failed", 1, "ValueError: x")
+    assert run.config == {"accumulate": (4, "command line (flags)")}
+    assert (run.num_steps, run.checkpoints, run.metrics["accuracy"]) == (3, ("runs/step_3",), 0.5)
+    assert run.metrics["loss"] != run.metrics["loss"]
+    assert len(read_metrics(recording.folder)) == 3
+    assert set(run.environment["packages"]) >= {"torch"}
+    assert run.duration_s is not None
+
+
+def test_runs_are_found_by_name_and_part_of_an_id(registry: Registry):
+    first, second = (registry.begin("launch", "a.py", options(name=name)).run for name in ("one", "two"))
+    assert registry.find("one").id == first.id
+    assert registry.find(second.id) == registry.find("two")
+    with pytest.raises(ConfigError, match="begins 2 runs; write more of the id"):
+        registry.find(first.id[:4])
+    with pytest.raises(ConfigError, match="there is no run 'three'"):
+        registry.find("three")
+
+
+def test_damaged_runs_are_passed_over_and_names_cannot_leave_the_folder(registry: Registry, tmp_path: Path):
+    kept = registry.begin("launch", "a.py", options()).run
+    for number, text in enumerate(["", "[]", '{"version": 1}', "[" * 100_000, json.dumps({"version": 9})]):
+        folder = registry.folder / f"20200101-00000{number}-abcdef"
+        folder.mkdir()
+        (folder / "run.json").write_text(text)
+    forged = registry.folder / "20200102-000000-abcdef"
+    forged.mkdir()
+    (forged / "run.json").write_text(Run("../../etc", "x", "cell", "y", 0.0).to_json())
+    assert [run.id for run in registry.runs()] == [kept.id]
+    with pytest.raises(ConfigError, match="cannot be read"):
+        registry.find("20200102-000000-abcdef")
+    with pytest.raises(ConfigError, match="there is no run"):
+        registry.find("../../etc")
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    (tmp_path / "accel_nb").write_text("a file, not a folder")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    recording = Registry().begin("launch", "a.py", options())
+    assert recording.folder is None
+    recording.end("done")
+    assert "runs are not recorded" in caplog.text
+
+
+def test_a_cell_that_trained_is_recorded_and_another_is_not(registry: Registry):
+    state = PanelState("digits", 1)
+    record_run("print(1)", options(), state, 1.0, None)
+    assert registry.runs() == []
+    state.fold([StepDone(0, step, float(step), 1.0 / step, 0.1, 0.01, 4) for step in (1, 2)])
+    state.fold([MetricLogged(0, 2, 2.0, "accuracy", 0.75), CheckpointSaved(0, 2, 2.0, "runs/step_2", 0.1, 0.2, 3)])
+    record_run("# %%accelerate\nimport x\ntrain()", options(cpus=2), state, 1.0, KeyboardInterrupt())
+    (run,) = registry.runs()
+    assert (run.kind, run.name, run.target, run.outcome) == ("cell", "digits", "train()", "interrupted")
+    assert (run.num_steps, run.metrics, run.checkpoints) == (2, {"loss": 0.5, "accuracy": 0.75}, ("runs/step_2",))
+
+
+def test_the_command_lists_shows_compares_and_opens(registry: Registry, capsys: pytest.CaptureFixture[str]):
+    def told(*words: str) -> str:
+        assert main(["runs", *words]) == 0
+        return capsys.readouterr().out
+
+    assert "no run is recorded" in told("list")
+    runs = [
+        registry.begin("launch", f"{name}.py", options(accumulate=size), name=name)
+        for name, size in (("a", 1), ("b", 2))
+    ]
+    runs[0].end("done", metrics={"loss": 0.25})
+    runs[1].end("failed", exit_code=3, error="first\n\x1b[31msecond", metrics={"loss": 0.5})
+    lines = told("list").splitlines()
+    assert [line.split()[1] for line in lines[1:]] in (["a", "b"], ["b", "a"])
+    text = told("show", "b")
+    assert "failed, exit code 3" in text
+    assert "accumulate = 2 from command line (flags)" in text
+    assert "\x1b" not in text
+    text = told("compare", "a", "b")
+    rows = {line.split()[0]: line.split()[1:] for line in text.splitlines()[1:]}
+    assert rows["accumulate"] == ["1", "2"]
+    assert rows["loss"] == ["0.25", "0.5"]
+    assert "python" not in rows
+    assert json.loads(told("compare", "a", "b", "--json"))["differ"]["accumulate"] == ["1", "2"]
+    assert json.loads(told("list", "--json", "--limit", "1"))[0]["id"] in {item.run.id for item in runs}
+    assert told("open", "a").strip() == str(runs[0].folder)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", "required: COMMAND"),
+        ("shwo", "invalid choice"),
+        ("show", "required: RUN"),
+        ("show nothing", "there is no run 'nothing'"),
+        ("compare last last", "there is no run 'last'"),
+        ("list --limit 0", "--limit 0 is not at least 1"),
+    ],
+)
+def test_wrong_use_is_one_line(registry: Registry, line: str, message: str, capsys: pytest.CaptureFixture[str]):
+    assert main(["runs", *line.split()]) == 2
+    told = capsys.readouterr().err
+    assert message in told
+    assert len(told.strip().splitlines()) == 1
