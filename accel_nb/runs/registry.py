@@ -19,6 +19,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
 from accel_nb.runs.record import RUN, Outcome, Run, read_run
 from accel_nb.runtime.environment import variable
+from accel_nb.runtime.secrets import redacted, redacted_words
 
 logger = logging.getLogger(__name__)
 
@@ -138,8 +139,9 @@ def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
 
 
 def _stored(run: Run) -> str:
-    """Return a run as it is kept."""
-    return run.to_json()
+    """Return a run as it is kept: without secrets."""
+    kept = {name: redacted(getattr(run, name)) for name in ("name", "target", "error", "config", "git", "checkpoints")}
+    return replace(run, args=redacted_words(run.args), **kept).to_json()
 
 
 def _write(path: Path, text: str) -> None:

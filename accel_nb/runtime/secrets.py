@@ -5,11 +5,11 @@ What a cell prints, and the errors of a cell's own code, are the user's and are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_nb.runtime.environment import secret_values
-from accel_nb.secrets import HIDDEN, hide_secrets, is_secret
+from accel_nb.secrets import HIDDEN, hide_secrets, is_secret, names_secret
 
 
 def redact(text: str) -> str:
@@ -17,6 +17,14 @@ def redact(text: str) -> str:
     for value in secret_values():
         text = text.replace(value, HIDDEN)
     return hide_secrets(text)
+
+
+def redacted_words(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the words of a command line with their secrets hidden: ``--hf-token ***``."""
+    return tuple(
+        HIDDEN if before.startswith("-") and names_secret(before) and not word.startswith("-") else redact(word)
+        for before, word in zip(("", *words), words, strict=False)
+    )
 
 
 def redacted(value: Any, name: str = "") -> Any:

@@ -53,6 +53,16 @@ def test_a_run_is_kept_with_all_that_is_known_of_it(registry: Registry):
     assert run.duration_s is not None
 
 
+def test_a_run_is_kept_without_secrets(registry: Registry):
+    token = "hf_" + "x" * 30
+    args = ("--hf-token", "short", f"--note={token}", "--lr", "0.1")
+    recording = registry.begin("launch", "train.py", options(), args=args)
+    recording.end("failed", error=f"no access with {token}")
+    run = registry.find("last")
+    assert run.args == ("--hf-token", "***", "--note=***", "--lr", "0.1")
+    assert run.error == "no access with ***"
+
+
 def test_runs_are_found_by_name_and_part_of_an_id(registry: Registry):
     first, second = (registry.begin("launch", "a.py", options(name=name)).run for name in ("one", "two"))
     assert registry.find("one").id == first.id
