@@ -10,7 +10,7 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from accel_nb.config import Resolved, environment_layer, parse_flags, resolve, usage
+from accel_nb.config import Layer, Resolved, environment_layer, parse_flags, resolve, usage
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
@@ -19,10 +19,13 @@ from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.session import Cell, Session
-from accel_nb.notebook.sidebar import describe_state
+from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
 from accel_nb.ui import SidebarComm
+
+SETTINGS_S = 1.0
+"""How long the first cell waits for the notebook's settings where a browser was called that may have them."""
 
 
 @magics_class
@@ -33,6 +36,7 @@ class AccelerateMagics(Magics):
         super().__init__(shell)
         self._shell: Any = shell
         self.session = Session(shell.user_ns, hidden_names=frozenset(shell.user_ns_hidden))
+        self.settings = NotebookSettings(self.session)
         self.sidebar: SidebarComm | None = None
         self._last: tuple[object, Resolved] | None = None
         self._commands: dict[str, Callable[[list[str]], str | None]] = {
@@ -40,6 +44,7 @@ class AccelerateMagics(Magics):
             "doctor": self._doctor,
             "plan": self._plan,
             "config": self._config,
+            "start": self._start,
             "stop": self._stop,
             "restart": self._restart,
             "logs": self._logs,
@@ -64,6 +69,8 @@ class AccelerateMagics(Magics):
             raise
 
     def _run(self, line: str, text: str) -> None:
+        if self.sidebar is not None and self.sidebar.is_called and _is_of_jupyterlab(self._shell):
+            self.settings.wait(SETTINGS_S)
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
@@ -89,10 +96,13 @@ class AccelerateMagics(Magics):
     def _resolve(self, line: str, source: str) -> Resolved:
         """Return the options of a line; the last answer is kept, since cells are mostly run with the same line."""
         variables = option_variables()
-        key = (line, source, tuple(variables.items()))
+        key = (line, source, tuple(variables.items()), self.session.notebook_layers)
         if self._last is None or self._last[0] != key or self._last[1].config.config is not None:
-            self._last = key, resolve([environment_layer(variables), parse_flags(line, source)])
+            self._last = key, resolve(self._layers(parse_flags(line, source)))
         return self._last[1]
+
+    def _layers(self, flags: Layer) -> list[Layer]:
+        return [environment_layer(option_variables()), *self.session.notebook_layers, flags]
 
     def _command(self, line: str) -> None:
         try:
@@ -131,7 +141,7 @@ class AccelerateMagics(Magics):
 
     def _plan(self, words: list[str]) -> str:
         request = read_request(words, "%accelerate plan", in_notebook=True)
-        resolved = resolve([environment_layer(option_variables()), request.flags])
+        resolved = resolve(self._layers(request.flags))
         config, lines = resolved.config, []
         devices = request.other_devices(config)
         if devices is None:
@@ -145,6 +155,12 @@ class AccelerateMagics(Magics):
 
     def _config(self, words: list[str]) -> str:
         return self._resolve(shlex.join(words), "%accelerate config").table()
+
+    def _start(self, words: list[str]) -> str:
+        config = self._resolve(shlex.join(words), "%accelerate start").config
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+        self.session.start(specs)
+        return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 
     def _stop(self, words: list[str]) -> str:
         self.session.stop()
@@ -186,6 +202,14 @@ def _names(words: list[str], command: str) -> list[str]:
     return names
 
 
+def _is_of_jupyterlab(shell: Any) -> bool:
+    """Whether the running cell came from a front end that answers while a cell runs, and says so in its request."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not getattr(kernel, "_supports_kernel_subshells", False):
+        return False
+    return "cellId" in shell.get_parent().get("metadata", {})
+
+
 def session_of(shell: Any) -> Session:
     """Return the session of a shell, loading the extension if it is not loaded yet."""
     magics = shell.magics_manager.registry.get(AccelerateMagics.__name__) or load(shell)
@@ -200,7 +224,8 @@ def load(shell: Any) -> AccelerateMagics:
     magics.session.warm_up()
     # The first parsing of flags imports most of what it needs: let it happen while the user writes the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
-    magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session))
+    answers = answers_of(magics.session, magics.settings)
+    magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
     return magics
 
