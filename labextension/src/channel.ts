@@ -22,8 +22,7 @@ export type ChannelState =
 
 /** What a line magic did: what it printed, or why it failed. */
 export type RunResult =
-  | { readonly ok: true; readonly printed: string }
-  | { readonly ok: false; readonly error: string };
+  { readonly ok: true; readonly printed: string } | { readonly ok: false; readonly error: string };
 
 /**
  * Follows one session's kernel through restarts and changes.
@@ -97,7 +96,10 @@ export class SidebarChannel {
   }
 
   /** Ask the kernel something, also while a cell runs; rejects with the kernel's words when it refuses. */
-  ask(about: string, given: Readonly<Record<string, unknown>>): Promise<Readonly<Record<string, unknown>>> {
+  ask(
+    about: string,
+    given: Readonly<Record<string, unknown>>
+  ): Promise<Readonly<Record<string, unknown>>> {
     const comm = this.comm;
     if (comm === null || this.current.kind !== 'ready') {
       return Promise.reject(new Error('not connected'));

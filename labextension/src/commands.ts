@@ -49,7 +49,12 @@ export function addCommands(
     session => session.load(),
     state => state.kind === 'not-loaded'
   );
-  add('insert', trans.__('Insert %%accelerate into the Cell'), session => session.insert(), isAlways);
+  add(
+    'insert',
+    trans.__('Insert %%accelerate into the Cell'),
+    session => session.insert(),
+    isAlways
+  );
   add('start', trans.__('Start Workers'), session => session.start(), isReady);
   add('interrupt', trans.__('Interrupt Workers'), session => session.interrupt(), isBusy);
   add('restart', trans.__('Restart Workers'), session => session.restart(), isReady);

@@ -143,7 +143,11 @@ class LabServer:
         quiet.mkdir(parents=True)
         news = {"fetchNews": "false", "checkForUpdates": False}
         (quiet / "notification.jupyterlab-settings").write_text(json.dumps(news))
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "JPY_"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JUPYTER", "JPY_")) or name == "JUPYTER_PATH"  # where another build of the page lies
+        }
         return inherited | {name: str(self._folder / folder) for name, folder in folders.items()}
 
 

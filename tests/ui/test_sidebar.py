@@ -1,4 +1,4 @@
-"""The sidebar in JupyterLab: its form is the cell's line, its actions reach the workers, it follows notebook and kernel."""
+"""The sidebar in JupyterLab: its form is the cell's line, its actions reach the workers, it follows the notebook."""
 
 from __future__ import annotations
 
@@ -154,7 +154,9 @@ def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, con
 
 def test_sidebar_follows_kernel_and_notebook(page: Page, lab: LabServer, content: Locator):
     write(lab, "other.ipynb", "x = 1")
-    name = write(lab, "first.ipynb", "%load_ext accel_nb\n%accelerate config", FORGED, accel_nb={"options": {"seed": "7"}})
+    name = write(
+        lab, "first.ipynb", "%load_ext accel_nb\n%accelerate config", FORGED, accel_nb={"options": {"seed": "7"}}
+    )
     open_notebook(page, lab, name)
     show_sidebar(page)
     expect(content).to_have_attribute("data-state", "not-loaded")

@@ -51,12 +51,13 @@ def sidebar(session: Session, monkeypatch: pytest.MonkeyPatch):
 @pytest.fixture
 def line(sidebar: SidebarComm) -> Line:
     line = Line(target_name=TARGET, primary=False)
+    comm.get_comm_manager().register_comm(line)
     sidebar._on_open(line, {})
     return line
 
 
-def ask(line: Line, about: str, **given: Any) -> dict[str, Any]:
-    return line.say(kind="ask", id=7, about=about, given=given)
+def ask(to: Line, about: str, **given: Any) -> dict[str, Any]:
+    return to.say(kind="ask", id=7, about=about, given=given)
 
 
 def test_kernel_calls_the_browser_and_tells_the_state(sidebar: SidebarComm, line: Line):
@@ -132,6 +133,7 @@ def test_watching_tells_the_state_until_it_is_let_go(sidebar: SidebarComm, line:
     teller = sidebar._teller
     assert teller is not None
     while len(line.sent) < num_sent + 2:
+        teller.join(0.01)
         assert teller.is_alive()
     line.handle_msg({"content": {"data": {"kind": "watch", "on": False}}})
     teller.join(5)

@@ -4,7 +4,8 @@ export const MAX_LINES = 200_000;
 const MAX_LINE = 4096;
 
 // eslint-disable-next-line no-control-regex
-const CONTROL = /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g;
+const CONTROL =
+  /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g;
 
 export class LogLines {
   /** Whole lines and the one that is being written. */
@@ -47,6 +48,9 @@ export class LogLines {
 
 /** Only what is shown is cleaned: a line is looked at when it comes into sight. */
 function shown(raw: string): string {
-  const parts = raw.slice(0, 4 * MAX_LINE).split('\r').filter(part => part !== '');
+  const parts = raw
+    .slice(0, 4 * MAX_LINE)
+    .split('\r')
+    .filter(part => part !== '');
   return (parts[parts.length - 1] ?? '').replace(CONTROL, '').slice(0, MAX_LINE);
 }

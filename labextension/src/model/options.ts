@@ -110,7 +110,8 @@ function readOption(name: string, node: Node): IOption {
 /** The values of an option that has a closed list of them; `none` gives it back to its own choice. */
 function choicesOf(node: Node): string[] {
   const parts = (node.anyOf as readonly Node[] | undefined) ?? [node];
-  const isClosed = (part: Node): boolean => 'enum' in part || 'const' in part || part.type === 'null';
+  const isClosed = (part: Node): boolean =>
+    'enum' in part || 'const' in part || part.type === 'null';
   if (!parts.every(part => isClosed(part) || part.type === 'boolean')) {
     return [];
   }
@@ -118,7 +119,9 @@ function choicesOf(node: Node): string[] {
     if (part.type === 'boolean') {
       return [...SWITCH_CHOICES];
     }
-    return part.type === 'null' ? ['none'] : ((part.enum as unknown[]) ?? [part.const]).map(valueText);
+    return part.type === 'null'
+      ? ['none']
+      : ((part.enum as unknown[]) ?? [part.const]).map(valueText);
   });
 }
 

@@ -28,7 +28,9 @@ export function writeSettings(
   metadata: unknown,
   settings: Readonly<Record<string, string>>
 ): Record<string, unknown> | undefined {
-  const others = Object.entries(isRecord(metadata) ? metadata : {}).filter(([key]) => key !== 'options');
+  const others = Object.entries(isRecord(metadata) ? metadata : {}).filter(
+    ([key]) => key !== 'options'
+  );
   const all = Object.keys(settings).length > 0 ? [...others, ['options', { ...settings }]] : others;
   return all.length > 0 ? (Object.fromEntries(all) as Record<string, unknown>) : undefined;
 }

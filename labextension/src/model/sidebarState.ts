@@ -1,6 +1,6 @@
 /** What the kernel tells the sidebar, checked field by field. The kernel's side is `accel_nb/ui/comm.py`. */
 
-import { asList, asNumber, asRecord, asText, isRecord } from './reading';
+import { asList, asNumber, asText, isRecord } from './reading';
 
 export const PROTOCOL_VERSION = 2;
 

@@ -18,7 +18,11 @@ const COLOURS: Readonly<Record<string, string>> = {
 export function ForecastView({ session, trans }: IViewProps): React.JSX.Element {
   const { forecast } = session;
   const shown =
-    forecast.kind === 'done' ? forecast.forecast : forecast.kind === 'running' ? forecast.last : null;
+    forecast.kind === 'done'
+      ? forecast.forecast
+      : forecast.kind === 'running'
+        ? forecast.last
+        : null;
   return (
     <Section
       title={trans.__('Memory forecast')}

@@ -58,7 +58,13 @@ export function LogView({
   );
 }
 
-function Lines({ log, label }: { readonly log: LogLines; readonly label: string }): React.JSX.Element {
+function Lines({
+  log,
+  label
+}: {
+  readonly log: LogLines;
+  readonly label: string;
+}): React.JSX.Element {
   const box = useRef<HTMLDivElement>(null);
   const isAtEnd = useRef(true);
   const [top, setTop] = useState(0);
@@ -94,7 +100,8 @@ function Lines({ log, label }: { readonly log: LogLines; readonly label: string 
       hidden={log.length === 0}
       onScroll={event => {
         const element = event.currentTarget;
-        isAtEnd.current = element.scrollTop + element.clientHeight >= element.scrollHeight - LINE_PX;
+        isAtEnd.current =
+          element.scrollTop + element.clientHeight >= element.scrollHeight - LINE_PX;
         setTop(element.scrollTop);
       }}
     >

@@ -113,7 +113,9 @@ function Target({ session, trans }: IViewProps): React.JSX.Element {
         />
       )}
       {isLine ? (
-        <p className="accel-nb-hint">{trans.__('The line of the active cell; both change together.')}</p>
+        <p className="accel-nb-hint">
+          {trans.__('The line of the active cell; both change together.')}
+        </p>
       ) : (
         <div className="accel-nb-actions">
           <Action
@@ -221,7 +223,8 @@ function placeholders(
   const pairs = options.map(option => {
     const text = resolution?.options.get(option.name)?.value ?? option.defaultText;
     const isChosenFrom = option.choices.length > 0;
-    const shown = text === '' || text === 'none' ? (isChosenFrom ? trans.__('not set') : option.hint) : text;
+    const shown =
+      text === '' || text === 'none' ? (isChosenFrom ? trans.__('not set') : option.hint) : text;
     return [option.name, { 'ui:placeholder': shown, 'ui:autocomplete': 'off' }] as const;
   });
   return Object.fromEntries(pairs);

@@ -110,7 +110,10 @@ export function Hints({
     return null;
   }
   return (
-    <ul className={isProblem ? 'accel-nb-problems' : 'accel-nb-hints'} role={isProblem ? 'alert' : undefined}>
+    <ul
+      className={isProblem ? 'accel-nb-problems' : 'accel-nb-hints'}
+      role={isProblem ? 'alert' : undefined}
+    >
       {texts.map((text, index) => (
         <li key={index}>{text}</li>
       ))}

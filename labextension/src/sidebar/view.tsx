@@ -128,11 +128,7 @@ function Ready({
         <Hints texts={info.notes} />
         <div className="accel-nb-actions">
           {isBusy ? (
-            <Action
-              isMain
-              label={trans.__('Interrupt')}
-              onClick={() => void session.interrupt()}
-            />
+            <Action isMain label={trans.__('Interrupt')} onClick={() => void session.interrupt()} />
           ) : (
             <Action
               label={trans.__('Start')}
