@@ -1,8 +1,9 @@
 """The kernel's side of the JupyterLab sidebar: a comm that describes the session and answers what the browser asks.
 
 To the browser go the state, and answers. From it come ``{"kind": "refresh"}``, ``{"kind": "watch", "on": true}`` (the
-state is then told each second, for a minute), and ``{"kind": "ask", "id": N, "about": NAME, "given": {...}}``. Anything
-else is counted and dropped. Actions are no messages: the browser runs the line magic, so that they queue with the cells.
+state is then told each second, for a minute), and ``{"kind": "ask", "id": N, "about": NAME, "given": {...}}``.
+Anything else is counted and dropped. Actions are no messages: the browser runs the line magic, which queues with the
+cells.
 """
 
 from __future__ import annotations

@@ -146,7 +146,7 @@ class LabServer:
         inherited = {
             name: value
             for name, value in os.environ.items()
-            if not name.startswith(("JUPYTER", "JPY_")) or name == "JUPYTER_PATH"  # where another build of the page lies
+            if not name.startswith(("JUPYTER", "JPY_")) or name == "JUPYTER_PATH"  # where other builds lie
         }
         return inherited | {name: str(self._folder / folder) for name, folder in folders.items()}
 

@@ -3,9 +3,16 @@
 export const MAX_LINES = 200_000;
 const MAX_LINE = 4096;
 
-// eslint-disable-next-line no-control-regex
-const CONTROL =
-  /\u001b(?:\[[0-?]*[ -/]*[@-~]|\][^\u0007\u001b]*(?:\u0007|\u001b\\)?|[@-Z\\-_])|[\u0000-\u0008\u000b\u000c\u000e-\u001f\u007f]/g;
+/** ANSI sequences (of colours, of titles, others), then what is left of control characters. */
+const SEQUENCES = new RegExp(
+  [
+    '\\x1b\\[[0-?]*[ -/]*[@-~]',
+    '\\x1b\\][^\\x07\\x1b]*(?:\\x07|\\x1b\\\\)?',
+    '\\x1b[@-Z\\\\-_]'
+  ].join('|'),
+  'g'
+);
+const CONTROLS = new RegExp('[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]', 'g');
 
 export class LogLines {
   /** Whole lines and the one that is being written. */
@@ -52,5 +59,8 @@ function shown(raw: string): string {
     .slice(0, 4 * MAX_LINE)
     .split('\r')
     .filter(part => part !== '');
-  return (parts[parts.length - 1] ?? '').replace(CONTROL, '').slice(0, MAX_LINE);
+  return (parts[parts.length - 1] ?? '')
+    .replace(SEQUENCES, '')
+    .replace(CONTROLS, '')
+    .slice(0, MAX_LINE);
 }

@@ -4,6 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReactNode } from 'react';
 import { OPTIONS } from '../model/options';
 import type { IResolution } from '../model/sidebarState';
+import { schemaText } from './parts';
 
 export interface IFieldContext {
   readonly trans: TranslationBundle;
@@ -53,7 +54,7 @@ export function OptionField({
       </div>
       {children}
       <p className="accel-nb-field-help" id={`${id}__description`}>
-        {trans._p('schema', option.description)}
+        {schemaText(option.description, trans)}
         {option.unit !== '' && ` [${option.unit}]`}
       </p>
       {!isDefault && !values.has(option.name) && (

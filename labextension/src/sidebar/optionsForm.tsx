@@ -14,7 +14,7 @@ import {
 } from '../model/options';
 import { problemsByOption, type IResolution } from '../model/sidebarState';
 import { OptionField, type IFieldContext } from './optionField';
-import { Action, Choice, Hints, Section } from './parts';
+import { Action, Choice, Hints, Section, schemaText } from './parts';
 import type { NotebookSession, Scope } from './session';
 import type { IViewProps } from './view';
 
@@ -145,8 +145,8 @@ function Group({
       open={isOpen}
       onToggle={event => setOpen(event.currentTarget.open)}
     >
-      <summary title={props.trans._p('schema', group.description)}>
-        <span>{props.trans._p('schema', group.title)}</span>
+      <summary title={schemaText(group.description, props.trans)}>
+        <span>{schemaText(group.title, props.trans)}</span>
         {numWrong > 0 && <span className="accel-nb-badge accel-nb-mod-wrong">{numWrong}</span>}
         {numGiven > 0 && <span className="accel-nb-badge">{numGiven}</span>}
       </summary>
@@ -181,7 +181,7 @@ function Fields({
       tagName="div"
       className="accel-nb-fields"
       idPrefix={`accel-nb-${idPrefix}`}
-      schema={formSchema(options, values) as IFormComponentProps['schema']}
+      schema={formSchema(options, values)}
       uiSchema={placeholders(options, resolution, trans)}
       formData={data}
       formContext={context}

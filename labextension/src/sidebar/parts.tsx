@@ -1,5 +1,6 @@
 /** Small parts that the views share. */
 
+import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReactNode } from 'react';
 
 export function Section({
@@ -119,4 +120,11 @@ export function Hints({
       ))}
     </ul>
   );
+}
+
+/** A text of the options' schema in the user's language. */
+export function schemaText(text: string, trans: TranslationBundle): string {
+  // Translators take these from the schema, by this context.
+  // eslint-disable-next-line jupyter/no-dynamic-translation
+  return trans._p('schema', text);
 }
