@@ -2,6 +2,7 @@
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { KernelMessage, type Kernel } from '@jupyterlab/services';
+import type { JSONObject } from '@lumino/coreutils';
 import { Signal, type ISignal } from '@lumino/signaling';
 import { capText } from './chart/format';
 import { parseReply, parseSidebarState, type ISidebarState } from './model/sidebarState';
@@ -10,6 +11,7 @@ export const COMM_TARGET = 'accel_nb.sidebar';
 
 const RENEW_MS = 20_000;
 const MAX_PRINTED = 1 << 20;
+const MAX_TRIES = 3;
 
 /** Exactly one of these holds at a time. */
 export type ChannelState =
@@ -80,7 +82,7 @@ export class SidebarChannel {
     if (this.comm === null) {
       this.connect();
     } else {
-      void this.comm.send({ kind: 'refresh' });
+      this.send({ kind: 'refresh' });
     }
   }
 
@@ -88,7 +90,7 @@ export class SidebarChannel {
   watch(isOn: boolean): void {
     window.clearInterval(this.renewal);
     this.isWatching = isOn;
-    const send = (): void => void this.comm?.send({ kind: 'watch', on: isOn });
+    const send = (): void => this.send({ kind: 'watch', on: isOn });
     send();
     if (isOn) {
       this.renewal = window.setInterval(send, RENEW_MS);
@@ -96,18 +98,14 @@ export class SidebarChannel {
   }
 
   /** Ask the kernel something, also while a cell runs; rejects with the kernel's words when it refuses. */
-  ask(
-    about: string,
-    given: Readonly<Record<string, unknown>>
-  ): Promise<Readonly<Record<string, unknown>>> {
-    const comm = this.comm;
-    if (comm === null || this.current.kind !== 'ready') {
+  ask(about: string, given: JSONObject): Promise<Readonly<Record<string, unknown>>> {
+    if (this.current.kind !== 'ready') {
       return Promise.reject(new Error('not connected'));
     }
     const id = (this.lastId += 1);
     return new Promise((resolve, reject) => {
       this.waiting.set(id, { resolve, reject });
-      void comm.send({ kind: 'ask', id, about, given: given as never });
+      this.send({ kind: 'ask', id, about, given });
     });
   }
 
@@ -117,19 +115,26 @@ export class SidebarChannel {
     if (!kernel) {
       return { ok: false, error: '' };
     }
-    let printed = '';
-    const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
-    future.onIOPub = message => {
-      if (KernelMessage.isStreamMsg(message) && message.content.name === 'stdout') {
-        printed = (printed + message.content.text).slice(0, MAX_PRINTED);
+    // A cell that fails takes down what waits behind it, which this is not a part of.
+    for (let attempt = 1; ; attempt += 1) {
+      let printed = '';
+      const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
+      future.onIOPub = message => {
+        if (KernelMessage.isStreamMsg(message) && message.content.name === 'stdout') {
+          printed = (printed + message.content.text).slice(0, MAX_PRINTED);
+        }
+      };
+      const { content } = await future.done;
+      if (content.status === 'ok') {
+        return { ok: true, printed };
       }
-    };
-    const { content } = await future.done;
-    if (content.status === 'ok') {
-      return { ok: true, printed };
+      if (content.status === 'error') {
+        return { ok: false, error: capText(`${content.ename}: ${content.evalue}`, 1024) };
+      }
+      if (attempt === MAX_TRIES) {
+        return { ok: false, error: '' };
+      }
     }
-    const error = content.status === 'error' ? `${content.ename}: ${content.evalue}` : '';
-    return { ok: false, error: capText(error, 1024) };
   }
 
   /** Interrupt the running cell. */
@@ -224,6 +229,12 @@ export class SidebarChannel {
       asked.resolve(reply.body);
     } else {
       asked.reject(new Error(reply.refusal));
+    }
+  }
+
+  private send(message: JSONObject): void {
+    if (this.comm !== null && !this.comm.isDisposed) {
+      void this.comm.send(message);
     }
   }
 

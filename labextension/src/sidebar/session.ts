@@ -286,13 +286,13 @@ export class NotebookSession {
   }
 
   private async tellSettings(): Promise<void> {
-    await this.channel.ask('notebook', { settings: this.settings }).catch(() => undefined);
+    await this.channel.ask('notebook', { settings: { ...this.settings } }).catch(() => undefined);
   }
 
   private async resolve(): Promise<void> {
     const flags = this.scope === 'notebook' ? '' : this.flags;
     try {
-      const asked = { line: flags, settings: this.settings };
+      const asked = { line: flags, settings: { ...this.settings } };
       const found = parseResolution(await this.channel.ask('options', asked));
       // While something is wrong, the origins of the values that were right stay in sight.
       const options = found.options.size > 0 ? found.options : this.currentResolution?.options;
