@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { LogLines, MAX_LINES } from '../src/model/logLines';
+import { linesInSight, LogLines, MAX_LINES } from '../src/model/logLines';
 
 function all(log: LogLines): string[] {
   return Array.from({ length: log.length }, (_, index) => log.at(index));
@@ -27,5 +27,14 @@ describe('LogLines', () => {
     expect(log.length).toBe(MAX_LINES);
     expect(log.numDropped).toBe(5);
     expect(log.at(0)).toBe('5');
+  });
+});
+
+describe('linesInSight', () => {
+  it('draws as few lines of a long list as of a short one', () => {
+    expect(linesInSight(MAX_LINES, 16 * 100_000, 240, 16)).toEqual({ first: 99_990, last: 100_025 });
+    expect(linesInSight(MAX_LINES, 16 * MAX_LINES - 240, 240, 16).last).toBe(MAX_LINES);
+    expect(linesInSight(3, 0, 240, 16)).toEqual({ first: 0, last: 3 });
+    expect(linesInSight(0, 99, 240, 16)).toEqual({ first: 0, last: 0 });
   });
 });

@@ -2,6 +2,7 @@
 
 export const MAX_LINES = 200_000;
 const MAX_LINE = 4096;
+const BESIDE = 10;
 
 /** ANSI sequences (of colours, of titles, others), then what is left of control characters. */
 const SEQUENCES = new RegExp(
@@ -12,7 +13,7 @@ const SEQUENCES = new RegExp(
   ].join('|'),
   'g'
 );
-const CONTROLS = new RegExp('[\\x00-\\x08\\x0b\\x0c\\x0e-\\x1f\\x7f]', 'g');
+const CONTROLS = /[^\P{Cc}\t]/gu;
 
 export class LogLines {
   /** Whole lines and the one that is being written. */
@@ -51,6 +52,19 @@ export class LogLines {
   private lines: string[] = [];
   private open = '';
   private dropped = 0;
+}
+
+/** The lines to draw of a list that is scrolled to `top`: those in sight and a few beside them, whatever its length. */
+export function linesInSight(
+  length: number,
+  top: number,
+  height: number,
+  linePx: number
+): { readonly first: number; readonly last: number } {
+  return {
+    first: Math.min(length, Math.max(0, Math.floor(top / linePx) - BESIDE)),
+    last: Math.min(length, Math.ceil((top + height) / linePx) + BESIDE)
+  };
 }
 
 /** Only what is shown is cleaned: a line is looked at when it comes into sight. */

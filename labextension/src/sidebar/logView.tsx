@@ -1,13 +1,12 @@
 /** What a rank printed: a list that draws only the lines in sight, and stays at the end while it is at the end. */
 
 import { useLayoutEffect, useRef, useState } from 'react';
-import type { LogLines } from '../model/logLines';
+import { linesInSight, type LogLines } from '../model/logLines';
 import type { ILogHead } from '../model/sidebarState';
 import { Choice, Section } from './parts';
 import type { IViewProps } from './view';
 
 const LINE_PX = 16;
-const BESIDE = 10;
 const MAX_RANKS = 16;
 
 export function LogView({
@@ -78,8 +77,7 @@ function Lines({
       }
     }
   }, [log.length, log.numDropped]);
-  const first = Math.max(0, Math.floor(top / LINE_PX) - BESIDE);
-  const last = Math.min(log.length, Math.ceil((top + height) / LINE_PX) + BESIDE);
+  const { first, last } = linesInSight(log.length, top, height, LINE_PX);
   const rows: React.JSX.Element[] = [];
   for (let index = first; index < last; index += 1) {
     rows.push(
