@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +10,10 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Locator, Page, expect
 
-from tests.ui.lab import LabServer, execute, open_notebook, show_sidebar, use_theme, wait_until_ran
+from tests.ui.lab import LabServer, execute, faults, open_notebook, show_sidebar, use_theme, wait_until_ran
 
-AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
+expect.set_options(timeout=30_000)
+
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 MODEL = """
@@ -57,17 +57,6 @@ def activate(page: Page, cell: int) -> None:
 
 def field(content: Locator, option: str) -> Locator:
     return content.locator(f"[data-option='{option}']")
-
-
-def faults(page: Page, part: str) -> list[str]:
-    """Return what axe finds in a part of the page that is serious or worse."""
-    page.evaluate(AXE.read_text())
-    found = page.evaluate("part => axe.run(part, {resultTypes: ['violations']})", part)
-    return [
-        f"{fault['id']}: {fault['help']}: {json.dumps([node['target'] for node in fault['nodes']][:5])}"
-        for fault in found["violations"]
-        if fault["impact"] in ("serious", "critical")
-    ]
 
 
 @pytest.fixture
