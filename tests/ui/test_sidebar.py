@@ -12,8 +12,6 @@ from playwright.sync_api import Locator, Page, expect
 
 from tests.ui.lab import LabServer, execute, faults, open_notebook, show_sidebar, use_theme, wait_until_ran
 
-expect.set_options(timeout=30_000)
-
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
 MODEL = """

@@ -222,9 +222,8 @@ function placeholders(
 ): NonNullable<IFormComponentProps['uiSchema']> {
   const pairs = options.map(option => {
     const text = resolution?.options.get(option.name)?.value ?? option.defaultText;
-    const isChosenFrom = option.choices.length > 0;
-    const shown =
-      text === '' || text === 'none' ? (isChosenFrom ? trans.__('not set') : option.hint) : text;
+    const hint = option.choices.length > 0 ? '' : option.hint;
+    const shown = text === '' || text === 'none' ? hint || trans.__('not set') : text;
     return [option.name, { 'ui:placeholder': shown, 'ui:autocomplete': 'off' }] as const;
   });
   return Object.fromEntries(pairs);

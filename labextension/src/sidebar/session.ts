@@ -158,18 +158,18 @@ export class NotebookSession {
   async askForecast(): Promise<void> {
     window.clearTimeout(this.forecastTimer);
     const last = this.currentForecast.kind === 'done' ? this.currentForecast.forecast : null;
-    const flags = this.flags;
-    this.setForecast({ kind: 'running', last }, flags);
+    const { flags, asked } = this;
+    this.setForecast({ kind: 'running', last }, asked);
     const result = await this.channel.run(`%accelerate plan --json ${flags}`.trimEnd());
     if (this.isDisposed) {
       return;
     }
     if (!result.ok) {
-      this.setForecast({ kind: 'failed', error: result.error }, flags);
+      this.setForecast({ kind: 'failed', error: result.error }, asked);
       return;
     }
     const forecast = readForecast(result.printed);
-    this.setForecast(forecast === null ? { kind: 'no-model' } : { kind: 'done', forecast }, flags);
+    this.setForecast(forecast === null ? { kind: 'no-model' } : { kind: 'done', forecast }, asked);
     this.forecastLater();
   }
 
@@ -269,7 +269,14 @@ export class NotebookSession {
     this.hasChanged.emit();
   }
 
+  /** Text was typed, another cell is active, or the settings are others: most of it changes nothing here. */
   private onEdited(): void {
+    const { line, settings } = this;
+    const seen = JSON.stringify([this.scope, line?.kind, this.flags, settings]);
+    if (seen === this.seen) {
+      return;
+    }
+    this.seen = seen;
     window.clearTimeout(this.resolveTimer);
     this.resolveTimer = window.setTimeout(() => void this.resolve(), RESOLVE_MS);
     if (this.currentForecast.kind === 'done') {
@@ -280,7 +287,7 @@ export class NotebookSession {
 
   private forecastLater(): void {
     window.clearTimeout(this.forecastTimer);
-    if (this.followsForecast() && this.flags !== this.forecastFlags) {
+    if (this.followsForecast() && this.asked !== this.forecastAsked) {
       this.forecastTimer = window.setTimeout(() => void this.askForecast(), FORECAST_MS);
     }
   }
@@ -291,9 +298,13 @@ export class NotebookSession {
 
   private async resolve(): Promise<void> {
     const flags = this.scope === 'notebook' ? '' : this.flags;
+    const turn = (this.turn += 1);
     try {
       const asked = { line: flags, settings: { ...this.settings } };
       const found = parseResolution(await this.channel.ask('options', asked));
+      if (turn !== this.turn) {
+        return;
+      }
       // While something is wrong, the origins of the values that were right stay in sight.
       const options = found.options.size > 0 ? found.options : this.currentResolution?.options;
       this.currentResolution = { ...found, options: options ?? new Map() };
@@ -331,17 +342,24 @@ export class NotebookSession {
     }
   }
 
-  private setForecast(forecast: Forecast, flags: string): void {
+  /** What a forecast depends on. */
+  private get asked(): string {
+    return JSON.stringify([this.flags, this.settings]);
+  }
+
+  private setForecast(forecast: Forecast, asked: string): void {
     this.currentForecast = forecast;
-    this.forecastFlags = flags;
+    this.forecastAsked = asked;
     this.hasChanged.emit();
   }
 
   private draft = '';
+  private seen = '';
+  private turn = 0;
   private currentScope: Scope = 'cell';
   private currentResolution: IResolution | null = null;
   private currentForecast: Forecast = { kind: 'none' };
-  private forecastFlags = '';
+  private forecastAsked = '';
   private lastError = '';
   private shownRank: number | null = null;
   private logName = '';
