@@ -110,16 +110,14 @@ export function Hints({
   if (texts.length === 0) {
     return null;
   }
-  return (
-    <ul
-      className={isProblem ? 'accel-nb-problems' : 'accel-nb-hints'}
-      role={isProblem ? 'alert' : undefined}
-    >
+  const list = (
+    <ul className={isProblem ? 'accel-nb-problems' : 'accel-nb-hints'}>
       {texts.map((text, index) => (
         <li key={index}>{text}</li>
       ))}
     </ul>
   );
+  return isProblem ? <div role="alert">{list}</div> : list;
 }
 
 /** A text of the options' schema in the user's language. */
