@@ -49,6 +49,12 @@ def source_of(page: Page, cell: int) -> str:
     return page.evaluate(script, cell)
 
 
+def wait_for_source(page: Page, cell: int, beginning: str) -> None:
+    script = """([cell, beginning]) => window.jupyterapp.shell.currentWidget.content.widgets[cell]
+        .model.sharedModel.getSource().startsWith(beginning)"""
+    page.wait_for_function(script, arg=[cell, beginning])
+
+
 def activate(page: Page, cell: int) -> None:
     page.evaluate("cell => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = cell; }", cell)
 
@@ -81,9 +87,9 @@ def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, con
     expect(content.locator("[data-line]")).to_have_text("%%accelerate --cpus 2")
     expect(content.get_by_text("2 workers: cpu")).to_be_visible()
     content.get_by_role("button", name="Insert into cell").click()
-    assert source_of(page, 1).startswith("%%accelerate --cpus 2\nimport os")
+    wait_for_source(page, 1, "%%accelerate --cpus 2\nimport os")
     field(content, "precision").get_by_role("combobox").select_option("no")
-    assert source_of(page, 1).startswith("%%accelerate --cpus 2 --precision no\n")
+    wait_for_source(page, 1, "%%accelerate --cpus 2 --precision no\n")
     page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(1).click()
     page.keyboard.press("Control+Home")
     page.keyboard.press("End")
