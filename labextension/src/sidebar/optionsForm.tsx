@@ -222,8 +222,10 @@ function placeholders(
 ): NonNullable<IFormComponentProps['uiSchema']> {
   const pairs = options.map(option => {
     const text = resolution?.options.get(option.name)?.value ?? option.defaultText;
-    const hint = option.choices.length > 0 ? '' : option.hint;
-    const shown = text === '' || text === 'none' ? hint || trans.__('not set') : text;
+    const isList = option.choices.length > 0;
+    const isNothing = text === '' || text === 'none';
+    const value = isList ? trans.__('not set: %1', text) : text; // else an entry of the list would stand there twice
+    const shown = isNothing ? (isList ? '' : option.hint) || trans.__('not set') : value;
     return [option.name, { 'ui:placeholder': shown, 'ui:autocomplete': 'off' }] as const;
   });
   return Object.fromEntries(pairs);
