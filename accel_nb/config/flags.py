@@ -69,7 +69,7 @@ def usage(command: str = "%%accelerate") -> str:
     width = min(40, max(len(flag) for flag, _ in rows))
     lines = [f"{command} [flags]", ""]
     for flag, option in rows:
-        default = "" if option.default in (None, ()) else f" (default {_text(option.default)})"
+        default = "" if option.default in (None, ()) else f" (default {value_text(option.default)})"
         lines.append(f"  {flag:<{width}}  {option.field.description}{default}")
     return "\n".join(lines)
 
@@ -202,14 +202,15 @@ def _shown(group: list[str]) -> str:
 def _flag(option: Option, value: Any) -> str:
     if option.is_switch and isinstance(value, bool):
         return f"--{option.flag}" if value else f"--no-{option.flag}"
-    text = _text(value)
+    text = value_text(value)
     if not text.isprintable():
         raise ValueError(f"{option.name}: {value!a} cannot be written as a flag")
     plain = text and not text.startswith("-")
     return f"--{option.flag}{' ' if plain else '='}{shlex.quote(text) if text else ''}"
 
 
-def _text(value: Any) -> str:
+def value_text(value: Any) -> str:
+    """Return a value as a flag would give it."""
     if value is None:
         return "none"
     if isinstance(value, list | tuple):

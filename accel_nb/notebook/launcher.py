@@ -147,9 +147,10 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
     if num_processes is not None and (find_gpus() or find_tpu() is None):
         kind = "gpus" if find_gpus() else "cpus"
         given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
-    layers = [environment_layer(option_variables()), Layer("flags", given, f"{source}(...)", places)]
-    config = resolve(layers).config
     main = _session()
+    layers = [environment_layer(option_variables()), *main.notebook_layers]
+    layers.append(Layer("flags", given, f"{source}(...)", places))
+    config = resolve(layers).config
     with main.claims.hold(lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, taken=taken)) as (
         specs,
         first,

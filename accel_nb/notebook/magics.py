@@ -12,7 +12,16 @@ from typing import Any
 
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
-from accel_nb.config import Resolved, ambient_layers, environment_layer, giving_way, parse_flags, resolve, usage
+from accel_nb.config import (
+    Layer,
+    Resolved,
+    ambient_layers,
+    environment_layer,
+    giving_way,
+    parse_flags,
+    resolve,
+    usage,
+)
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
@@ -24,7 +33,7 @@ from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.session import Cell, Session
-from accel_nb.notebook.sidebar import describe_state
+from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.secrets import redact
@@ -33,6 +42,8 @@ from accel_nb.ui import SidebarComm
 
 ANSWER_S = 10.0
 """How long a magic waits for the end of a step."""
+SETTINGS_S = 1.0
+"""How long the first cell waits for the notebook's settings where a browser was called that may have them."""
 _NO_BACKGROUND = (
     "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is steered by "
     "its panel"
@@ -48,6 +59,7 @@ class AccelerateMagics(Magics):
         super().__init__(shell)
         self._shell: Any = shell
         self.session = Session(shell.user_ns, hidden_names=frozenset(shell.user_ns_hidden))
+        self.settings = NotebookSettings(self.session)
         self.sidebar: SidebarComm | None = None
         self._last: tuple[object, Resolved] | None = None
         self._commands: dict[str, Callable[[list[str]], str | None]] = {
@@ -62,6 +74,7 @@ class AccelerateMagics(Magics):
             "plan": self._plan,
             "config": self._config,
             "export": self._export,
+            "start": self._start,
             "stop": self._stop,
             "restart": self._restart,
             "logs": self._logs,
@@ -97,6 +110,8 @@ class AccelerateMagics(Magics):
             print(f"what the run in the background has brought could not be taken in: {error}", file=sys.stderr)
 
     def _run(self, line: str, text: str) -> BackgroundRun | None:
+        if self.sidebar is not None and self.sidebar.is_called and _is_of_jupyterlab(self._shell):
+            self.settings.wait(SETTINGS_S)
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
@@ -125,12 +140,15 @@ class AccelerateMagics(Magics):
     def _resolve(self, line: str, source: str) -> Resolved:
         """Return the options of a line; the last answer is kept, since cells are mostly run with the same line."""
         variables = option_variables()
-        key = (line, source, tuple(variables.items()))
+        key = (line, source, tuple(variables.items()), self.session.notebook_layers)
         if self._last is None or self._last[0] != key or self._last[1].config.config is not None:
-            launched = ambient_layers()  # what a launch of this notebook was given
-            flags = giving_way(parse_flags(line, source), launched)
-            self._last = key, resolve([environment_layer(variables), flags, *launched])
+            self._last = key, resolve(self._layers(parse_flags(line, source)))
         return self._last[1]
+
+    def _layers(self, flags: Layer) -> list[Layer]:
+        launched = ambient_layers()  # what a launch of this notebook was given
+        given = giving_way(flags, launched)
+        return [environment_layer(option_variables()), *self.session.notebook_layers, given, *launched]
 
     def _command(self, line: str) -> None:
         try:
@@ -171,7 +189,7 @@ class AccelerateMagics(Magics):
 
     def _plan(self, words: list[str]) -> str:
         request = read_request(words, "%accelerate plan", in_notebook=True)
-        resolved = resolve([environment_layer(option_variables()), request.flags])
+        resolved = resolve(self._layers(request.flags))
         config, lines = resolved.config, []
         devices = request.other_devices(config)
         if devices is None:
@@ -196,6 +214,12 @@ class AccelerateMagics(Magics):
             executed(inputs), [environment_layer(option_variables())], title="a notebook", script=words[0]
         )
         return write_script(exported, words[0], replaces=False).rstrip("\n")
+
+    def _start(self, words: list[str]) -> str:
+        config = self._resolve(shlex.join(words), "%accelerate start").config
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+        self.session.start_workers(specs)
+        return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 
     def _stop(self, words: list[str]) -> str:
         if words == ["--after-step"]:
@@ -311,6 +335,14 @@ def read_settings(words: list[str]) -> list[Action]:
     return actions
 
 
+def _is_of_jupyterlab(shell: Any) -> bool:
+    """Whether the running cell came from a front end that answers while a cell runs, and says so in its request."""
+    kernel = getattr(shell, "kernel", None)
+    if kernel is None or not getattr(kernel, "_supports_kernel_subshells", False):
+        return False
+    return "cellId" in shell.get_parent().get("metadata", {})
+
+
 def session_of(shell: Any) -> Session:
     """Return the session of a shell, loading the extension if it is not loaded yet."""
     magics = shell.magics_manager.registry.get(AccelerateMagics.__name__) or load(shell)
@@ -326,7 +358,8 @@ def load(shell: Any) -> AccelerateMagics:
     # The first parsing of flags imports most of what it needs: let it happen while the user writes the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
     shell.events.register("pre_run_cell", magics.begin_cell)
-    magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session))
+    answers = answers_of(magics.session, magics.settings)
+    magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
     return magics
 

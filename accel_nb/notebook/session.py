@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from accel_nb.config import Resolved
+from accel_nb.config import Layer, Resolved
 from accel_nb.errors import PoolError
 from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import Call, read_result
@@ -78,6 +78,8 @@ class Session:
     """Called when the pool's state or workers may have changed."""
     overrides: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the workers have in place of the notebook's."""
+    notebook_layers: tuple[Layer, ...] = ()
+    """Options that the notebook carries in its metadata, as the browser has told them."""
     claims: Claims = field(default_factory=Claims)
     """What the launches of this notebook hold that run at once."""
     background: BackgroundRun | None = None
@@ -363,6 +365,14 @@ class Session:
             self._pool.retire()
             self._pool = None
             self._forget()
+
+    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start workers at these places now; without it the first cell does."""
+        try:
+            with self._reserved():
+                self._pool_for(specs, START_PATIENCE_S)
+        finally:
+            self.on_change()
 
     def stop(self) -> None:
         """End every process; the next cell starts new ones. Harmless when nothing runs.

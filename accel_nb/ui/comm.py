@@ -1,14 +1,19 @@
-"""The kernel's side of the JupyterLab sidebar: one comm target that describes the pool and answers refreshes.
+"""The kernel's side of the JupyterLab sidebar: a comm that describes the session and answers what the browser asks.
 
-Messages to the browser are ``SidebarState.message()``; the only one from the browser is ``{"kind": "refresh"}``.
-Actions (stop, restart) are not messages: the browser runs the line magic, so that they queue with the cells.
+To the browser go the state, and answers. From it come ``{"kind": "refresh"}``, ``{"kind": "watch", "on": true}`` (the
+state is then told each second, for a minute), and ``{"kind": "ask", "id": N, "about": NAME, "given": {...}}``.
+Anything else is counted and dropped. Actions are no messages: the browser runs the line magic, which queues with the
+cells.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from types import MappingProxyType
 from typing import Any
 
 from accel_nb.runtime.secrets import redact
@@ -16,7 +21,13 @@ from accel_nb.runtime.secrets import redact
 logger = logging.getLogger(__name__)
 
 TARGET = "accel_nb.sidebar"
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
+WATCH_S = 1.0
+LEASE_S = 60.0
+"""How long a browser that does not ask again is told the state each second; its page may be gone without a word."""
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,15 +37,26 @@ class DeviceLine:
     name: str
     kind: str
     total_bytes: int
+    free_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerLine:
-    """One living worker."""
+    """One living worker; its resident memory in bytes, 0 where it cannot be read."""
 
     rank: int
     device: str
     pid: int
+    memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LogLine:
+    """What one rank has printed in the last cell: ``log`` tells one cell's from another's."""
+
+    rank: int
+    log: str
+    num_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +67,7 @@ class SidebarState:
     pool: str
     workers: Sequence[WorkerLine] = ()
     notes: Sequence[str] = ()
+    logs: Sequence[LogLine] = ()
 
     def message(self) -> dict[str, Any]:
         """Return the state as the message that the sidebar takes."""
@@ -54,22 +77,35 @@ class SidebarState:
             "devices": [asdict(device) for device in self.devices],
             "pool": {"state": self.pool, "workers": [asdict(worker) for worker in self.workers]},
             "notes": list(map(redact, self.notes)),
+            "logs": [asdict(log) for log in self.logs],
         }
 
 
 class SidebarComm:
-    """Registers the target on a kernel and keeps the open comms.
+    """Registers the target on a kernel, calls the browser, and keeps the open comms.
 
-    ``describe`` is called in whatever thread a message arrives on (a running cell does not delay it), so it must only
-    read a snapshot. In plain IPython, without a kernel, nothing is registered.
+    ``describe`` and the ``answers``, by what they are about, are called in whatever thread a message arrives on (a
+    running cell does not delay it), so they must only read snapshots. An answer that raises ValueError is a refusal
+    with its text. In plain IPython, without a kernel, nothing is registered.
     """
 
-    def __init__(self, shell: Any, describe: Callable[[], SidebarState]) -> None:
+    def __init__(
+        self, shell: Any, describe: Callable[[], SidebarState], answers: Mapping[str, Answer] = _NOTHING
+    ) -> None:
         self._manager = getattr(getattr(shell, "kernel", None), "comm_manager", None)
         self._describe = describe
+        self._answers = answers
         self._comms: dict[str, Any] = {}
+        self._watching: dict[str, float] = {}
+        self._lock = threading.Lock()
+        self._ending = threading.Event()
+        self._teller: threading.Thread | None = None
+        self.num_dropped = 0
+        self.is_called = False
+        """Whether a browser was called and has not hung up."""
         if self._manager is not None:
             self._manager.register_target(TARGET, self._on_open)
+            self._call()
 
     def push(self) -> None:
         """Send the state to every open sidebar; does nothing when there is none."""
@@ -80,6 +116,7 @@ class SidebarComm:
 
     def close(self) -> None:
         """Take the target away and close the comms: the sidebars show that the extension is not loaded."""
+        self._ending.set()
         if self._manager is not None:
             self._manager.unregister_target(TARGET, self._on_open)
             self._manager = None
@@ -87,15 +124,74 @@ class SidebarComm:
             comm.close()
         self._comms.clear()
 
+    def _call(self) -> None:
+        """Open a comm to the browser: one that has the sidebar takes it, any other closes it."""
+        from comm import create_comm
+
+        comm = create_comm(target_name=TARGET, data=self._describe().message())
+        self._keep(comm)
+        self.is_called = True
+        comm.on_close(lambda _: self._hang_up(comm.comm_id))
+
     def _on_open(self, comm: Any, _message: Any) -> None:
+        self._keep(comm)
+        comm.send(self._describe().message())
+
+    def _keep(self, comm: Any) -> None:
         self._comms[comm.comm_id] = comm
         comm.on_msg(lambda message: self._on_message(comm, message))
-        comm.on_close(lambda _: self._comms.pop(comm.comm_id, None))
-        comm.send(self._describe().message())
+        comm.on_close(lambda _: self._forget(comm.comm_id))
+
+    def _hang_up(self, comm_id: str) -> None:
+        self.is_called = False
+        self._forget(comm_id)
+
+    def _forget(self, comm_id: str) -> None:
+        self._comms.pop(comm_id, None)
+        with self._lock:
+            self._watching.pop(comm_id, None)
 
     def _on_message(self, comm: Any, message: Any) -> None:
         data = message.get("content", {}).get("data", {})
-        if isinstance(data, dict) and data.get("kind") == "refresh":
-            comm.send(self._describe().message())
-        else:
-            logger.debug("the sidebar sent something unknown")
+        match data:
+            case {"kind": "refresh"}:
+                comm.send(self._describe().message())
+            case {"kind": "watch", "on": bool(is_on)}:
+                self._watch(comm.comm_id, is_on)
+            case {"kind": "ask", "id": int(number), "about": str(about), "given": dict(given)} if (
+                about in self._answers
+            ):
+                comm.send(self._answer(number, self._answers[about], given))
+            case _:
+                self.num_dropped += 1
+                logger.debug("the sidebar sent something unknown")
+
+    def _answer(self, number: int, answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
+        head = {"version": PROTOCOL_VERSION, "id": number}
+        try:
+            return {"kind": "answer", **head, "body": answer(given)}
+        except ValueError as error:
+            return {"kind": "refusal", **head, "text": str(error)}
+
+    def _watch(self, comm_id: str, is_on: bool) -> None:
+        with self._lock:
+            if is_on:
+                self._watching[comm_id] = time.monotonic() + LEASE_S
+            else:
+                self._watching.pop(comm_id, None)
+            if self._watching and self._teller is None and not self._ending.is_set():
+                self._teller = threading.Thread(target=self._tell, name="accel_nb sidebar", daemon=True)
+                self._teller.start()
+
+    def _tell(self) -> None:
+        while not self._ending.wait(WATCH_S):
+            with self._lock:
+                now = time.monotonic()
+                self._watching = {comm: until for comm, until in self._watching.items() if until > now}
+                comms = [self._comms[comm] for comm in self._watching if comm in self._comms]
+                if not comms:
+                    self._teller = None
+                    return
+            message = self._describe().message()
+            for comm in comms:
+                comm.send(message)

@@ -1,23 +1,36 @@
 /** The line to the accel_nb extension in one notebook's kernel. The kernel's side is `accel_nb/ui/comm.py`. */
 
 import type { ISessionContext } from '@jupyterlab/apputils';
-import type { Kernel, KernelMessage } from '@jupyterlab/services';
+import { KernelMessage, type Kernel } from '@jupyterlab/services';
+import type { JSONObject } from '@lumino/coreutils';
 import { Signal, type ISignal } from '@lumino/signaling';
-import { parseSidebarState, type ISidebarState } from './model/sidebarState';
+import { capText } from './chart/format';
+import { parseReply, parseSidebarState, type ISidebarState } from './model/sidebarState';
 
 export const COMM_TARGET = 'accel_nb.sidebar';
+
+const RENEW_MS = 20_000;
+const MAX_PRINTED = 1 << 20;
+const MAX_TRIES = 3;
 
 /** Exactly one of these holds at a time. */
 export type ChannelState =
   | { readonly kind: 'no-kernel' }
   | { readonly kind: 'connecting' }
   | { readonly kind: 'not-loaded' }
+  /** The kernel runs no Python, or another notebook of this page has its comms. */
+  | { readonly kind: 'foreign'; readonly reason: 'language' | 'shared' }
   | { readonly kind: 'ready'; readonly info: ISidebarState };
+
+/** What a line magic did: what it printed, or why it failed. */
+export type RunResult =
+  { readonly ok: true; readonly printed: string } | { readonly ok: false; readonly error: string };
 
 /**
  * Follows one session's kernel through restarts and changes.
  *
- * A kernel without the extension closes the comm at once; that is how "not loaded" is told.
+ * A kernel without the extension closes the comm at once; that is how "not loaded" is told. When the extension is loaded
+ * later, the kernel calls.
  */
 export class SidebarChannel {
   constructor(private readonly session: ISessionContext) {
@@ -34,7 +47,12 @@ export class SidebarChannel {
     return this.changed;
   }
 
-  /** Open the comm anew: after `%load_ext`, a restart, or when the user asks. */
+  /** Emitted when a kernel with the extension is there that was not there before. */
+  get connected(): ISignal<this, void> {
+    return this.greeted;
+  }
+
+  /** Open the comm anew: after a restart, or when the user asks. */
   connect(): void {
     this.drop();
     const kernel = this.session.session?.kernel ?? null;
@@ -42,16 +60,20 @@ export class SidebarChannel {
       this.set({ kind: 'no-kernel' });
       return;
     }
+    if (!kernel.handleComms) {
+      this.set({ kind: 'foreign', reason: 'shared' });
+      return;
+    }
     this.set({ kind: 'connecting' });
-    const comm = kernel.createComm(COMM_TARGET);
-    this.comm = comm;
-    comm.onMsg = message => this.take(comm, message);
-    comm.onClose = () => {
-      if (this.comm === comm) {
-        this.comm = null;
-        this.set({ kind: 'not-loaded' });
+    this.answerCalls(kernel);
+    void kernel.info.then(info => {
+      if (this.kernel === kernel && info.language_info.name !== 'python') {
+        this.drop();
+        this.set({ kind: 'foreign', reason: 'language' });
       }
-    };
+    });
+    const comm = kernel.createComm(COMM_TARGET);
+    this.use(comm);
     comm.open();
   }
 
@@ -60,20 +82,64 @@ export class SidebarChannel {
     if (this.comm === null) {
       this.connect();
     } else {
-      this.comm.send({ kind: 'refresh' });
+      this.send({ kind: 'refresh' });
     }
   }
 
-  /** Run a line magic in the kernel, after the cells that wait there, then look again. */
-  async run(code: string): Promise<void> {
+  /** Have the state told each second, or no longer. */
+  watch(isOn: boolean): void {
+    window.clearInterval(this.renewal);
+    this.isWatching = isOn;
+    const send = (): void => this.send({ kind: 'watch', on: isOn });
+    send();
+    if (isOn) {
+      this.renewal = window.setInterval(send, RENEW_MS);
+    }
+  }
+
+  /** Ask the kernel something, also while a cell runs; rejects with the kernel's words when it refuses. */
+  ask(about: string, given: JSONObject): Promise<Readonly<Record<string, unknown>>> {
+    if (this.current.kind !== 'ready') {
+      return Promise.reject(new Error('not connected'));
+    }
+    const id = (this.lastId += 1);
+    return new Promise((resolve, reject) => {
+      this.waiting.set(id, { resolve, reject });
+      this.send({ kind: 'ask', id, about, given });
+    });
+  }
+
+  /** Run a line magic in the kernel, after the cells that wait there. */
+  async run(code: string): Promise<RunResult> {
     const kernel = this.session.session?.kernel;
     if (!kernel) {
-      return;
+      return { ok: false, error: '' };
     }
-    await kernel.requestExecute({ code, store_history: false }).done;
-    if (!this.isDisposed) {
-      this.refresh();
+    // A cell that fails takes down what waits behind it, which this is not a part of.
+    for (let attempt = 1; ; attempt += 1) {
+      let printed = '';
+      const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
+      future.onIOPub = message => {
+        if (KernelMessage.isStreamMsg(message) && message.content.name === 'stdout') {
+          printed = (printed + message.content.text).slice(0, MAX_PRINTED);
+        }
+      };
+      const { content } = await future.done;
+      if (content.status === 'ok') {
+        return { ok: true, printed };
+      }
+      if (content.status === 'error') {
+        return { ok: false, error: capText(`${content.ename}: ${content.evalue}`, 1024) };
+      }
+      if (attempt === MAX_TRIES) {
+        return { ok: false, error: '' };
+      }
     }
+  }
+
+  /** Interrupt the running cell. */
+  async interrupt(): Promise<void> {
+    await this.session.session?.kernel?.interrupt();
   }
 
   get isDisposed(): boolean {
@@ -84,8 +150,37 @@ export class SidebarChannel {
     if (!this.disposed) {
       this.disposed = true;
       this.drop();
+      window.clearInterval(this.renewal);
+      this.kernel?.removeCommTarget(COMM_TARGET, this.onCall);
       Signal.clearData(this);
     }
+  }
+
+  private answerCalls(kernel: Kernel.IKernelConnection): void {
+    if (this.kernel !== kernel) {
+      if (this.kernel !== null && !this.kernel.isDisposed) {
+        this.kernel.removeCommTarget(COMM_TARGET, this.onCall);
+      }
+      this.kernel = kernel;
+      kernel.registerCommTarget(COMM_TARGET, this.onCall);
+    }
+  }
+
+  private readonly onCall = (comm: Kernel.IComm, message: KernelMessage.ICommOpenMsg): void => {
+    this.drop();
+    this.use(comm);
+    this.take(comm, message);
+  };
+
+  private use(comm: Kernel.IComm): void {
+    this.comm = comm;
+    comm.onMsg = message => this.take(comm, message);
+    comm.onClose = () => {
+      if (this.comm === comm) {
+        this.forget();
+        this.set({ kind: 'not-loaded' });
+      }
+    };
   }
 
   private onKernelChanged(): void {
@@ -94,7 +189,7 @@ export class SidebarChannel {
 
   private onStatusChanged(_session: ISessionContext, status: Kernel.Status): void {
     if (status === 'restarting' || status === 'autorestarting') {
-      this.drop();
+      this.forget();
       this.set({ kind: 'connecting' });
       this.isRestarting = true;
     } else if (status === 'idle' && this.isRestarting) {
@@ -103,24 +198,60 @@ export class SidebarChannel {
     }
   }
 
-  private take(comm: Kernel.IComm, message: KernelMessage.ICommMsgMsg): void {
+  private take(
+    comm: Kernel.IComm,
+    message: KernelMessage.ICommMsgMsg | KernelMessage.ICommOpenMsg
+  ): void {
     if (this.comm !== comm) {
       return;
     }
-    const info = parseSidebarState(message.content.data);
-    if (info === null) {
-      console.warn('accel_nb: dropped a sidebar message that is not one of this version');
-    } else {
+    const { data } = message.content;
+    const info = parseSidebarState(data);
+    if (info !== null) {
+      const isNew = this.current.kind !== 'ready';
       this.set({ kind: 'ready', info });
+      if (isNew) {
+        this.greeted.emit();
+        if (this.isWatching) {
+          this.watch(true);
+        }
+      }
+      return;
+    }
+    const reply = parseReply(data);
+    const asked = reply && this.waiting.get(reply.id);
+    if (!reply || !asked) {
+      console.warn('accel_nb: dropped a sidebar message that is not one of this version');
+      return;
+    }
+    this.waiting.delete(reply.id);
+    if ('body' in reply) {
+      asked.resolve(reply.body);
+    } else {
+      asked.reject(new Error(reply.refusal));
+    }
+  }
+
+  private send(message: JSONObject): void {
+    if (this.comm !== null && !this.comm.isDisposed) {
+      void this.comm.send(message);
     }
   }
 
   private drop(): void {
     const comm = this.comm;
-    this.comm = null;
+    this.forget();
     if (comm !== null && !comm.isDisposed) {
       comm.dispose();
     }
+  }
+
+  private forget(): void {
+    this.comm = null;
+    for (const { reject } of this.waiting.values()) {
+      reject(new Error('the kernel is gone'));
+    }
+    this.waiting.clear();
   }
 
   private set(state: ChannelState): void {
@@ -129,8 +260,20 @@ export class SidebarChannel {
   }
 
   private comm: Kernel.IComm | null = null;
+  private kernel: Kernel.IKernelConnection | null = null;
   private current: ChannelState = { kind: 'no-kernel' };
   private isRestarting = false;
+  private isWatching = false;
   private disposed = false;
+  private renewal = 0;
+  private lastId = 0;
+  private readonly waiting = new Map<
+    number,
+    {
+      readonly resolve: (body: Readonly<Record<string, unknown>>) => void;
+      readonly reject: (error: Error) => void;
+    }
+  >();
   private readonly changed = new Signal<this, ChannelState>(this);
+  private readonly greeted = new Signal<this, void>(this);
 }

@@ -5,33 +5,64 @@ import {
   type JupyterFrontEnd,
   type JupyterFrontEndPlugin
 } from '@jupyterlab/application';
-import { INotebookTracker, NotebookActions } from '@jupyterlab/notebook';
+import { ICommandPalette } from '@jupyterlab/apputils';
+import { INotebookTracker } from '@jupyterlab/notebook';
+import { ISettingRegistry } from '@jupyterlab/settingregistry';
+import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
+import { addCommands } from './commands';
 import { accelIcon } from './sidebar/icon';
+import { NotebookSessions } from './sidebar/sessions';
 import { Sidebar } from './sidebar/sidebar';
+import { StatusItem } from './sidebar/statusItem';
+
+const PLUGIN_ID = 'accel-nb:sidebar';
 
 const sidebar: JupyterFrontEndPlugin<void> = {
-  id: 'accel-nb:sidebar',
+  id: PLUGIN_ID,
   description: "Shows the devices, workers and options of the current notebook's kernel.",
   autoStart: true,
   requires: [INotebookTracker],
-  optional: [ITranslator, ILayoutRestorer],
+  optional: [ITranslator, ILayoutRestorer, ICommandPalette, IStatusBar, ISettingRegistry],
   activate: (
     app: JupyterFrontEnd,
     tracker: INotebookTracker,
     translator: ITranslator | null,
-    restorer: ILayoutRestorer | null
+    restorer: ILayoutRestorer | null,
+    palette: ICommandPalette | null,
+    statusBar: IStatusBar | null,
+    settings: ISettingRegistry | null
   ) => {
     const trans = (translator ?? nullTranslator).load('accel_nb');
-    const panel = new Sidebar(tracker, trans);
+    const sessions = new NotebookSessions(tracker);
+    const panel = new Sidebar(sessions, trans, translator ?? nullTranslator);
     panel.id = 'accel-nb-sidebar';
     panel.title.icon = accelIcon;
     panel.title.caption = trans.__('Accelerated training');
-    NotebookActions.executed.connect((_, { notebook, cell }) => {
-      panel.onExecuted(notebook, cell.model.sharedModel.getSource());
-    }, panel);
     app.shell.add(panel, 'right', { rank: 600 });
     restorer?.add(panel, panel.id);
+
+    const open = (): void => app.shell.activateById(panel.id);
+    addCommands(app.commands, palette, sessions, trans, open);
+
+    const item = new StatusItem(sessions, trans, open);
+    let isWanted = true;
+    statusBar?.registerStatusItem(PLUGIN_ID, {
+      item,
+      align: 'left',
+      rank: 80,
+      isActive: () => isWanted && item.isActive,
+      activeStateChanged: sessions.changed
+    });
+
+    const follow = (loaded: ISettingRegistry.ISettings): void => {
+      isWanted = loaded.get('showStatus').composite !== false;
+      sessions.followsForecast = loaded.get('followForecast').composite !== false;
+    };
+    void settings?.load(PLUGIN_ID).then(loaded => {
+      follow(loaded);
+      loaded.changed.connect(follow);
+    });
   }
 };
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from tests.ui.lab import BROWSER_FLAGS, LabServer, find_browser
 
@@ -43,6 +43,7 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture
 def page(browser: Browser) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": 1440, "height": 1000})
+    expect.set_options(timeout=30_000)
     page = context.new_page()
     page.set_default_timeout(30_000)
     yield page

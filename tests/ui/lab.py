@@ -17,6 +17,7 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
+AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 START_S = 90
 KERNEL_S = 90
 
@@ -143,7 +144,11 @@ class LabServer:
         quiet.mkdir(parents=True)
         news = {"fetchNews": "false", "checkForUpdates": False}
         (quiet / "notification.jupyterlab-settings").write_text(json.dumps(news))
-        inherited = {name: value for name, value in os.environ.items() if not name.startswith(("JUPYTER", "JPY_"))}
+        inherited = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("JUPYTER", "JPY_")) or name == "JUPYTER_PATH"  # where other builds lie
+        }
         return inherited | {name: str(self._folder / folder) for name, folder in folders.items()}
 
 
@@ -178,6 +183,17 @@ def use_theme(page: Page, theme: str) -> None:
     execute(page, "apputils:change-theme", {"theme": theme})
     page.wait_for_selector(f"body[data-jp-theme-name='{theme}']", state="attached")
     page.wait_for_selector("#jupyterlab-splash", state="detached")
+
+
+def faults(page: Page, part: str) -> list[str]:
+    """Return what axe finds in a part of the page that is serious or worse."""
+    page.evaluate(AXE.read_text(encoding="utf-8"))
+    found = page.evaluate("part => axe.run(part, {resultTypes: ['violations']})", part)
+    return [
+        f"{fault['id']}: {fault['help']}: {json.dumps([node['target'] for node in fault['nodes']][:5])}"
+        for fault in found["violations"]
+        if fault["impact"] in ("serious", "critical")
+    ]
 
 
 def wait_for(condition: Callable[[], object], deadline_s: float) -> bool:

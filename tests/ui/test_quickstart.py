@@ -9,7 +9,7 @@ import nbformat
 import pytest
 from playwright.sync_api import Page, expect
 
-from tests.ui.lab import LabServer, execute, open_notebook, show_sidebar, wait_until_ran
+from tests.ui.lab import LabServer, execute, faults, open_notebook, show_sidebar, wait_until_ran
 
 NOTEBOOK = Path(__file__).parents[2] / "notebooks" / "01_quickstart.ipynb"
 NUM_STEPS = 15 * 23
@@ -40,6 +40,7 @@ def test_quickstart_trains_on_two_workers_and_gives_the_model_back(page: Page, l
     expect(panel).to_have_attribute("data-points", str(2 * NUM_STEPS))
     expect(panel.locator("canvas")).to_have_count(3)
     page.screenshot(path=pictures / "quickstart-panel.png")
+    assert faults(page, ".accel-nb-panel") == []
 
     wait_until_ran(page, result, RUN_S)
     accuracy = page.get_by_text("digits that the model has not seen").last

@@ -1,47 +1,170 @@
-"""The sidebar in JupyterLab: it tells whether the kernel has the extension, and what that reports."""
+"""The sidebar in JupyterLab: its form is the cell's line, its actions reach the workers, it follows the notebook."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import nbformat
+import pytest
 from nbformat.v4 import new_code_cell, new_notebook
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Locator, Page, expect
 
-from tests.ui.lab import LabServer, execute, open_notebook, show_sidebar, wait_until_ran
+from tests.ui.lab import LabServer, execute, faults, open_notebook, show_sidebar, use_theme, wait_until_ran
 
-REGISTER = """
-from accel_nb.ui.comm import DeviceLine, SidebarComm, SidebarState, WorkerLine
+KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
 
-state = SidebarState(
-    devices=[DeviceLine("<b>cpu</b>", "cpu", 16 * 2**30)],
-    pool="ready",
-    workers=[WorkerLine(0, "cpu", 101), WorkerLine(1, "cpu", 102)],
-)
-sidebar = SidebarComm(get_ipython(), lambda: state)
+MODEL = """
+import torch
+model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8))
+optimizer = torch.optim.AdamW(model.parameters())
+"""
+
+LONG = """
+import os, time
+print("<b>worker</b> speaks")
+for number in range(5000):
+    print("line", number, flush=True)
+while True:
+    time.sleep(0.05)
+"""
+
+FORGED = """
+from comm import create_comm
+forged = create_comm(target_name="accel_nb.sidebar", data={
+    "kind": "state", "version": 2, "pool": {"state": "<img src=x onerror='window.accelNbForged=1'>", "workers": [
+        {"rank": "<b>", "device": "<script>window.accelNbForged=1</script>", "pid": "<b>"}]},
+    "devices": [{"name": "<img src=x onerror='window.accelNbForged=1'>", "kind": [], "total_bytes": -1}], "notes": 7})
 """
 
 
-def test_sidebar_follows_the_kernel(page: Page, lab: LabServer, pictures: Path):
-    cells = [new_code_cell(REGISTER.strip()), new_code_cell("sidebar.close()")]
-    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
-    nbformat.write(new_notebook(cells=cells, metadata=kernel), lab.root / "sidebar.ipynb")
-    open_notebook(page, lab, "sidebar.ipynb")
+def write(lab: LabServer, name: str, *cells: str, **metadata: Any) -> str:
+    notebook = new_notebook(cells=[new_code_cell(cell.strip()) for cell in cells], metadata=KERNEL | metadata)
+    nbformat.write(notebook, lab.root / name)
+    return name
+
+
+def source_of(page: Page, cell: int) -> str:
+    script = "cell => window.jupyterapp.shell.currentWidget.content.widgets[cell].model.sharedModel.getSource()"
+    return page.evaluate(script, cell)
+
+
+def wait_for_source(page: Page, cell: int, beginning: str) -> None:
+    script = """([cell, beginning]) => window.jupyterapp.shell.currentWidget.content.widgets[cell]
+        .model.sharedModel.getSource().startsWith(beginning)"""
+    page.wait_for_function(script, arg=[cell, beginning])
+
+
+def activate(page: Page, cell: int) -> None:
+    page.evaluate("cell => { window.jupyterapp.shell.currentWidget.content.activeCellIndex = cell; }", cell)
+
+
+def field(content: Locator, option: str) -> Locator:
+    return content.locator(f"[data-option='{option}']")
+
+
+@pytest.fixture
+def content(page: Page) -> Locator:
+    return page.locator(".accel-nb-sidebar-content")
+
+
+@pytest.mark.timeout(300)
+def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, content: Locator, pictures: Path):
+    settings = {"accel_nb": {"options": {"seed": "7"}, "other": "kept"}}
+    open_notebook(page, lab, write(lab, "form.ipynb", MODEL, LONG, **settings))
     show_sidebar(page)
-    content = page.locator(".accel-nb-sidebar-content")
     expect(content).to_have_attribute("data-state", "not-loaded")
-    expect(content.get_by_role("button", name="Load accel_nb")).to_be_visible()
     page.screenshot(path=pictures / "sidebar-not-loaded.png")
-
+    content.get_by_role("button", name="Load accel_nb").click()
+    expect(content).to_have_attribute("data-state", "ready", timeout=60_000)
     execute(page, "notebook:run-cell-and-select-next")
-    expect(content).to_have_attribute("data-state", "ready")
-    expect(content.locator("[data-pool]")).to_have_text("ready")
-    expect(content.get_by_text("<b>cpu</b>")).to_be_visible()
-    expect(content.get_by_text("rank 1")).to_be_visible()
-    content.get_by_text("Options of a run").click()
-    expect(content.get_by_text("--precision")).to_be_visible()
-    page.screenshot(path=pictures / "sidebar-ready.png")
-
     wait_until_ran(page, 0)
+    expect(field(content, "seed").locator(".accel-nb-origin")).to_have_text("notebook")
+
+    # The form is a line to come, then the cell's own.
+    activate(page, 1)
+    field(content, "cpus").get_by_role("textbox").fill("2")
+    expect(content.locator("[data-line]")).to_have_text("%%accelerate --cpus 2")
+    expect(content.get_by_text("2 workers: cpu")).to_be_visible()
+    content.get_by_role("button", name="Insert into cell").click()
+    wait_for_source(page, 1, "%%accelerate --cpus 2\nimport os")
+    field(content, "precision").get_by_role("combobox").select_option("no")
+    wait_for_source(page, 1, "%%accelerate --cpus 2 --precision no\n")
+    page.locator(".jp-Notebook .jp-CodeCell .cm-content").nth(1).click()
+    page.keyboard.press("Control+Home")
+    page.keyboard.press("End")
+    page.keyboard.type(" --clip 0.5 --precison x")
+    expect(field(content, "clip").get_by_role("textbox")).to_have_value("0.5")
+    expect(content.get_by_role("alert").first).to_contain_text("did you mean --precision")
+    field(content, "clip").get_by_role("textbox").fill("-1")
+    expect(field(content, "clip").get_by_role("alert")).to_contain_text("is not allowed")
+    page.screenshot(path=pictures / "sidebar-problems.png")
+    assert "--precison x" in source_of(page, 1), "what is not understood stays"
+    script = """text => { const { sharedModel } = window.jupyterapp.shell.currentWidget.content.widgets[1].model;
+        sharedModel.setSource(text); }"""
+    page.evaluate(script, "%%accelerate --cpus 2\n" + LONG.strip())
+    expect(field(content, "clip").get_by_role("textbox")).to_have_value("")
+
+    # What the notebook carries.
+    content.get_by_role("button", name="Notebook", exact=True).click()
+    expect(field(content, "seed").get_by_role("textbox")).to_have_value("7")
+    field(content, "accumulate").get_by_role("textbox").fill("3")
+    content.get_by_role("button", name="Cell", exact=True).click()
+    expect(field(content, "accumulate").locator(".accel-nb-origin")).to_have_text("notebook")
+    metadata = page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.getMetadata('accel_nb')")
+    assert metadata == {"options": {"seed": "7", "accumulate": "3"}, "other": "kept"}
+
+    content.get_by_role("button", name="Forecast").click()
+    expect(content.locator("[data-plan]").first).to_contain_text("fits", timeout=60_000)
+    content.get_by_text("Memory forecast").scroll_into_view_if_needed()
+    page.screenshot(path=pictures / "sidebar-forecast.png")
+
+    execute(page, "notebook:run-cell")
+    expect(content.locator("[data-pool]")).to_have_attribute("data-pool", "busy", timeout=60_000)
+    expect(content.get_by_text("rank 1")).to_be_visible()
+    content.get_by_role("group", name="Whose log").get_by_role("button", name="1").click()
+    log = content.get_by_role("log")
+    expect(log).to_have_attribute("data-lines", "5001")
+    expect(log.get_by_text("line 4999")).to_be_visible()
+    log.evaluate("log => { log.scrollTop = 0; }")
+    expect(log.get_by_text("<b>worker</b> speaks")).to_be_visible()
+    assert log.locator(".accel-nb-log-line").count() < 60, "only what is in sight is drawn"
+    expect(page.locator(".accel-nb-status-item")).to_contain_text("2 workers")
+    for theme in ("Light", "Dark"):
+        use_theme(page, f"JupyterLab {theme}")
+        content.get_by_role("heading", name="Devices").scroll_into_view_if_needed()
+        page.screenshot(path=pictures / f"sidebar-{theme.lower()}.png")
+        assert faults(page, ".accel-nb-sidebar") == []
+        assert faults(page, ".accel-nb-status-item") == []
+    log.scroll_into_view_if_needed()
+    page.screenshot(path=pictures / "sidebar-log-dark.png")
+
+    content.get_by_role("button", name="Stop").click()
+    wait_until_ran(page, 1)
+    expect(content.locator("[data-pool]")).to_have_attribute("data-pool", "not started", timeout=60_000)
+    expect(page.get_by_text("KeyboardInterrupt").first).to_be_attached()
+
+
+def test_sidebar_follows_kernel_and_notebook(page: Page, lab: LabServer, content: Locator):
+    write(lab, "other.ipynb", "x = 1")
+    name = write(
+        lab, "first.ipynb", "%load_ext accel_nb\n%accelerate config", FORGED, accel_nb={"options": {"seed": "7"}}
+    )
+    open_notebook(page, lab, name)
+    show_sidebar(page)
+    expect(content).to_have_attribute("data-state", "not-loaded")
     execute(page, "notebook:run-cell-and-select-next")
+    expect(content).to_have_attribute("data-state", "ready")  # the kernel has called
+
+    execute(page, "docmanager:open", {"path": "other.ipynb"})
+    expect(content).to_have_attribute("data-state", "not-loaded")
+    execute(page, "docmanager:open", {"path": "first.ipynb"})
+    expect(content).to_have_attribute("data-state", "ready")
+    expect(field(content, "seed").locator(".accel-nb-origin")).to_have_text("notebook")
+
+    execute(page, "notebook:run-cell")
+    expect(content.get_by_text("<img src=x").first).to_be_visible()
+    assert page.evaluate("() => window.accelNbForged") is None
+
+    page.evaluate("() => { void window.jupyterapp.shell.currentWidget.sessionContext.restartKernel(); }")
     expect(content).to_have_attribute("data-state", "not-loaded")

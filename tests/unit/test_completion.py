@@ -16,7 +16,7 @@ CASES = {
     "accel-nb config ": {"show", "init", "import", "schema", "docs", "flags"},
     "accel-nb checkpoint ver": {"verify"},
     "accel-nb config show --prec": {"--precision"},
-    "accel-nb config show --precision ": {"no", "fp16", "bf16", "auto"},
+    "accel-nb config show --precision ": {"no", "fp16", "bf16", "fp8", "auto"},
     "accel-nb config show --gpus 2 --prepa": {"--prepare"},
     "accel-nb config show --no-prepa": {"--no-prepare"},
     "accel-nb config show --metrics.p": {"--metrics.port"},

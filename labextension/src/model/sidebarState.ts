@@ -1,19 +1,30 @@
-/** What the kernel tells the sidebar, checked field by field. */
+/** What the kernel tells the sidebar, checked field by field. The kernel's side is `accel_nb/ui/comm.py`. */
 
-import { capText } from '../chart/format';
+import { asList, asNumber, asText, isRecord } from './reading';
+
+export const PROTOCOL_VERSION = 2;
 
 const MAX_LINES = 1024;
+const MAX_TEXT = 1024;
 
 export interface IDeviceLine {
   readonly name: string;
   readonly kind: string;
   readonly totalBytes: number;
+  readonly freeBytes: number;
 }
 
 export interface IWorkerLine {
   readonly rank: number;
   readonly device: string;
   readonly pid: number;
+  readonly memoryBytes: number;
+}
+
+export interface ILogHead {
+  readonly rank: number;
+  readonly log: string;
+  readonly numBytes: number;
 }
 
 export interface ISidebarState {
@@ -21,41 +32,118 @@ export interface ISidebarState {
   readonly pool: string;
   readonly workers: readonly IWorkerLine[];
   readonly notes: readonly string[];
+  readonly logs: readonly ILogHead[];
 }
 
 /** The state in a comm message, or null when the message is something else. */
 export function parseSidebarState(data: unknown): ISidebarState | null {
-  if (!isRecord(data) || data.kind !== 'state' || data.version !== 1 || !isRecord(data.pool)) {
+  if (
+    !isRecord(data) ||
+    data.kind !== 'state' ||
+    data.version !== PROTOCOL_VERSION ||
+    !isRecord(data.pool)
+  ) {
     return null;
   }
   return {
     devices: lines(data.devices).map(device => ({
-      name: text(device.name),
-      kind: text(device.kind),
-      totalBytes: number(device.total_bytes)
+      name: asText(device.name),
+      kind: asText(device.kind),
+      totalBytes: asNumber(device.total_bytes),
+      freeBytes: asNumber(device.free_bytes)
     })),
-    pool: text(data.pool.state),
+    pool: asText(data.pool.state),
     workers: lines(data.pool.workers).map(worker => ({
-      rank: number(worker.rank),
-      device: text(worker.device),
-      pid: number(worker.pid)
+      rank: asNumber(worker.rank),
+      device: asText(worker.device),
+      pid: asNumber(worker.pid),
+      memoryBytes: asNumber(worker.memory_bytes)
     })),
-    notes: (Array.isArray(data.notes) ? data.notes : []).slice(0, 16).map(text)
+    notes: asList(data.notes, 16).map(note => asText(note, MAX_TEXT)),
+    logs: lines(data.logs).map(log => ({
+      rank: asNumber(log.rank),
+      log: asText(log.log),
+      numBytes: asNumber(log.num_bytes)
+    }))
   };
 }
 
-function isRecord(value: unknown): value is Record<string, unknown> {
-  return typeof value === 'object' && value !== null && !Array.isArray(value);
+/** An answer of the kernel to the question of that number: its body, or the text of a refusal. */
+export type Reply =
+  | { readonly id: number; readonly body: Readonly<Record<string, unknown>> }
+  | { readonly id: number; readonly refusal: string };
+
+export function parseReply(data: unknown): Reply | null {
+  if (!isRecord(data) || data.version !== PROTOCOL_VERSION || typeof data.id !== 'number') {
+    return null;
+  }
+  if (data.kind === 'answer' && isRecord(data.body)) {
+    return { id: data.id, body: data.body };
+  }
+  return data.kind === 'refusal' ? { id: data.id, refusal: asText(data.text, MAX_TEXT) } : null;
+}
+
+/** One option's value as the kernel resolved it, and where it came from. */
+export interface IResolvedOption {
+  readonly value: string;
+  readonly layer: string;
+  readonly source: string;
+}
+
+export interface IResolution {
+  readonly options: ReadonlyMap<string, IResolvedOption>;
+  /** The devices of the workers that a run would have. */
+  readonly devices: readonly string[];
+  readonly problems: readonly string[];
+  readonly notes: readonly string[];
+}
+
+export function parseResolution(body: Readonly<Record<string, unknown>>): IResolution {
+  return {
+    options: new Map(
+      lines(body.rows).map(row => [
+        asText(row.option),
+        { value: asText(row.value), layer: asText(row.layer), source: asText(row.source) }
+      ])
+    ),
+    devices: asList(body.devices, MAX_LINES).map(device => asText(device)),
+    problems: asList(body.problems, 64).map(problem => asText(problem, MAX_TEXT)),
+    notes: asList(body.notes, 64).map(note => asText(note, MAX_TEXT))
+  };
+}
+
+export interface ILogPart {
+  readonly rank: number;
+  readonly log: string;
+  readonly text: string;
+  readonly start: number;
+  readonly end: number;
+}
+
+export function parseLogPart(body: Readonly<Record<string, unknown>>): ILogPart {
+  return {
+    rank: asNumber(body.rank),
+    log: asText(body.log),
+    text: typeof body.text === 'string' ? body.text : '',
+    start: asNumber(body.start),
+    end: asNumber(body.end)
+  };
+}
+
+/** The problem lines that begin with an option's name or flag, by option; the others under ''. */
+export function problemsByOption(
+  problems: readonly string[],
+  optionOf: (word: string) => string | undefined
+): ReadonlyMap<string, readonly string[]> {
+  const found = new Map<string, string[]>();
+  for (const problem of problems) {
+    const word = /^(?:--)?([\w.-]+)/.exec(problem)?.[1] ?? '';
+    const option = optionOf(word) ?? '';
+    found.set(option, [...(found.get(option) ?? []), problem]);
+  }
+  return found;
 }
 
 function lines(value: unknown): Record<string, unknown>[] {
-  return Array.isArray(value) ? value.slice(0, MAX_LINES).filter(isRecord) : [];
-}
-
-function text(value: unknown): string {
-  return typeof value === 'string' ? capText(value) : '';
-}
-
-function number(value: unknown): number {
-  return typeof value === 'number' && Number.isFinite(value) ? value : 0;
+  return asList(value, MAX_LINES).filter(isRecord);
 }

@@ -1,34 +1,65 @@
-/** What the sidebar draws for each state of the channel. */
+/** What the sidebar draws for the current notebook. Text of kernels and files is drawn by React as text only. */
 
-import type { TranslationBundle } from '@jupyterlab/translation';
-import type { ChannelState } from '../channel';
+import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 import { formatBytes } from '../chart/format';
 import { rankColour } from '../chart/palette';
-import { optionLines } from '../model/options';
-import type { ISidebarState } from '../model/sidebarState';
+import type { IDeviceLine, ISidebarState } from '../model/sidebarState';
+import { ForecastView } from './forecastView';
+import { LogView } from './logView';
+import { OptionsForm } from './optionsForm';
+import { Action, Bar, Hints, Section } from './parts';
+import type { NotebookSession } from './session';
 
-export interface ISidebarViewProps {
-  readonly state: ChannelState;
+export interface IViewProps {
+  readonly session: NotebookSession;
   readonly trans: TranslationBundle;
-  readonly onRun: (code: string) => void;
-  readonly onRefresh: () => void;
 }
 
-export function SidebarView(props: ISidebarViewProps): React.JSX.Element {
+export function SidebarView({
+  session,
+  trans,
+  translator
+}: {
+  readonly session: NotebookSession | null;
+  readonly trans: TranslationBundle;
+  readonly translator: ITranslator;
+}): React.JSX.Element {
+  const state = session?.channel.state ?? { kind: 'no-kernel' as const };
   return (
-    <div className="accel-nb-sidebar-content" data-state={props.state.kind}>
-      <Kernel {...props} />
-      <Options trans={props.trans} />
+    <div className="accel-nb-sidebar-content" data-state={state.kind}>
+      {session === null ? (
+        <p className="accel-nb-hint">{trans.__('Open a notebook.')}</p>
+      ) : (
+        <>
+          <Kernel session={session} trans={trans} />
+          <OptionsForm session={session} trans={trans} translator={translator} />
+          {state.kind === 'ready' && (
+            <>
+              <ForecastView session={session} trans={trans} />
+              <LogView session={session} trans={trans} logs={state.info.logs} />
+            </>
+          )}
+        </>
+      )}
     </div>
   );
 }
 
-function Kernel({ state, trans, onRun, onRefresh }: ISidebarViewProps): React.JSX.Element {
+function Kernel({ session, trans }: IViewProps): React.JSX.Element {
+  const { state } = session.channel;
   switch (state.kind) {
     case 'no-kernel':
-      return <p className="accel-nb-hint">{trans.__('Open a notebook with a running kernel.')}</p>;
+      return <p className="accel-nb-hint">{trans.__('The notebook has no running kernel.')}</p>;
     case 'connecting':
       return <p className="accel-nb-hint">{trans.__('Waiting for the kernel …')}</p>;
+    case 'foreign':
+      return (
+        <p className="accel-nb-hint">
+          {state.reason === 'language'
+            ? trans.__('This kernel does not run Python.')
+            : trans.__('Another notebook of this page uses the same kernel; look there.')}
+        </p>
+      );
     case 'not-loaded':
       return (
         <>
@@ -38,109 +69,124 @@ function Kernel({ state, trans, onRun, onRefresh }: ISidebarViewProps): React.JS
             )}
           </p>
           <div className="accel-nb-actions">
-            <Action
-              isMain
-              label={trans.__('Load accel_nb')}
-              onClick={() => onRun('%load_ext accel_nb')}
-            />
-            <Action label={trans.__('Check again')} onClick={onRefresh} />
+            <Action isMain label={trans.__('Load accel_nb')} onClick={() => void session.load()} />
+            <Action label={trans.__('Check again')} onClick={() => session.channel.refresh()} />
           </div>
+          <Hints isProblem texts={session.error === '' ? [] : [session.error]} />
         </>
       );
     case 'ready':
-      return <Ready info={state.info} trans={trans} onRun={onRun} onRefresh={onRefresh} />;
+      return <Ready info={state.info} session={session} trans={trans} />;
   }
 }
 
 function Ready({
   info,
-  trans,
-  onRun,
-  onRefresh
-}: Omit<ISidebarViewProps, 'state'> & { readonly info: ISidebarState }): React.JSX.Element {
+  session,
+  trans
+}: IViewProps & { readonly info: ISidebarState }): React.JSX.Element {
+  const isBusy = info.pool === 'busy';
+  const hasWorkers = info.workers.length > 0;
   return (
     <>
-      <section>
-        <h3>{trans.__('Devices')}</h3>
+      <Section title={trans.__('Devices')}>
         <ul className="accel-nb-lines">
           {info.devices.map((device, index) => (
             <li key={index}>
-              <span className="accel-nb-line-main">{device.name}</span>
-              <span className="accel-nb-line-side">
-                {device.totalBytes > 0 ? formatBytes(device.totalBytes) : ''}
-              </span>
+              <Device device={device} trans={trans} />
             </li>
           ))}
         </ul>
-      </section>
-      <section>
-        <h3>{trans.__('Workers')}</h3>
-        <p className="accel-nb-pool" data-pool={info.pool}>
-          {info.pool}
-        </p>
+      </Section>
+      <Section
+        title={trans.__('Workers')}
+        aside={
+          <span className="accel-nb-pool" data-pool={info.pool}>
+            {poolText(info.pool, trans)}
+          </span>
+        }
+      >
         <ul className="accel-nb-lines">
           {info.workers.map(worker => (
             <li key={worker.rank}>
-              <span className="accel-nb-line-main">
-                <span
-                  className="accel-nb-line-dot"
-                  style={{ background: rankColour(worker.rank) }}
-                />
-                {trans.__('rank %1', worker.rank)}
-              </span>
-              <span className="accel-nb-line-side">
-                {trans.__('%1, pid %2', worker.device, worker.pid)}
-              </span>
+              <div className="accel-nb-line" title={trans.__('process %1', worker.pid)}>
+                <span className="accel-nb-line-main">
+                  <span
+                    className="accel-nb-line-dot"
+                    style={{ background: rankColour(worker.rank) }}
+                  />
+                  {trans.__('rank %1', worker.rank)}
+                </span>
+                <span className="accel-nb-line-side">
+                  {worker.device}
+                  {worker.memoryBytes > 0 && ` · ${formatBytes(worker.memoryBytes)}`}
+                </span>
+              </div>
             </li>
           ))}
         </ul>
-        {info.notes.map((note, index) => (
-          <p className="accel-nb-hint" key={index}>
-            {note}
-          </p>
-        ))}
+        <Hints texts={info.notes} />
         <div className="accel-nb-actions">
-          <Action label={trans.__('Refresh')} onClick={onRefresh} />
-          <Action label={trans.__('Restart')} onClick={() => onRun('%accelerate restart')} />
-          <Action label={trans.__('Stop')} onClick={() => onRun('%accelerate stop')} />
+          {isBusy ? (
+            <Action isMain label={trans.__('Interrupt')} onClick={() => void session.interrupt()} />
+          ) : (
+            <Action
+              label={trans.__('Start')}
+              isDisabled={hasWorkers && info.pool === 'ready'}
+              onClick={() => void session.start()}
+            />
+          )}
+          <Action label={trans.__('Restart')} onClick={() => void session.restart()} />
+          <Action label={trans.__('Stop')} onClick={() => void session.stop()} />
         </div>
-      </section>
+        <Hints isProblem texts={session.error === '' ? [] : [session.error]} />
+      </Section>
     </>
   );
 }
 
-function Options({ trans }: { readonly trans: TranslationBundle }): React.JSX.Element {
+function Device({
+  device,
+  trans
+}: {
+  readonly device: IDeviceLine;
+  readonly trans: TranslationBundle;
+}): React.JSX.Element {
+  const used = Math.max(0, device.totalBytes - device.freeBytes);
+  const text = trans.__('%1 of %2 in use', formatBytes(used), formatBytes(device.totalBytes));
   return (
-    <details className="accel-nb-options">
-      <summary>{trans.__('Options of a run')}</summary>
-      <dl>
-        {optionLines().map(option => (
-          <div key={option.flag}>
-            <dt>
-              <code>{option.flag}</code>
-              <span className="accel-nb-line-side">{option.defaultText}</span>
-            </dt>
-            <dd>{option.unit ? `${option.description} [${option.unit}]` : option.description}</dd>
-          </div>
-        ))}
-      </dl>
-    </details>
+    <>
+      <div className="accel-nb-line">
+        <span className="accel-nb-line-main" title={device.name}>
+          {device.name}
+        </span>
+        <span className="accel-nb-line-side">
+          {device.totalBytes > 0 ? formatBytes(device.totalBytes) : ''}
+        </span>
+      </div>
+      {device.totalBytes > 0 && device.freeBytes > 0 && (
+        <Bar
+          label={text}
+          parts={[
+            { label: text, share: used / device.totalBytes, colour: 'var(--jp-brand-color1)' }
+          ]}
+        />
+      )}
+    </>
   );
 }
 
-function Action({
-  label,
-  onClick,
-  isMain = false
-}: {
-  readonly label: string;
-  readonly onClick: () => void;
-  readonly isMain?: boolean;
-}): React.JSX.Element {
-  const className = isMain ? 'jp-mod-styled jp-mod-accept' : 'jp-mod-styled';
-  return (
-    <button className={className} type="button" onClick={onClick}>
-      {label}
-    </button>
-  );
+/** The words of the kernel's states; one that is not known is shown as it is. */
+export function poolText(state: string, trans: TranslationBundle): string {
+  const texts: Readonly<Record<string, string>> = {
+    'not started': trans.__('not started'),
+    'warming up': trans.__('warming up'),
+    warm: trans.__('no workers'),
+    starting: trans.__('starting'),
+    ready: trans.__('ready'),
+    busy: trans.__('busy'),
+    failed: trans.__('failed'),
+    closed: trans.__('ended')
+  };
+  return Object.prototype.hasOwnProperty.call(texts, state) ? (texts[state] ?? state) : state;
 }

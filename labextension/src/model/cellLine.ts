@@ -1,0 +1,50 @@
+/** The `%%accelerate` line of a cell: where it stands in the text, and how it gets there. */
+
+export const MAGIC = '%%accelerate';
+
+export type CellLine =
+  /** The flags of the cell's line, which lie from `start` to `end` of its text. */
+  | { readonly kind: 'line'; readonly flags: string; readonly start: number; readonly end: number }
+  /** Ordinary code: the line can be put in front of it. */
+  | { readonly kind: 'none' }
+  /** Another cell magic has the first line. */
+  | { readonly kind: 'other'; readonly magic: string };
+
+export interface ITextEdit {
+  readonly start: number;
+  readonly end: number;
+  readonly text: string;
+}
+
+export function findLine(source: string): CellLine {
+  const found = /^(?:[ \t]*\r?\n)*[ \t]*(%%[^\s]+)([^\r\n]*)/.exec(source);
+  const magic = found?.[1];
+  if (!found || magic === undefined) {
+    return { kind: 'none' };
+  }
+  if (magic !== MAGIC) {
+    return { kind: 'other', magic };
+  }
+  const rest = found[2] ?? '';
+  const start = found[0].length - rest.trimStart().length;
+  return { kind: 'line', flags: rest.trim(), start, end: found[0].length };
+}
+
+/** The edit that makes `flags` the cell's; null where another magic has the cell. */
+export function editLine(source: string, flags: string): ITextEdit | null {
+  const line = findLine(source);
+  switch (line.kind) {
+    case 'other':
+      return null;
+    case 'none':
+      return { start: 0, end: 0, text: `${magicLine(flags)}\n` };
+    case 'line': {
+      const blank = flags !== '' && !/\s$/.test(source.slice(0, line.start)) ? ' ' : '';
+      return { start: line.start, end: line.end, text: blank + flags };
+    }
+  }
+}
+
+export function magicLine(flags: string): string {
+  return flags === '' ? MAGIC : `${MAGIC} ${flags}`;
+}

@@ -1,0 +1,67 @@
+/** A memory forecast as `%accelerate plan --json` prints it, checked field by field; sizes in bytes. */
+
+import { asList, asNumber, asRecord, asText } from './reading';
+
+export interface IPlan {
+  readonly name: string;
+  readonly isCheckpointed: boolean;
+  readonly isServed: boolean;
+  /** What the plan fills, largest owners first in the order of the table. */
+  readonly parts: readonly { readonly label: string; readonly bytes: number }[];
+  readonly peak: number;
+  readonly missing: number;
+}
+
+export interface IForecast {
+  readonly model: string;
+  readonly numParameters: number;
+  readonly optimizer: string;
+  readonly devices: string;
+  readonly room: number;
+  readonly batchSize: number;
+  readonly plans: readonly IPlan[];
+  readonly best: string;
+  readonly why: string;
+  readonly notes: readonly string[];
+}
+
+const PARTS = ['parameters', 'gradients', 'optimizer', 'activations', 'exchange', 'step'] as const;
+
+/** The forecast in what the magic printed; null where it printed none: there is no model to look at. */
+export function readForecast(printed: string): IForecast | null {
+  let data: unknown;
+  try {
+    data = JSON.parse(printed);
+  } catch {
+    return null;
+  }
+  const found = asRecord(data);
+  const model = asRecord(found.model);
+  const setting = asRecord(found.setting);
+  return {
+    model: asText(model.name),
+    numParameters: asNumber(model.num_parameters),
+    optimizer: asText(model.optimizer),
+    devices: asText(setting.devices),
+    room: asNumber(setting.room),
+    batchSize: asNumber(setting.batch_size),
+    plans: asList(found.plans, 64).map(readPlan),
+    best: asText(asRecord(found.best).name),
+    why: asText(found.why, 1024),
+    notes: asList(found.notes, 16).map(note => asText(note, 1024))
+  };
+}
+
+function readPlan(value: unknown): IPlan {
+  const plan = asRecord(value);
+  return {
+    name: asText(plan.name),
+    isCheckpointed: plan.activation_checkpointing === true,
+    isServed: plan.is_served === true,
+    parts: PARTS.map(label => ({ label, bytes: asNumber(plan[label]) })).filter(
+      part => part.bytes > 0
+    ),
+    peak: asNumber(plan.peak),
+    missing: asNumber(plan.missing)
+  };
+}

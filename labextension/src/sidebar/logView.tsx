@@ -1,0 +1,111 @@
+/** What a rank printed: a list that draws only the lines in sight, and stays at the end while it is at the end. */
+
+import { useLayoutEffect, useRef, useState } from 'react';
+import { linesInSight, type LogLines } from '../model/logLines';
+import type { ILogHead } from '../model/sidebarState';
+import { Choice, Section } from './parts';
+import type { IViewProps } from './view';
+
+const LINE_PX = 16;
+const MAX_RANKS = 16;
+
+export function LogView({
+  session,
+  trans,
+  logs
+}: IViewProps & { readonly logs: readonly ILogHead[] }): React.JSX.Element {
+  const { logRank } = session;
+  const isShown = logRank !== null && logs.some(log => log.rank === logRank);
+  return (
+    <Section
+      title={trans.__('Logs')}
+      aside={
+        logs.length > 0 && logs.length <= MAX_RANKS ? (
+          <Choice
+            label={trans.__('Whose log')}
+            options={logs.map(({ rank }) => ({ value: rank, label: String(rank) }))}
+            chosen={logRank}
+            onChoose={rank => session.showLog(rank === logRank ? null : rank)}
+          />
+        ) : (
+          logs.length > 0 && (
+            <input
+              type="number"
+              className="jp-mod-styled accel-nb-rank-input"
+              min={0}
+              max={logs.length - 1}
+              aria-label={trans.__('Whose log')}
+              onChange={event => session.showLog(event.target.valueAsNumber)}
+            />
+          )
+        )
+      }
+    >
+      {logs.length === 0 && (
+        <p className="accel-nb-hint">{trans.__('No cell has run on workers yet.')}</p>
+      )}
+      {logs.length > 0 && !isShown && (
+        <p className="accel-nb-hint">{trans.__('Choose a rank to see what it printed.')}</p>
+      )}
+      {isShown && (
+        <Lines key={logRank} log={session.log} label={trans.__('Log of rank %1', logRank)} />
+      )}
+      {isShown && session.log.length === 0 && (
+        <p className="accel-nb-hint">{trans.__('It printed nothing.')}</p>
+      )}
+    </Section>
+  );
+}
+
+function Lines({
+  log,
+  label
+}: {
+  readonly log: LogLines;
+  readonly label: string;
+}): React.JSX.Element {
+  const box = useRef<HTMLDivElement>(null);
+  const isAtEnd = useRef(true);
+  const [top, setTop] = useState(0);
+  const [height, setHeight] = useState(240);
+  useLayoutEffect(() => {
+    const element = box.current;
+    if (element !== null) {
+      setHeight(element.clientHeight);
+      if (isAtEnd.current) {
+        element.scrollTop = element.scrollHeight;
+      }
+    }
+  }, [log.length, log.numDropped]);
+  const { first, last } = linesInSight(log.length, top, height, LINE_PX);
+  const rows: React.JSX.Element[] = [];
+  for (let index = first; index < last; index += 1) {
+    rows.push(
+      <div key={index} className="accel-nb-log-line" style={{ top: index * LINE_PX }}>
+        {log.at(index)}
+      </div>
+    );
+  }
+  return (
+    <div
+      ref={box}
+      className="accel-nb-log"
+      role="log"
+      aria-live="off"
+      aria-label={label}
+      tabIndex={0}
+      data-lines={log.length}
+      hidden={log.length === 0}
+      onScroll={event => {
+        const element = event.currentTarget;
+        isAtEnd.current =
+          element.scrollTop + element.clientHeight >= element.scrollHeight - LINE_PX;
+        setTop(element.scrollTop);
+      }}
+    >
+      <div className="accel-nb-log-lines" style={{ height: log.length * LINE_PX }}>
+        {rows}
+      </div>
+    </div>
+  );
+}

@@ -1,0 +1,372 @@
+/** One open notebook as the sidebar sees it: its kernel, the line of its active cell, and the options it carries. */
+
+import type { Notebook, NotebookPanel } from '@jupyterlab/notebook';
+import { NotebookActions } from '@jupyterlab/notebook';
+import { Signal, type ISignal } from '@lumino/signaling';
+import { SidebarChannel, type RunResult } from '../channel';
+import { editLine, findLine, magicLine, type CellLine } from '../model/cellLine';
+import { readValues, withValue } from '../model/flags';
+import { readForecast, type IForecast } from '../model/forecast';
+import { LogLines } from '../model/logLines';
+import { METADATA_KEY, readSettings, writeSettings } from '../model/settings';
+import { parseLogPart, parseResolution, type IResolution } from '../model/sidebarState';
+
+const RESOLVE_MS = 150;
+const FORECAST_MS = 700;
+
+/** What the form shows and changes: the active cell's line, or what the notebook carries for all of them. */
+export type Scope = 'cell' | 'notebook';
+
+export type Forecast =
+  | { readonly kind: 'none' }
+  | { readonly kind: 'running'; readonly last: IForecast | null }
+  | { readonly kind: 'done'; readonly forecast: IForecast }
+  | { readonly kind: 'no-model' }
+  | { readonly kind: 'failed'; readonly error: string };
+
+export class NotebookSession {
+  constructor(
+    readonly panel: NotebookPanel,
+    private readonly followsForecast: () => boolean
+  ) {
+    this.channel = new SidebarChannel(panel.sessionContext);
+    this.channel.stateChanged.connect(this.onState, this);
+    this.channel.connected.connect(this.onConnected, this);
+    panel.content.activeCellChanged.connect(this.onActiveCell, this);
+    panel.content.modelChanged.connect(this.onModel, this);
+    this.onModel(panel.content);
+  }
+
+  readonly channel: SidebarChannel;
+  readonly log = new LogLines();
+
+  get changed(): ISignal<this, void> {
+    return this.hasChanged;
+  }
+
+  get scope(): Scope {
+    return this.currentScope;
+  }
+
+  set scope(scope: Scope) {
+    this.currentScope = scope;
+    this.onEdited();
+  }
+
+  /** The line of the active cell; null where no code cell is active. */
+  get line(): CellLine | null {
+    const cell = this.panel.content.activeCell;
+    return cell?.model.type === 'code' ? findLine(cell.model.sharedModel.getSource()) : null;
+  }
+
+  /** The flags that the form stands for: those of the active cell's line, else what was chosen for a line to come. */
+  get flags(): string {
+    const line = this.line;
+    return line?.kind === 'line' ? line.flags : this.draft;
+  }
+
+  /** The values of the form by option; null when the line cannot be read. */
+  get values(): ReadonlyMap<string, string> | null {
+    return this.scope === 'notebook'
+      ? new Map(Object.entries(this.settings))
+      : readValues(this.flags);
+  }
+
+  /** The options that the notebook carries. */
+  get settings(): Readonly<Record<string, string>> {
+    return readSettings(this.panel.content.model?.getMetadata(METADATA_KEY));
+  }
+
+  get resolution(): IResolution | null {
+    return this.currentResolution;
+  }
+
+  get forecast(): Forecast {
+    return this.currentForecast;
+  }
+
+  /** What went wrong with the last action; empty when nothing did. */
+  get error(): string {
+    return this.lastError;
+  }
+
+  /** The rank whose log is shown; null while none is. */
+  get logRank(): number | null {
+    return this.shownRank;
+  }
+
+  /** Give an option a value, or take it away with undefined. */
+  choose(name: string, value: string | undefined): void {
+    if (this.scope === 'notebook') {
+      const settings: Record<string, string> = { ...this.settings };
+      if (value === undefined) {
+        delete settings[name];
+      } else {
+        settings[name] = value;
+      }
+      this.writeSettings(settings);
+      return;
+    }
+    const flags = withValue(this.flags, name, value);
+    if (flags === null) {
+      return;
+    }
+    if (this.line?.kind === 'line') {
+      this.editActiveCell(flags);
+    } else {
+      this.draft = flags;
+      this.onEdited();
+    }
+  }
+
+  /** Put the line in front of the active cell, or into a new cell below where that has a magic of its own. */
+  insert(): void {
+    const flags = this.flags;
+    const line = this.line;
+    if (line === null || line.kind === 'other') {
+      this.insertCell(flags);
+    } else {
+      this.editActiveCell(flags);
+    }
+    this.draft = '';
+  }
+
+  /** Load the extension into the kernel. */
+  async load(): Promise<void> {
+    await this.act('%load_ext accel_nb');
+  }
+
+  async start(): Promise<void> {
+    await this.act(`%accelerate start ${this.flags}`.trimEnd());
+  }
+
+  async restart(): Promise<void> {
+    await this.stopCell();
+    await this.act('%accelerate restart');
+  }
+
+  async stop(): Promise<void> {
+    await this.stopCell();
+    await this.act('%accelerate stop');
+  }
+
+  async interrupt(): Promise<void> {
+    await this.channel.interrupt();
+  }
+
+  /** Ask for a forecast of the line's options; from then on it follows the form. */
+  async askForecast(): Promise<void> {
+    window.clearTimeout(this.forecastTimer);
+    const last = this.currentForecast.kind === 'done' ? this.currentForecast.forecast : null;
+    const { flags, asked } = this;
+    this.setForecast({ kind: 'running', last }, asked);
+    const result = await this.channel.run(`%accelerate plan --json ${flags}`.trimEnd());
+    if (this.isDisposed) {
+      return;
+    }
+    if (!result.ok) {
+      this.setForecast({ kind: 'failed', error: result.error }, asked);
+      return;
+    }
+    const forecast = readForecast(result.printed);
+    this.setForecast(forecast === null ? { kind: 'no-model' } : { kind: 'done', forecast }, asked);
+    this.forecastLater();
+  }
+
+  showLog(rank: number | null): void {
+    this.shownRank = rank;
+    this.log.clear();
+    this.logName = '';
+    this.logEnd = 0;
+    void this.readLog();
+    this.hasChanged.emit();
+  }
+
+  get isDisposed(): boolean {
+    return this.channel.isDisposed;
+  }
+
+  dispose(): void {
+    window.clearTimeout(this.resolveTimer);
+    window.clearTimeout(this.forecastTimer);
+    this.channel.dispose();
+    Signal.clearData(this);
+  }
+
+  private async act(code: string): Promise<void> {
+    const result: RunResult = await this.channel.run(code);
+    if (!this.isDisposed) {
+      this.lastError = result.ok ? '' : result.error;
+      this.channel.refresh();
+      this.hasChanged.emit();
+    }
+  }
+
+  /** A cell that runs on the workers is interrupted first: the action would wait for its end. */
+  private async stopCell(): Promise<void> {
+    const state = this.channel.state;
+    if (state.kind === 'ready' && state.info.pool === 'busy') {
+      await this.channel.interrupt();
+    }
+  }
+
+  private editActiveCell(flags: string): void {
+    const shared = this.panel.content.activeCell?.model.sharedModel;
+    const edit = shared && editLine(shared.getSource(), flags);
+    if (edit) {
+      shared.updateSource(edit.start, edit.end, edit.text);
+    }
+  }
+
+  private insertCell(flags: string): void {
+    NotebookActions.insertBelow(this.panel.content);
+    this.panel.content.activeCell?.model.sharedModel.setSource(`${magicLine(flags)}\n`);
+  }
+
+  private writeSettings(settings: Readonly<Record<string, string>>): void {
+    const model = this.panel.content.model;
+    const metadata = writeSettings(model?.getMetadata(METADATA_KEY), settings);
+    if (metadata === undefined) {
+      model?.deleteMetadata(METADATA_KEY);
+    } else {
+      model?.setMetadata(METADATA_KEY, metadata);
+    }
+  }
+
+  private onModel(notebook: Notebook): void {
+    notebook.model?.metadataChanged.connect(this.onMetadata, this);
+    this.onActiveCell(notebook);
+  }
+
+  private onActiveCell(notebook: Notebook): void {
+    const shared = notebook.activeCell?.model.sharedModel ?? null;
+    if (shared !== this.followed) {
+      this.followed?.changed.disconnect(this.onEdited, this);
+      shared?.changed.connect(this.onEdited, this);
+      this.followed = shared;
+    }
+    this.onEdited();
+  }
+
+  private onMetadata(_model: unknown, change: { readonly key: string }): void {
+    if (change.key === METADATA_KEY) {
+      void this.tellSettings();
+      this.onEdited();
+    }
+  }
+
+  private onConnected(): void {
+    void this.tellSettings();
+    void this.resolve();
+  }
+
+  private onState(): void {
+    if (this.channel.state.kind === 'ready') {
+      void this.readLog();
+    } else {
+      this.currentResolution = null;
+    }
+    this.hasChanged.emit();
+  }
+
+  /** Text was typed, another cell is active, or the settings are others: most of it changes nothing here. */
+  private onEdited(): void {
+    const { line, settings } = this;
+    const seen = JSON.stringify([this.scope, line?.kind, this.flags, settings]);
+    if (seen === this.seen) {
+      return;
+    }
+    this.seen = seen;
+    window.clearTimeout(this.resolveTimer);
+    this.resolveTimer = window.setTimeout(() => void this.resolve(), RESOLVE_MS);
+    if (this.currentForecast.kind === 'done') {
+      this.forecastLater();
+    }
+    this.hasChanged.emit();
+  }
+
+  private forecastLater(): void {
+    window.clearTimeout(this.forecastTimer);
+    if (this.followsForecast() && this.asked !== this.forecastAsked) {
+      this.forecastTimer = window.setTimeout(() => void this.askForecast(), FORECAST_MS);
+    }
+  }
+
+  private async tellSettings(): Promise<void> {
+    await this.channel.ask('notebook', { settings: { ...this.settings } }).catch(() => undefined);
+  }
+
+  private async resolve(): Promise<void> {
+    const flags = this.scope === 'notebook' ? '' : this.flags;
+    const turn = (this.turn += 1);
+    try {
+      const asked = { line: flags, settings: { ...this.settings } };
+      const found = parseResolution(await this.channel.ask('options', asked));
+      if (turn !== this.turn) {
+        return;
+      }
+      // While something is wrong, the origins of the values that were right stay in sight.
+      const options = found.options.size > 0 ? found.options : this.currentResolution?.options;
+      this.currentResolution = { ...found, options: options ?? new Map() };
+      this.hasChanged.emit();
+    } catch {
+      // The kernel is gone or does not know the question: the state tells so.
+    }
+  }
+
+  private async readLog(): Promise<void> {
+    const state = this.channel.state;
+    const head =
+      state.kind === 'ready' ? state.info.logs.find(log => log.rank === this.shownRank) : undefined;
+    const isNew = head !== undefined && (head.log !== this.logName || head.numBytes > this.logEnd);
+    if (!isNew || this.isReadingLog) {
+      return;
+    }
+    this.isReadingLog = true;
+    try {
+      const asked = { rank: head.rank, log: this.logName, seen: this.logEnd };
+      const part = parseLogPart(await this.channel.ask('log', asked));
+      if (part.rank === this.shownRank) {
+        if (part.start === 0) {
+          this.log.clear();
+        }
+        this.log.append(part.text);
+        this.logName = part.log;
+        this.logEnd = part.end;
+        this.hasChanged.emit();
+      }
+    } catch {
+      // The next state asks again.
+    } finally {
+      this.isReadingLog = false;
+    }
+  }
+
+  /** What a forecast depends on. */
+  private get asked(): string {
+    return JSON.stringify([this.flags, this.settings]);
+  }
+
+  private setForecast(forecast: Forecast, asked: string): void {
+    this.currentForecast = forecast;
+    this.forecastAsked = asked;
+    this.hasChanged.emit();
+  }
+
+  private draft = '';
+  private seen = '';
+  private turn = 0;
+  private currentScope: Scope = 'cell';
+  private currentResolution: IResolution | null = null;
+  private currentForecast: Forecast = { kind: 'none' };
+  private forecastAsked = '';
+  private lastError = '';
+  private shownRank: number | null = null;
+  private logName = '';
+  private logEnd = 0;
+  private isReadingLog = false;
+  private resolveTimer = 0;
+  private forecastTimer = 0;
+  private followed: NonNullable<Notebook['activeCell']>['model']['sharedModel'] | null = null;
+  private readonly hasChanged = new Signal<this, void>(this);
+}

@@ -1,0 +1,140 @@
+"""What the kernel tells the sidebar, answers it, and takes from it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import comm
+import pytest
+
+from accel_nb.config import OPTIONS
+from accel_nb.notebook.logs import HEAD_BYTES, TAIL_BYTES, RankLog
+from accel_nb.notebook.session import Session
+from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, answers_of, describe_state
+from accel_nb.ui.comm import TARGET, SidebarComm
+
+
+class Line(comm.base_comm.BaseComm):
+    """A comm to a browser that keeps what it is sent."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self.sent: list[dict[str, Any]] = []
+        super().__init__(*args, **kwargs)
+
+    def publish_msg(self, msg_type: str, data: Any = None, **_: Any) -> None:
+        self.sent.append({"type": msg_type, **(data or {})})
+
+    def say(self, **data: Any) -> dict[str, Any]:
+        """Hand the kernel a message and return what it has sent last."""
+        self.handle_msg({"content": {"data": data}})
+        return self.sent[-1]
+
+
+@pytest.fixture
+def session() -> Session:
+    return Session({})
+
+
+@pytest.fixture
+def sidebar(session: Session, monkeypatch: pytest.MonkeyPatch):
+    manager = comm.base_comm.CommManager()
+    monkeypatch.setattr(comm, "create_comm", Line)
+    monkeypatch.setattr(comm, "get_comm_manager", lambda: manager)
+    shell = SimpleNamespace(kernel=SimpleNamespace(comm_manager=manager))
+    answers = answers_of(session, NotebookSettings(session))
+    sidebar = SidebarComm(shell, lambda: describe_state(session), answers)
+    yield sidebar
+    sidebar.close()
+
+
+@pytest.fixture
+def line(sidebar: SidebarComm) -> Line:
+    line = Line(target_name=TARGET, primary=False)
+    comm.get_comm_manager().register_comm(line)
+    sidebar._on_open(line, {})
+    return line
+
+
+def ask(to: Line, about: str, **given: Any) -> dict[str, Any]:
+    return to.say(kind="ask", id=7, about=about, given=given)
+
+
+def test_kernel_calls_the_browser_and_tells_the_state(sidebar: SidebarComm, line: Line):
+    (called,) = [known for known in sidebar._comms.values() if known is not line]
+    assert called.sent[0]["type"] == "comm_open"
+    assert called.sent[0]["pool"] == line.sent[0]["pool"] == {"state": "not started", "workers": []}
+    assert line.say(kind="refresh")["devices"][-1]["kind"] == "cpu"
+
+
+def test_options_are_resolved_with_origins(line: Line, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("ACCEL_NB_PRECISION", "bf16")
+    answer = ask(line, "options", line="--cpus 2 --clip 1.5", settings={"seed": "3", "clip": "9"})
+    rows = {row["option"]: row for row in answer["body"]["rows"]}
+    assert set(rows) == set(OPTIONS)
+    assert (rows["seed"]["value"], rows["seed"]["source"]) == ("3", NOTEBOOK_SOURCE)
+    assert (rows["clip"]["value"], rows["clip"]["layer"]) == ("1.5", "flags")
+    assert (rows["precision"]["layer"], rows["accumulate"]["layer"]) == ("environment", "default")
+    assert answer["body"]["devices"] == ["cpu", "cpu"]
+
+
+def test_problems_of_line_and_settings_are_told_with_nearest_names(line: Line):
+    body = ask(line, "options", line="--precison bf16", settings={"sed": "1", "clip": "-1"})["body"]
+    assert any("did you mean --precision" in problem for problem in body["problems"])
+    assert any("did you mean seed" in problem and NOTEBOOK_SOURCE in problem for problem in body["problems"])
+    assert any(problem.startswith("clip: -1") for problem in body["problems"])
+
+
+def test_settings_are_a_layer_of_the_session(line: Line, session: Session):
+    assert ask(line, "notebook", settings={"seed": "3"})["kind"] == "answer"
+    (layer,) = session.notebook_layers
+    assert (layer.name, layer.values, layer.source) == ("notebook", {"seed": "3"}, NOTEBOOK_SOURCE)
+    ask(line, "notebook", settings={})
+    assert session.notebook_layers == ()
+    assert ask(line, "notebook", settings=["forged"])["kind"] == "refusal"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"kind": "stop"},
+        {"kind": "ask", "id": 1, "about": "__class__", "given": {}},
+        {"kind": "ask", "id": "1", "about": "log", "given": {}},
+        {"kind": "ask", "id": 1, "about": "log", "given": []},
+        {"kind": "watch", "on": "yes"},
+        {},
+    ],
+)
+def test_unknown_messages_are_counted_and_dropped(sidebar: SidebarComm, line: Line, data: dict[str, Any]):
+    num_sent = len(line.sent)
+    line.handle_msg({"content": {"data": data}})
+    assert (len(line.sent), sidebar.num_dropped) == (num_sent, 1)
+
+
+def test_log_is_read_from_where_the_browser_is(line: Line, session: Session):
+    log = session.logs[0] = RankLog()
+    log.write("one\nzw\u00f6".encode()[:-1])
+    first = ask(line, "log", rank=0, log="", seen=0)["body"]
+    assert (first["text"], first["end"]) == ("one\nzw", 6)  # half a character waits
+    log.write("\u00f6\n".encode()[1:])
+    second = ask(line, "log", rank=0, log=log.name, seen=first["end"])["body"]
+    assert (second["text"], second["start"]) == ("\u00f6\n", 6)
+    log.write(b"x" * (HEAD_BYTES + 2 * TAIL_BYTES))
+    third = ask(line, "log", rank=0, log=log.name, seen=second["end"])["body"]
+    assert third["start"] == 0
+    assert "bytes not kept" in third["text"]
+    assert ask(line, "log", rank=5, log="", seen=0)["kind"] == "refusal"
+
+
+def test_watching_tells_the_state_until_it_is_let_go(sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("accel_nb.ui.comm.WATCH_S", 0.01)
+    num_sent = len(line.sent)
+    line.handle_msg({"content": {"data": {"kind": "watch", "on": True}}})
+    teller = sidebar._teller
+    assert teller is not None
+    while len(line.sent) < num_sent + 2:
+        teller.join(0.01)
+        assert teller.is_alive()
+    line.handle_msg({"content": {"data": {"kind": "watch", "on": False}}})
+    teller.join(5)
+    assert not teller.is_alive()
