@@ -151,7 +151,7 @@ class Preparer:
         self._claim_models(models)
         for optimizer in kinds.optimizers:
             gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
-            gate.hold_zero_grad(self._stepper.window.size > 1)
+            gate.hold_zero_grad(self._stepper.holds_zero_grad)
             step: Any = optimizer.step
             setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
         for scheduler in kinds.schedulers:

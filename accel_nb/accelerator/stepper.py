@@ -114,7 +114,12 @@ class Stepper:
         """Change how many micro-batches a window has, from the next one on."""
         self.window.size = size
         for gate in self.gates.values():
-            gate.hold_zero_grad(size > 1)
+            gate.hold_zero_grad(self.holds_zero_grad)
+
+    @property
+    def holds_zero_grad(self) -> bool:
+        """Whether an optimizer's ``zero_grad`` has to ask here."""
+        return self.window.size > 1 or self.strategy.capabilities.hides_gradients
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it; with ``weight`` the loss is a sum."""
@@ -186,6 +191,11 @@ class Stepper:
         window = self.window
         return window.size == 1 or not window.is_dirty or gate.stepped_in == window.number
 
+    def note_zero(self, gate: OptimizerGate) -> None:
+        """Hear that an optimizer has cleared the gradients that it sees."""
+        if self.strategy.capabilities.hides_gradients:
+            self.strategy.drop_gradients(gate.bundle)
+
     def clip_norm(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the gradients of a closing window; inside of an open one only measure them."""
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -218,9 +228,7 @@ class Stepper:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         bundle = self.finish(clipped)
         if bundle is not None:
-            for optimizer in bundle.optimizers:
-                self.strategy.unscale(optimizer)
-            torch.nn.utils.clip_grad.clip_grad_value_(clipped, clip_value)
+            self.strategy.clip_grad_value(bundle, clip_value, clipped)
 
     @property
     def known_parameters(self) -> Set[int]:

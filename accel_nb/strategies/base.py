@@ -37,6 +37,8 @@ class Capabilities:
     native_precision: bool = False
     native_step: bool = False
     keeps_local: bool = True
+    hides_gradients: bool = False
+    steps_in: torch.dtype | None = None
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""
@@ -144,6 +146,10 @@ class Strategy(Protocol):
         """Clip the gradients of ``parameters`` (none given: of the bundle's) jointly, and return their norm before."""
         ...
 
+    def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
+        """Clip each element of the gradients of ``parameters``, which the bundle's optimizers step."""
+        ...
+
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer, or skip the step because gradients overflowed."""
         ...
@@ -188,6 +194,12 @@ class Stepping:
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the loss scale, once for each step."""
         self.precision.unscale_(optimizer)
+
+    def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
+        """Clip each element of a gradient, once it is readable."""
+        for optimizer in bundle.optimizers:
+            self.unscale(optimizer)
+        torch.nn.utils.clip_grad.clip_grad_value_(parameters, clip_value)
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer unless its gradients overflowed."""

@@ -93,6 +93,7 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch._dynamo
 
+    import accel_nb.strategies.zero  # and with it DeepSpeed, which takes seconds
     from accel_nb.strategies import Registry
 
     for strategy in Registry().names:
