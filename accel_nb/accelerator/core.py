@@ -25,6 +25,7 @@ from accel_nb.accelerator.places import AcceleratorState, GradientState
 from accel_nb.accelerator.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
+    DeepSpeedPlugin,
     GradientAccumulationPlugin,
     ProfileKwargs,
     ProjectConfiguration,
@@ -103,7 +104,7 @@ class Accelerator(Tracked):
         registry: Registry | None = None,
         log_with: Any = None,
         fsdp_plugin: object = None,
-        deepspeed_plugin: object = None,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
         deepspeed_plugins: object = None,
         megatron_lm_plugin: object = None,
         torch_tp_plugin: object = None,
@@ -139,9 +140,9 @@ class Accelerator(Tracked):
             registry: The strategies to choose from; by default those installed.
             log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
                 ``all`` that are installed, a tracker of your own, or a list of these.
+            deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
             fsdp_plugin: Refused, as all that follow: known names that this version does not serve yet.
-            deepspeed_plugin: Not served yet.
-            deepspeed_plugins: Not served yet.
+            deepspeed_plugins: Not served: there is one configuration.
             megatron_lm_plugin: Not served.
             torch_tp_plugin: Not served yet.
             parallelism_config: Not served yet.
@@ -151,7 +152,6 @@ class Accelerator(Tracked):
         refuse_later(
             {
                 "fsdp_plugin": fsdp_plugin,
-                "deepspeed_plugin": deepspeed_plugin,
                 "deepspeed_plugins": deepspeed_plugins,
                 "megatron_lm_plugin": megatron_lm_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
@@ -175,7 +175,9 @@ class Accelerator(Tracked):
         project = project_config or ProjectConfiguration()
         folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
         self._project = replace(project, project_dir=folder)
-        records = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, self._project, *handlers)
+        records = (
+            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, self._project, *handlers,
+        )  # fmt: skip
         self._resolved = _resolve(config, arguments, records)
         if step_scheduler_with_optimizer and self._resolved.config.schedule == "calls":
             raise ConfigError(

@@ -1,8 +1,8 @@
 """Tensors of which each rank holds a part: their own part, where it lies, and ways to the whole.
 
-They are PyTorch's distributed tensors, divided along their first dim as `fully_shard` divides parameters, or tensors that
-stand for a part of a flattened one, as ZeRO divides, of which `note_flat` was told. Nothing here imports torch before
-there are such tensors.
+They are PyTorch's distributed tensors, divided along their first dim as `fully_shard` divides parameters, or tensors
+that stand for a part of a flattened one, as ZeRO divides, of which `note_flat` was told. Nothing here imports torch
+before there are such tensors.
 """
 
 from __future__ import annotations

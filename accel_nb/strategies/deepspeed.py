@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO: optimizer state, gradients and parameters are divided among the ranks, by stage.
 
-The engine divides and exchanges. What a window, a clipped norm, a precision and a checkpoint are is the same here as for
-all strategies: losses are scaled, and gradients clipped, outside of the engine, which is told nothing of either.
+The engine divides and exchanges. What a window, a clipped norm, a precision and a checkpoint are is the same here as
+for all strategies: losses are scaled, and gradients clipped, outside of the engine, which is told nothing of either.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class Deepspeed(Stepping):
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
         """Refuse: a gradient is divided among the ranks."""
         raise MisuseError(
-            "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold a part of each: use ddp"
+            "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold parts of them: use ddp"
         )
 
     def backward(
@@ -276,9 +276,7 @@ class Deepspeed(Stepping):
 
     def _divide(self, optimizer: Optimizer) -> None:
         owned = {id(value) for group in optimizer.param_groups for value in group["params"] if value.requires_grad}
-        models = [
-            model for model in self._prepared.values() if any(id(value) in owned for value in model.parameters())
-        ]
+        models = [model for model in self._prepared.values() if any(id(value) in owned for value in model.parameters())]
         if not models:
             return
         options, kind = self.options, type(optimizer).__name__

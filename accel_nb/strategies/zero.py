@@ -1,9 +1,10 @@
 """Models and their optimizer in the hands of a DeepSpeed engine, and back.
 
 The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of that. Here it gets a
-copy of the optimizer for this, so that the optimizer that the model came with keeps the model's parameters, and who holds
-it or sets its learning rate goes on to do so; tensors of the state are shown there as parts of the whole. Models stay the
-objects that they are. Everything that belongs to DeepSpeed alone and not to its documented interface is in this file.
+copy of the optimizer for this, so that the optimizer that the model came with keeps the model's parameters, and who
+holds it or sets its learning rate goes on to do so; tensors of the state are shown there as parts of the whole. Models
+stay the objects that they are. Everything that belongs to DeepSpeed alone and not to its documented interface is in
+this file.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ def join(device: torch.device) -> None:
         set_accelerator(CPU_Accelerator())
     if _group is dist.group.WORLD:
         return
-    # Its collectives over shared memory would be compiled on first use, for a minute; gloo does without.
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
+    # Its collectives over shared memory would be compiled on first use, for a minute; gloo does without. What else can
+    # be compiled here would be found by running compilers: it is known to be nothing before that is asked.
+    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
     their_comm.cdb = None
     their_groups._release_process_group_references()
     # Else it makes a second group of all ranks, with connections of its own.
@@ -353,7 +355,9 @@ class ZeroModel:
     @staticmethod
     def _has_elements(name: str, places: list[_Place], states: Mapping[Any, Mapping[str, Any]]) -> bool:
         """Whether an entry of the state has one number for each element of a parameter."""
-        found = [(place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)]
+        found = [
+            (place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)
+        ]
         sized = [(shape, value) for shape, value in found if shape and value is not None]
         if not sized:
             return name not in _SINGLE

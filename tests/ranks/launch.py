@@ -93,9 +93,9 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch._dynamo
 
-    import accel_nb.strategies.zero  # and with it DeepSpeed, which takes seconds
     from accel_nb.strategies import Registry
 
+    importlib.import_module("accel_nb.strategies.zero")  # and with it DeepSpeed, which takes seconds
     for strategy in Registry().names:
         Registry().get(strategy)
 

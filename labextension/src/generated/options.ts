@@ -86,6 +86,26 @@ export interface IDdpOptions {
   power_sgd_seed?: number;
 }
 
+/** Options of DeepSpeed's ZeRO: each worker holds a part of the training's state. */
+export interface IDeepspeedOptions {
+  /** What is divided among the workers: 1 optimizer state, 2 gradients too, 3 parameters too. */
+  zero_stage?: '1' | '2' | '3';
+  /** Keep optimizer state, and step, in host memory. */
+  offload_optimizer?: 'no' | 'cpu';
+  /** Keep divided parameters in host memory; stage 3. */
+  offload_parameters?: 'no' | 'cpu';
+  /** How much is averaged, or gathered, in one message; at most the model. [elements] */
+  bucket_size?: number;
+  /** How much is gathered ahead of the module that needs it; stage 3. [elements] */
+  prefetch_size?: number;
+  /** Parameters of at most this size stay whole on each worker between steps; stage 3. [elements] */
+  persistent_size?: number;
+  /** Average gradients while others are computed; stages 2 and 3, on GPUs. */
+  overlap_comm?: boolean;
+  /** Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters are cut anywhere. */
+  allow_untested_optimizer?: boolean;
+}
+
 /** Options of PyTorch's fully_shard: each worker holds a part of the model. */
 export interface IFsdpOptions {
   /** What is gathered, computed and let go of at a time: repeated blocks of the model, modules of min_params parameters, modules of the given classes, or the model as a whole. */
@@ -143,6 +163,8 @@ export interface IOptions {
   ddp?: IDdpOptions;
   /** PyTorch fully_shard (FSDP2): a part of the model on each rank. */
   fsdp?: IFsdpOptions;
+  /** DeepSpeed ZeRO: a part of the training's state on each rank. */
+  deepspeed?: IDeepspeedOptions;
   /**  */
   checkpoint?: ICheckpointOptions;
   /** Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker. [GPUs] */
@@ -152,7 +174,7 @@ export interface IOptions {
   /** Number format of the forward and backward pass; auto takes the best that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'auto';
   /** How the workers share the training; auto chooses by worker count and devices. */
-  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp';
+  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp' | 'deepspeed';
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
   accumulate?: number;
   /** What becomes of accumulation windows. */
@@ -251,6 +273,14 @@ export type OptionName =
   | 'fsdp.reduce_dtype'
   | 'fsdp.average_unused'
   | 'fsdp.forward_methods'
+  | 'deepspeed.zero_stage'
+  | 'deepspeed.offload_optimizer'
+  | 'deepspeed.offload_parameters'
+  | 'deepspeed.bucket_size'
+  | 'deepspeed.prefetch_size'
+  | 'deepspeed.persistent_size'
+  | 'deepspeed.overlap_comm'
+  | 'deepspeed.allow_untested_optimizer'
   | 'checkpoint.dir'
   | 'checkpoint.every'
   | 'checkpoint.resume'
