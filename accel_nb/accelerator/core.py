@@ -374,6 +374,13 @@ class Accelerator(Tracked):
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
 
+    def memory_map(self) -> dict[str, int]:
+        """Return bytes of parameters (with buffers), gradients and optimizer state on this rank, as last measured.
+
+        They are measured at the first optimizer step, and at most five times a second after that.
+        """
+        return self._stepper.held_bytes
+
     @property
     def is_closed(self) -> bool:
         """Whether `close` was called."""

@@ -250,6 +250,11 @@ class Stepper:
         stepped = {id(value) for optimizer in self.bundle.optimizers for value in _parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """What this rank holds, as of the latest sample."""
+        return self._memory.held
+
     def flush(self) -> None:
         """Report what is still on its way from the device."""
         self._meter.flush()
@@ -335,7 +340,8 @@ class Stepper:
         self.was_skipped = not ran
         now = self._meter.end_step(gate.learning_rate, not ran)
         if now >= self._memory.due:
-            self._memory.sample(now, self._meter.step, self.bundle.models, self.bundle.optimizers)
+            hidden = self.strategy.hidden_bytes()
+            self._memory.sample(now, self._meter.step, self.bundle.models, self.bundle.optimizers, hidden)
 
     def _bundle_of(self, gates: list[OptimizerGate]) -> Bundle:
         return Bundle(self.bundle.models, tuple([gate.optimizer for gate in gates]))

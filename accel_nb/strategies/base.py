@@ -168,6 +168,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def hidden_bytes(self) -> tuple[int, int]:
+        """Return what gradients, and what optimizers, take on this rank beside what their objects show."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Return what the receipt shows: plain values."""
         ...
@@ -183,6 +187,10 @@ class Stepping:
     def __init__(self, options: Any, precision: Precision) -> None:
         self.options = options
         self.precision = precision
+
+    def hidden_bytes(self) -> tuple[int, int]:
+        """Return nothing: parameters have their gradients, and optimizers their state."""
+        return 0, 0
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Forget gradients, although an accumulation window may hold them back."""

@@ -234,6 +234,11 @@ class Deepspeed(Stepping):
             scheduler.load_state_dict(copied_state(materialise(values)))
         self.precision.load_state_dict(state["precision"])
 
+    def hidden_bytes(self) -> tuple[int, int]:
+        """Return the bytes of this rank's gradients, and of the weights that it steps a copy of."""
+        zeros = self._zeros.values()
+        return sum(zero.gradient_bytes for zero in zeros), sum(zero.master_bytes for zero in zeros)
+
     def describe(self) -> dict[str, Any]:
         """Return the stage, and options that were chosen."""
         defaults = DefaultDeepspeedOptions()
@@ -296,7 +301,7 @@ class Deepspeed(Stepping):
         if options.zero_stage == 3 and len(models) > 1:
             raise MisuseError(
                 f"one {kind} steps {len(models)} models, which stage 3 does not serve: put them into one module, give "
-                "each an optimizer, or use --deepspeed.zero-stage 2"
+                "each an optimizer, or use --zero-stage 2"
             )
         from accel_nb.strategies.zero import ZeroModel
 

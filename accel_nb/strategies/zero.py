@@ -84,6 +84,8 @@ class ZeroModel:
         self.optimizer = optimizer
         self.settings = settings
         self.has_gradients = False
+        # What gradients have taken when the last window closed.
+        self.gradient_bytes = 0
         self._comm = comm
         self._stage: int = settings["zero_optimization"]["stage"]
         self._offloads = "offload_optimizer" in settings["zero_optimization"]
@@ -131,9 +133,10 @@ class ZeroModel:
         return self._zero.optimizer
 
     @property
-    def num_held(self) -> int:
-        """How many elements this rank steps."""
-        return sum(flat.numel() for flat, _ in self._flats)
+    def master_bytes(self) -> int:
+        """How much the copies take of the weights that this rank steps; none where it steps those of the model."""
+        shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()
+        return sum(flat.nbytes for flat, _ in self._flats if flat.untyped_storage().data_ptr() not in shown)
 
     def begin_backward(self) -> None:
         """Get ready for a backward pass, whose gradients add to those that are there."""
@@ -154,6 +157,8 @@ class ZeroModel:
 
     def finish(self) -> None:
         """Average what is not averaged yet, and put this rank's part where `gradients` finds it; every rank calls."""
+        held = [value.nbytes for value in self._parameters if value.requires_grad]
+        self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
         if self._stage == 1:
             self._engine.set_gradient_accumulation_boundary(True)
             self._engine.allreduce_gradients()
