@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.sharded import shape_of
 from accel_nb.runtime.tied import move_tied
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import give_forward, plain_class, plain_forward, take_forward_back
@@ -336,7 +338,7 @@ def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str
     label = f"{name} " if name else ""
     kind = type(item).__name__
     if isinstance(item, nn.Module):
-        count = sum(parameter.numel() for parameter in item.parameters())
+        count = sum(math.prod(shape_of(parameter)) for parameter in item.parameters())
         return f"{label}{kind} ({count:,} parameters)"
     if isinstance(item, DataLoader):
         return f"{label}{kind} ({batches.get(id(item), 'no batch size')})"

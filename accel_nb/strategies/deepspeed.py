@@ -68,7 +68,7 @@ class Deepspeed(Stepping):
         if find_spec("deepspeed") is None:
             raise ConfigError(
                 "strategy 'deepspeed' needs the package deepspeed, which is not installed: "
-                "DS_BUILD_OPS=0 pip install 'accel_nb[deepspeed]', or use --strategy fsdp, which divides the same"
+                "pip install 'accel_nb[deepspeed]', or use --strategy fsdp, which divides the same"
             )
         from accel_nb.strategies.zero import join
 

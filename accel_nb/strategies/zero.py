@@ -118,6 +118,8 @@ class ZeroModel:
             self._engine.module_forward_pre_hook.remove()
             self._engine.module_forward_post_hook.remove()
         self._flats = list(self._find_flats())
+        # What a state has once for all of a flat part is shown anew whenever it is read.
+        self._on_read = optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
         for part in self._modules:
             if new := set(vars(part)) - self._known_names[id(part)]:
                 vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
@@ -197,7 +199,8 @@ class ZeroModel:
             group.update({name: value for name, value in outer.items() if name != "params"})
         self._zero.step()
         self._clear()
-        self._publish()
+        if not self._is_shown:
+            self._publish()
         self._versions = self._version()
         return not self._zero.overflow
 
@@ -213,6 +216,9 @@ class ZeroModel:
                 self._zero.micro_step_id = -1
                 for value in self._parameters:
                     value.grad_accum = None  # type: ignore[attr-defined]
+                if self._offloads:
+                    self._zero.reset_cpu_buffers()
+                    self._zero._offload_accumulated_param_ids = set()
             self._clear()
 
     def load_optimizer(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
@@ -224,6 +230,8 @@ class ZeroModel:
     def undo(self) -> None:
         """Make models and optimizer whole; every rank must call."""
         self._take_over()
+        self._show_singles()
+        self._on_read.remove()
         weights = [sharded.gather(value, self._comm) for value in self._parameters] if self._stage == 3 else []
         states = {
             parameter: {
@@ -370,21 +378,22 @@ class ZeroModel:
 
     def _publish(self) -> None:
         """Show this rank's parts of the state at the optimizer that the user holds."""
-        state = self.optimizer.state
-        self._seen = state
+        state = self._seen = self.optimizer.state
+        self._is_shown = any(self.inner.state.values())
         for flat, places in self._flats:
-            entries = self.inner.state.get(flat)
-            if not entries:
-                continue
-            for place in places:
-                shown = state[place.parameter]
-                for name, value in entries.items():
-                    if not isinstance(value, Tensor) or value.shape != flat.shape or not value.dim():
-                        shown[name] = value
-                    elif name not in shown or shown[name].untyped_storage().data_ptr() != (
-                        value.untyped_storage().data_ptr()
-                    ):
-                        shown[name] = sharded.note_flat(_narrow(value, place), place.part)
+            for name, value in self.inner.state.get(flat, {}).items():
+                if not _is_single(value, flat):
+                    for place in places:
+                        state[place.parameter][name] = sharded.note_flat(_narrow(value, place), place.part)
+        self._show_singles()
+
+    def _show_singles(self) -> None:
+        for flat, places in self._flats:
+            for name, value in self.inner.state.get(flat, {}).items():
+                if _is_single(value, flat):
+                    for place in places:
+                        own = value.clone() if isinstance(value, Tensor) else value
+                        self.optimizer.state[place.parameter][name] = own
 
     def _clear(self) -> None:
         """Set sums of gradients to zero that DeepSpeed would add to."""
@@ -412,6 +421,11 @@ def _twin_of(optimizer: Optimizer, chosen: Mapping[int, list[nn.Parameter]]) -> 
 
 def _narrow(flat: Tensor, place: _Place) -> Tensor:
     return flat.detach().narrow(0, place.start, place.part.ranges[place.part.rank][1])
+
+
+def _is_single(value: Any, flat: Tensor) -> bool:
+    """Whether an entry of the state stands for all of a flat tensor; the others have a number for each element."""
+    return not isinstance(value, Tensor) or value.shape != flat.shape
 
 
 def _shape_of(value: Any) -> tuple[int, ...]:
