@@ -422,13 +422,15 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
             return plain.load_state_dict(self, state_dict, strict)
 
     def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
-        memo[id(self)] = twin = copy.deepcopy(zero.plain_twin(self), memo)
+        memo[id(self)] = twin = copy.deepcopy(zero.twin(self, is_whole=True), memo)
         return twin
 
     return {
-        "__reduce_ex__": lambda self, protocol: without_class_check(zero.plain_twin(self).__reduce_ex__(protocol)),
-        "_accel_nb_reduce": lambda self, protocol=5: zero.shared_twin(self).__reduce_ex__(protocol),
-        "__copy__": lambda self: zero.shared_twin(self),
+        "__reduce_ex__": lambda self, protocol: without_class_check(
+            zero.twin(self, is_whole=True).__reduce_ex__(protocol)
+        ),
+        "_accel_nb_reduce": lambda self, protocol=5: zero.twin(self).__reduce_ex__(protocol),
+        "__copy__": lambda self: zero.twin(self),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,

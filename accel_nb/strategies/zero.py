@@ -123,8 +123,9 @@ class ZeroModel:
         for part in self._modules:
             if new := set(vars(part)) - self._known_names[id(part)]:
                 vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
-        if self._stage == 3:
-            for value in self._parameters:
+        for value in self._parameters:
+            value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
+            if self._stage == 3:
                 sharded.note_flat(value, self._part_of(value, value.ds_tensor))
         self._adopt(optimizer.state)
         self._versions = self._version()
@@ -291,16 +292,16 @@ class ZeroModel:
         self._zero.refresh_fp32_params()
         self._versions = self._version()
 
-    def plain_twin(self, model: nn.Module) -> nn.Module:
-        """Return a model like one of these, without anything of DeepSpeed's, that has parameters of its own."""
-        known: dict[int, Any] = {}
-        for value in model.parameters():
-            known[id(value)] = nn.Parameter(sharded.whole(value).detach().clone(), value.requires_grad)
-        return _twin(model, known, {})
+    def twin(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
+        """Return a model like one of these, without anything of DeepSpeed's, that has the same parameters.
 
-    def shared_twin(self, model: nn.Module) -> nn.Module:
-        """Return a model like one of these, without anything of DeepSpeed's, that has the same parameters."""
-        return _twin(model, {}, {})
+        With ``is_whole`` those of which this rank holds a part are other ones, which are whole.
+        """
+        known: dict[int, Any] = {}
+        for value in model.parameters() if is_whole else ():
+            if sharded.is_sharded(value):
+                known[id(value)] = nn.Parameter(sharded.whole(value), value.requires_grad)
+        return _twin(model, known, {})
 
     # --- where things lie ---
 
