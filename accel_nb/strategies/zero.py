@@ -33,7 +33,7 @@ from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.environment import patch_environment
 from accel_nb.runtime.sharded import FlatPart
-from accel_nb.strategies.inplace import plain_class
+from accel_nb.strategies.inplace import innermost_class
 
 _OF_INSTANCE = ("step", "zero_grad")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -437,7 +437,7 @@ def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Modu
     """Return a copy of a tree of modules with other parameters, and without what an engine has put on it."""
     if id(module) in done:
         return done[id(module)]
-    twin = done[id(module)] = object.__new__(plain_class(module))
+    twin = done[id(module)] = object.__new__(innermost_class(module))
     hidden = {"_accel_nb_hidden", *vars(module).get("_accel_nb_hidden", ())}
     kept = {name: value for name, value in vars(module).items() if name not in hidden}
     held = module._parameters.items()
