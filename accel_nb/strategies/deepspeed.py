@@ -25,6 +25,7 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.environment import patch_environment
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, StepOutcome, Stepping, copied_state
 from accel_nb.strategies.inplace import (
@@ -70,10 +71,12 @@ class Deepspeed(Stepping):
                 "strategy 'deepspeed' needs the package deepspeed, which is not installed: "
                 "pip install 'accel_nb[deepspeed]', or use --strategy fsdp, which divides the same"
             )
-        from accel_nb.strategies.zero import join
-
         self._world, self._comm, self._device = world, comm, torch.device(world.device)
-        join(self._device)
+        # Asked in words what it runs on, DeepSpeed does not warn of what it has found.
+        with patch_environment(ds_accelerator=self._device.type):
+            from accel_nb.strategies.zero import join
+
+            join(self._device)
 
     def model_init(self) -> AbstractContextManager[Any]:
         """Return a context that changes nothing: models are built on the CPU, and divided from there."""
@@ -425,7 +428,13 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         memo[id(self)] = twin = copy.deepcopy(zero.twin(self, is_whole=True), memo)
         return twin
 
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        zero.refresh()  # what was written into weights counts before anything computes with them
+        return plain.__call__(self, *args, **kwargs)
+
+    more = {"__call__": __call__} if zero.divides_weights else {}
     return {
+        **more,
         "__reduce_ex__": lambda self, protocol: without_class_check(
             zero.twin(self, is_whole=True).__reduce_ex__(protocol)
         ),

@@ -131,6 +131,11 @@ class ZeroModel:
         self._versions = self._version()
 
     @property
+    def divides_weights(self) -> bool:
+        """Whether this rank holds a part of the weights only."""
+        return self._stage == 3
+
+    @property
     def inner(self) -> Any:
         """The optimizer that steps this rank's flat parts."""
         return self._zero.optimizer
@@ -177,10 +182,11 @@ class ZeroModel:
             if self._offloads:
                 yield from ((place.parameter, _narrow(flat.grad, place)) for place in places)
             elif self._stage == 3:
-                for place, value in zip(places, self._zero.averaged_gradients[number], strict=True):
+                for place, value in zip(places, self._zero.averaged_gradients.get(number) or (), strict=False):
                     yield place.parameter, value.view(-1)[: place.part.ranges[place.part.rank][1]]
             else:
-                parts = [v for v in self._zero.averaged_gradients[number] if not getattr(v, "_zero_padding", False)]
+                averaged = self._zero.averaged_gradients.get(number) or ()
+                parts = [value for value in averaged if not getattr(value, "_zero_padding", False)]
                 here = self._zero.params_in_partition[number]
                 yield from zip(here, parts, strict=False)
 
@@ -353,7 +359,8 @@ class ZeroModel:
                 continue
             for name, example in known[0].items():
                 if not self._has_elements(name, places, states):
-                    self.inner.state[flat][name] = example.clone() if isinstance(example, Tensor) else example
+                    single = whole(example)
+                    self.inner.state[flat][name] = single.clone() if isinstance(single, Tensor) else single
                     continue
                 buffer = self.inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
                 for place in places:
