@@ -20,8 +20,8 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = _in(
     _PLUGINS,
-    "AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DistributedDataParallelKwargs GradScalerKwargs "
-    "GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration TorchDynamoPlugin",
+    "AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin DistributedDataParallelKwargs "
+    "GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration TorchDynamoPlugin",
 )
 _DATACLASSES = {
     **_RECORDS,
