@@ -21,7 +21,8 @@ def _in(module: str, names: str) -> dict[str, str]:
 _RECORDS = _in(
     _PLUGINS,
     "AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin DistributedDataParallelKwargs "
-    "GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration TorchDynamoPlugin",
+    "GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration "
+    "TorchDynamoPlugin",
 )
 _DATACLASSES = {
     **_RECORDS,
