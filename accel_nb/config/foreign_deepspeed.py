@@ -117,6 +117,15 @@ _RULES: Mapping[str, Rule] = {
     f"{_ZERO}.stage3_prefetch_bucket_size": _number("deepspeed.prefetch_size"),
     f"{_ZERO}.stage3_param_persistence_threshold": _number("deepspeed.persistent_size"),
     f"{_ZERO}.stage3_gather_16bit_weights_on_model_save": _needless("save_model gathers weights by itself"),
+    **dict.fromkeys(
+        (
+            f"{_ZERO}.sub_group_size",
+            f"{_ZERO}.round_robin_gradients",
+            f"{_ZERO}.stage3_max_live_parameters",
+            f"{_ZERO}.stage3_max_reuse_distance",
+        ),
+        _needless("changes speed only, and stays as DeepSpeed has it"),
+    ),
     "gradient_accumulation_steps": _under("accumulate"),
     "gradient_clipping": _clip,
     "train_batch_size": _needless("the loader and the number of workers say it"),
