@@ -74,7 +74,7 @@ class _Place:
 class ZeroModel:
     """Models that one optimizer steps, divided; making it divides, `undo` gives them back. Every rank must do both.
 
-    Rank 0's values become everyone's.
+    Weights must be the same on all ranks.
     """
 
     def __init__(
@@ -92,21 +92,14 @@ class ZeroModel:
         self._modules = [part for model in models for part in model.modules()]
         self._parameters = list({id(value): value for model in models for value in model.parameters()}.values())
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
-        own = {id(value) for value in self._parameters if value.requires_grad}
-        # Of the optimizer's groups those that have something to step here.
-        chosen = {
-            index: values
-            for index, group in enumerate(optimizer.param_groups)
-            if (values := [value for value in group["params"] if id(value) in own])
-        }
-        self._indices = list(chosen)
+        chosen = _groups_of(optimizer, {id(value) for value in self._parameters if value.requires_grad})
+        # Which of the optimizer's groups each of the inner one's belongs to.
+        self._indices = [index for index, _ in chosen]
         self._num_groups = len(optimizer.param_groups)
         for value in self._parameters:
             value.grad = None
-        for buffer in (buffer for model in models for buffer in model.buffers()):
-            comm.broadcast(buffer)
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-        with patch_environment(local_rank=comm.world.local_rank):
+        with patch_environment(local_rank=comm.world.local_rank), _without_broadcast(self._parameters):
             self._engine = deepspeed.initialize(
                 model=whole,
                 optimizer=_twin_of(optimizer, chosen),
@@ -357,6 +350,12 @@ class ZeroModel:
             known = [states[place.parameter] for place in places if states.get(place.parameter)]
             if not known:
                 continue
+            counts = {float(whole(entries["step"])) for entries in known if "step" in entries}
+            if len(counts) > 1:
+                raise MisuseError(
+                    f"parameters of one group of the {type(self.optimizer).__name__} were stepped "
+                    f"{sorted(counts)} times, and DeepSpeed counts once for all: load this state before preparing, or train by fsdp"
+                )
             for name, example in known[0].items():
                 if not self._has_elements(name, places, states):
                     single = whole(example)
@@ -418,12 +417,40 @@ class ZeroModel:
         return tuple([value._version for value in held])
 
 
-def _twin_of(optimizer: Optimizer, chosen: Mapping[int, list[nn.Parameter]]) -> Optimizer:
+@contextmanager
+def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
+    """Mark parameters as ones that DeepSpeed does not share out: it fails at those that are a single number."""
+    for value in parameters:
+        value.ds_optim_param = None
+    try:
+        yield
+    finally:
+        for value in parameters:
+            del value.ds_optim_param
+
+
+def _groups_of(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
+    """Return what an optimizer steps of its own here, each with the number of its group.
+
+    A group is taken apart where its parameters have been stepped unequally often: a flat part has one count.
+    """
+    found: list[tuple[int, list[nn.Parameter]]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        alike: dict[Any, list[nn.Parameter]] = {}
+        for value in group["params"]:
+            if id(value) in own:
+                step = optimizer.state.get(value, {}).get("step")
+                alike.setdefault(None if step is None else float(step), []).append(value)
+        found += [(index, values) for values in alike.values()]
+    return found
+
+
+def _twin_of(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
     """Return an optimizer of the same rule for some parameters, by the number of their group; with no state."""
     twin = object.__new__(type(optimizer))
     vars(twin).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
     twin.state = defaultdict(dict)
-    twin.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen.items()]
+    twin.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
     return twin
 
 
