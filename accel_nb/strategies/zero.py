@@ -92,7 +92,7 @@ class ZeroModel:
         self._modules = [part for model in models for part in model.modules()]
         self._parameters = list({id(value): value for model in models for value in model.parameters()}.values())
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
-        chosen = _groups_of(optimizer, {id(value) for value in self._parameters if value.requires_grad})
+        chosen = _groups_of(optimizer, {id(v) for v in self._parameters if v.requires_grad and v.numel()})
         # Which of the optimizer's groups each of the inner one's belongs to.
         self._indices = [index for index, _ in chosen]
         self._num_groups = len(optimizer.param_groups)
@@ -354,7 +354,8 @@ class ZeroModel:
             if len(counts) > 1:
                 raise MisuseError(
                     f"parameters of one group of the {type(self.optimizer).__name__} were stepped "
-                    f"{sorted(counts)} times, and DeepSpeed counts once for all: load this state before preparing, or train by fsdp"
+                    f"{sorted(counts)} times, and DeepSpeed counts once for all: load this state before preparing, "
+                    "or train by fsdp"
                 )
             for name, example in known[0].items():
                 if not self._has_elements(name, places, states):
