@@ -268,6 +268,11 @@ class Deepspeed(Stepping):
                     f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
                     "before preparing it"
                 )
+            if self.options.zero_stage == 3 and not value.dim():
+                raise MisuseError(
+                    f"{name} of the {type(model).__name__} is a single number, which DeepSpeed's stage 3 cannot divide: "
+                    "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2"
+                )
             if value.requires_grad and value.dtype is not torch.float32:
                 raise MisuseError(
                     f"{name} of the {type(model).__name__} is {str(value.dtype).removeprefix('torch.')}, and DeepSpeed "

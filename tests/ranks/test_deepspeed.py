@@ -29,9 +29,11 @@ WAYS: list[dict[str, Any]] = [
 ]
 
 
-def language(kind: str = "adamw") -> tuple[Language, torch.optim.Optimizer]:
+def language(kind: str = "adamw", *, has_single: bool = False) -> tuple[Language, torch.optim.Optimizer]:
     torch.manual_seed(5)
     model = Language()
+    if not has_single:
+        model.scale = nn.Parameter(model.scale.data.reshape(1))  # stage 3 refuses a parameter without a dim
     values = [value for value in model.parameters() if value.requires_grad]
     groups = [{"params": values[:3]}, {"params": values[3:], "weight_decay": 0.1}]
     if kind == "adamw":
@@ -66,7 +68,7 @@ def build(world: World, **options: Any) -> Accelerator:
 def trains(world: World) -> list[tuple[Tensor, dict[str, int]]]:
     found = []
     for options, kind in itertools.product(WAYS, ["adamw", "sgd"]):
-        model, optimizer = language(kind)
+        model, optimizer = language(kind, has_single=options["zero_stage"] < 3)
         weight, names = model.embed.weight, [set(vars(part)) for part in model.modules()]
         if not world.is_main:
             with torch.no_grad():
@@ -242,15 +244,17 @@ def refusals(world: World) -> list[str]:
         tell(model, torch.optim.LBFGS(model.parameters())),
         tell(model, torch.optim.SGD(half[:1], lr=0.1), torch.optim.SGD(half[1:], lr=0.1)),
         tell(*pair, both, zero_stage=3),
+        tell(*language(has_single=True), zero_stage=3),
     ]
 
 
 def test_what_cannot_work_is_refused_before_training() -> None:
-    for double, untested, two, stage3 in run_ranks(refusals, 2):
+    for double, untested, two, stage3, single in run_ranks(refusals, 2):
         assert "float64" in double
         assert "LBFGS is not known to treat each element" in untested
         assert "two optimizers step the Language" in two
         assert "--zero-stage 2" in stage3
+        assert "scale of the Language is a single number" in single
 
 
 def without_package(world: World) -> str:
