@@ -270,7 +270,7 @@ class Deepspeed(Stepping):
                 )
             if self.options.zero_stage == 3 and not value.dim():
                 raise MisuseError(
-                    f"{name} of the {type(model).__name__} is a single number, which DeepSpeed's stage 3 cannot divide: "
+                    f"{name} of the {type(model).__name__} is a single number, which stage 3 cannot divide: "
                     "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2"
                 )
             if value.requires_grad and value.dtype is not torch.float32:
