@@ -59,7 +59,9 @@ def _needless(reason: str) -> Rule:
 
 
 def _stage(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return {"strategy": "ddp"} if value == 0 else {"strategy": "deepspeed", "deepspeed.zero_stage": value}
+    if value == 0:
+        return "nothing is divided, as strategy auto has it"
+    return {"strategy": "deepspeed", "deepspeed.zero_stage": value}
 
 
 def _device(option: str) -> Rule:
