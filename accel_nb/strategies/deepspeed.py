@@ -62,7 +62,7 @@ class Deepspeed(Stepping):
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         # By the optimizer, in the order in which they came, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
-        self._scaled: dict[int, _Scaled] = {}
+        self._scaled: dict[int, Any] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
         """Enter the world; its default process group must be open. Raises `ConfigError` without DeepSpeed."""
@@ -213,7 +213,7 @@ class Deepspeed(Stepping):
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
         """Load state back: of tensors that are not read yet, each is read by itself, and divided at once."""
         for model, values in zip(bundle.models, state["models"], strict=True):
-            named = dict(model.named_parameters(remove_duplicate=False))
+            named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
             named.update(model.named_buffers(remove_duplicate=False))
             for name, value in values.items():
                 if name in named:

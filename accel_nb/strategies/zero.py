@@ -53,7 +53,8 @@ def join(device: torch.device) -> None:
         return
     # Its collectives over shared memory would be compiled on first use, for a minute; gloo does without. What else can
     # be compiled here would be found by running compilers: it is known to be nothing before that is asked.
-    vars(deepspeed.ops).setdefault("__compatible_ops__", {})
+    ops: Any = deepspeed.ops
+    vars(ops)["__compatible_ops__"] = vars(ops).get("__compatible_ops__", {})
     their_comm.cdb = None
     their_groups._release_process_group_references()
     # Else it makes a second group of all ranks, with connections of its own.
@@ -90,7 +91,9 @@ class ZeroModel:
         self._stage: int = settings["zero_optimization"]["stage"]
         self._offloads = "offload_optimizer" in settings["zero_optimization"]
         self._modules = [part for model in models for part in model.modules()]
-        self._parameters = list({id(value): value for model in models for value in model.parameters()}.values())
+        self._parameters: list[Any] = list(
+            {id(value): value for model in models for value in model.parameters()}.values()
+        )
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
         chosen = _groups_of(optimizer, {id(v) for v in self._parameters if v.requires_grad and v.numel()})
         # Which of the optimizer's groups each of the inner one's belongs to.
@@ -100,7 +103,7 @@ class ZeroModel:
             value.grad = None
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         with patch_environment(local_rank=comm.world.local_rank), _without_broadcast(self._parameters):
-            self._engine = deepspeed.initialize(
+            self._engine: Any = deepspeed.initialize(
                 model=whole,
                 optimizer=_twin_of(optimizer, chosen),
                 config=settings,
@@ -110,7 +113,7 @@ class ZeroModel:
         if self._stage < 3:
             self._engine.module_forward_pre_hook.remove()
             self._engine.module_forward_post_hook.remove()
-        self._flats = list(self._find_flats())
+        self._flats: list[tuple[Any, list[_Place]]] = list(self._find_flats())
         # What a state has once for all of a flat part is shown anew whenever it is read.
         self._on_read = optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
         for part in self._modules:
