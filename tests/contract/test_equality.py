@@ -32,7 +32,8 @@ HALF = [
 FEW = [
     Recipe(accumulate=2, clip=0.3, scheduler=True),
     Recipe(accumulate=2, clip=0.3, precision="fp16"),
-    Recipe(reduction="sum", accumulate=3, precision="bf16"),
+    Recipe(accumulate=2, precision="bf16"),
+    Recipe(reduction="sum", accumulate=3),
 ]
 MORE = [Recipe(optimizer="adamw", accumulate=2), Recipe(reduction="sum"), Recipe(reduction="sum", accumulate=3)]
 
