@@ -319,6 +319,8 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if stepper.window.share is None or id(optimizer) in stepper.gates or stepper.world.size == 1:
             return
+        if any(gate.is_open for gate in stepper.gates.values()):
+            return  # it steps a part of what a prepared one steps
         raise UnsyncedGradientError(
             f"this {type(optimizer).__name__} was made where the cell's preparation does not see its model, and steps "
             f"on one worker's share of a batch: {stepper.world.size} workers would drift apart. Bind model and "

@@ -26,6 +26,7 @@ from accel_nb.accelerator.planning import Planner, with_options
 from accel_nb.accelerator.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
+    DeepSpeedPlugin,
     GradientAccumulationPlugin,
     ProfileKwargs,
     ProjectConfiguration,
@@ -109,7 +110,7 @@ class Accelerator(Tracked):
         registry: Registry | None = None,
         log_with: Any = None,
         fsdp_plugin: object = None,
-        deepspeed_plugin: object = None,
+        deepspeed_plugin: DeepSpeedPlugin | None = None,
         deepspeed_plugins: object = None,
         megatron_lm_plugin: object = None,
         torch_tp_plugin: object = None,
@@ -147,9 +148,9 @@ class Accelerator(Tracked):
             log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
                 ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
                 ``all`` that are installed, a tracker of your own, or a list of these.
+            deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
             fsdp_plugin: Refused, as all that follow: known names that this version does not serve yet.
-            deepspeed_plugin: Not served yet.
-            deepspeed_plugins: Not served yet.
+            deepspeed_plugins: Not served: there is one configuration.
             megatron_lm_plugin: Not served.
             torch_tp_plugin: Not served yet.
             parallelism_config: Not served yet.
@@ -159,7 +160,6 @@ class Accelerator(Tracked):
         refuse_later(
             {
                 "fsdp_plugin": fsdp_plugin,
-                "deepspeed_plugin": deepspeed_plugin,
                 "deepspeed_plugins": deepspeed_plugins,
                 "megatron_lm_plugin": megatron_lm_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
@@ -183,7 +183,9 @@ class Accelerator(Tracked):
         project = project_config or ProjectConfiguration()
         folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
         self._project = replace(project, project_dir=folder)
-        records = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, self._project, *handlers)
+        records = (
+            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, self._project, *handlers,
+        )  # fmt: skip
         self._resolved = _resolve(config, arguments, records)
         if step_scheduler_with_optimizer and self._resolved.config.schedule == "calls":
             raise ConfigError(
@@ -399,6 +401,13 @@ class Accelerator(Tracked):
             entries = [optimizer.state.get(value, {}) for group in optimizer.param_groups for value in group["params"]]
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
+
+    def memory_map(self) -> dict[str, int]:
+        """Return bytes of parameters (with buffers), gradients and optimizer state on this rank, as last measured.
+
+        They are measured at the first optimizer step, and at most five times a second after that.
+        """
+        return self._stepper.held_bytes
 
     @property
     def is_closed(self) -> bool:

@@ -14,6 +14,9 @@ from enum import Enum
 from typing import Any, Literal, Protocol
 
 from accel_nb.config import Layer
+from accel_nb.config.files import read_document
+from accel_nb.config.foreign import Imported
+from accel_nb.config.foreign_deepspeed import import_deepspeed
 from accel_nb.errors import ConfigError
 
 _DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed", "non_blocking")
@@ -384,6 +387,76 @@ class TorchDynamoPlugin:
         )
 
 
+@dataclass(frozen=True)
+class DeepSpeedPlugin:
+    """Trains by DeepSpeed's ZeRO; giving it chooses the strategy.
+
+    Args:
+        hf_ds_config: A DeepSpeed configuration: the path of its JSON, or the dictionary. ``auto`` leaves a value open.
+        gradient_accumulation_steps: Micro-batches for one optimizer step.
+        gradient_clipping: Total norm to clip gradients to before each step.
+        zero_stage: What is divided: 1 optimizer state, 2 gradients too, 3 parameters too.
+        offload_optimizer_device: ``none`` or ``cpu``.
+        offload_param_device: ``none`` or ``cpu``; stage 3.
+        zero3_init_flag: Only False or None: models are built as they are, and divided from there.
+        zero3_save_16bit_model: Anything: `Accelerator.save_model` gathers weights by itself.
+    """
+
+    hf_ds_config: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    gradient_accumulation_steps: int | str | None = None
+    gradient_clipping: float | str | None = None
+    zero_stage: int | None = None
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema.
+
+        Raises `ConfigError`, with every problem, for values of the file that have no option, and for arguments that
+        disagree with it.
+        """
+        found = self.differences()
+        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
+        if self.zero3_init_flag:
+            problems.append(
+                "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: a model is built as it is, and divided "
+                "from there; leave it out"
+            )
+        arguments = _given(
+            {
+                "accumulate": _unless_auto(self.gradient_accumulation_steps),
+                "clip": _unless_auto(self.gradient_clipping),
+                "deepspeed.zero_stage": self.zero_stage,
+                "deepspeed.offload_optimizer": _offloaded(self.offload_optimizer_device),
+                "deepspeed.offload_parameters": _offloaded(self.offload_param_device),
+            }
+        )
+        problems += [
+            f"{name} is {found.options[name]!r} in {self._source} and {value!r} in DeepSpeedPlugin(...); remove one"
+            for name, value in arguments.items()
+            if name in found.options and found.options[name] != value
+        ]
+        if problems:
+            raise ConfigError(problems)
+        return {"strategy": "deepspeed", **found.options, **arguments}
+
+    def differences(self) -> Imported:
+        """Return what becomes of each value of ``hf_ds_config``; its ``table()`` is for reading."""
+        if self.hf_ds_config is None:
+            return Imported()
+        document = self.hf_ds_config
+        if not isinstance(document, Mapping):
+            document = read_document(document)
+        return import_deepspeed(document, self._source)
+
+    @property
+    def _source(self) -> str:
+        given = self.hf_ds_config
+        return "hf_ds_config" if isinstance(given, Mapping) or given is None else os.fspath(given)
+
+
 HANDLERS = (
     AORecipeKwargs,
     AutocastKwargs,
@@ -395,8 +468,7 @@ HANDLERS = (
 """What ``kwargs_handlers`` may hold, one of each kind."""
 
 _LATER = {
-    "deepspeed_plugin": "DeepSpeed is not served yet; leave it out, and models are trained by DDP",
-    "deepspeed_plugins": "DeepSpeed is not served yet; leave it out, and models are trained by DDP",
+    "deepspeed_plugins": "several configurations at a time are not served; give one as deepspeed_plugin",
     "fsdp_plugin": 'FSDP2 is chosen by strategy="fsdp" here, with config={"fsdp": {...}} for its options; leave it out',
     "megatron_lm_plugin": "Megatron-LM is not served; leave it out",
     "parallelism_config": "meshes of several dimensions are not served yet; leave it out",
@@ -462,6 +534,14 @@ def plain(value: Any) -> Any:
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
+
+
+def _unless_auto(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _offloaded(device: str | None) -> str | None:
+    return "no" if device == "none" else device
 
 
 def _short(record: Any) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.sharded import shape_of
 from accel_nb.runtime.tied import move_tied
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import give_forward, plain_class, plain_forward, take_forward_back
@@ -160,7 +162,7 @@ class Preparer:
         self._claim_models(models)
         for optimizer in kinds.optimizers:
             gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
-            gate.hold_zero_grad(self._stepper.window.size > 1)
+            gate.hold_zero_grad(self._stepper.holds_zero_grad)
             step: Any = optimizer.step
             setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
         for scheduler in kinds.schedulers:
@@ -364,7 +366,7 @@ def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str
     label = f"{name} " if name else ""
     kind = type(item).__name__
     if isinstance(item, nn.Module):
-        count = sum(parameter.numel() for parameter in item.parameters())
+        count = sum(math.prod(shape_of(parameter)) for parameter in item.parameters())
         return f"{label}{kind} ({count:,} parameters)"
     if isinstance(item, DataLoader):
         return f"{label}{kind} ({batches.get(id(item), 'no batch size')})"

@@ -169,6 +169,11 @@ class TrainingState:
     def collect(self, url: str) -> dict[str, Any]:
         """Return the state tree, whose tensors are the live ones."""
         bundle, window = self._stepper.bundle, self._stepper.window
+        if window.num_held and self._stepper.strategy.capabilities.hides_gradients:
+            raise CheckpointError(
+                f"{url} was not saved: strategy {self._stepper.strategy.name!r} cannot store the gradients of an "
+                f"accumulation window that is open ({window.num_held} of {window.size} batches); save after a step"
+            )
         state = self._stepper.strategy.read_state(bundle, copied=False)
         weights = state["models"]
         for hook in list(self._save_hooks.values()):
@@ -423,6 +428,12 @@ class TrainingState:
             notes.append(
                 f"an open accumulation window was dropped: it was saved with accumulate {progress['accumulate']}, and "
                 f"now it is {window.size}"
+            )
+        if held and self._stepper.strategy.capabilities.hides_gradients:
+            held = 0
+            notes.append(
+                f"an open accumulation window was dropped: strategy {self._stepper.strategy.name!r} cannot take its "
+                "gradients"
             )
         if held:
             for model, gradients in zip(self._stepper.bundle.models, tree["gradients"], strict=False):

@@ -122,7 +122,12 @@ class Stepper:
         """Change how many micro-batches a window has, from the next one on."""
         self.window.size = size
         for gate in self.gates.values():
-            gate.hold_zero_grad(size > 1)
+            gate.hold_zero_grad(self.holds_zero_grad)
+
+    @property
+    def holds_zero_grad(self) -> bool:
+        """Whether an optimizer's ``zero_grad`` has to ask here."""
+        return self.window.size > 1 or self.strategy.capabilities.hides_gradients
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it; with ``weight`` the loss is a sum."""
@@ -197,6 +202,11 @@ class Stepper:
         window = self.window
         return window.size == 1 or not window.is_dirty or gate.stepped_in == window.number
 
+    def note_zero(self, gate: OptimizerGate) -> None:
+        """Hear that an optimizer has cleared the gradients that it sees."""
+        if self.strategy.capabilities.hides_gradients:
+            self.strategy.drop_gradients(gate.bundle)
+
     def clip_norm(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
         """Clip the gradients of a closing window; inside of an open one only measure them."""
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
@@ -229,9 +239,7 @@ class Stepper:
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         bundle = self.finish(clipped)
         if bundle is not None:
-            for optimizer in bundle.optimizers:
-                self.strategy.unscale(optimizer)
-            torch.nn.utils.clip_grad.clip_grad_value_(clipped, clip_value)
+            self.strategy.clip_grad_value(bundle, clip_value, clipped)
 
     @property
     def known_parameters(self) -> Set[int]:
@@ -252,6 +260,11 @@ class Stepper:
         """Return the models that some optimizer steps: not loss modules, teachers or averaged copies."""
         stepped = {id(value) for optimizer in self.bundle.optimizers for value in _parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
+
+    @property
+    def held_bytes(self) -> dict[str, int]:
+        """What this rank holds, as of the latest sample."""
+        return self._memory.held
 
     def flush(self) -> None:
         """Report what is still on its way from the device."""
@@ -338,7 +351,8 @@ class Stepper:
         self.was_skipped = not ran
         now = self.meter.end_step(gate.learning_rate, not ran)
         if now >= self._memory.due:
-            self._memory.sample(now, self.meter.step, self.bundle.models, self.bundle.optimizers)
+            hidden = self.strategy.hidden_bytes()
+            self._memory.sample(now, self.meter.step, self.bundle.models, self.bundle.optimizers, hidden)
 
     def _bundle_of(self, gates: list[OptimizerGate]) -> Bundle:
         return Bundle(self.bundle.models, tuple([gate.optimizer for gate in gates]))

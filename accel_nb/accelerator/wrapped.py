@@ -32,6 +32,10 @@ class Stepping(Protocol):
         """Whether gradients may be cleared now."""
         ...
 
+    def note_zero(self, gate: OptimizerGate) -> None:
+        """Hear that gradients were cleared."""
+        ...
+
 
 class OptimizerGate:
     """Stands between one optimizer's ``step`` and ``zero_grad`` and those who call them."""
@@ -65,6 +69,11 @@ class OptimizerGate:
         return self._stepping.is_replaying
 
     @property
+    def is_open(self) -> bool:
+        """Whether the optimizer is being stepped, or what a strategy steps in its place."""
+        return self._is_inside
+
+    @property
     def learning_rate(self) -> float:
         """The first group's learning rate; NaN where reading it would wait for the device."""
         rate = self.optimizer.param_groups[0].get("lr", math.nan)
@@ -95,7 +104,7 @@ class OptimizerGate:
             self._put_back(name)
 
     def hold_zero_grad(self, is_held: bool) -> None:
-        """Put a gate before ``zero_grad`` too, which only windows of several micro-batches need."""
+        """Put a gate before ``zero_grad`` too, for windows of several micro-batches and hidden gradients."""
         optimizer: Any = self.optimizer
         if not is_held:
             self._put_back("zero_grad")
@@ -104,6 +113,7 @@ class OptimizerGate:
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             if self._stepping.may_zero(self):
                 self._zero_grad(*args, **kwargs)
+                self._stepping.note_zero(self)
 
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
 

@@ -44,14 +44,19 @@ def _init(words: Sequence[str]) -> str:
 def _import(words: Sequence[str]) -> str:
     from accel_nb.config.files import dumps, read_document
     from accel_nb.config.foreign import import_accelerate
+    from accel_nb.config.foreign_deepspeed import import_deepspeed, is_deepspeed
 
-    parser = _Parser(prog="accel-nb config import", description="Read the file that `accelerate config` wrote.")
+    parser = _Parser(
+        prog="accel-nb config import",
+        description="Read the file that `accelerate config` wrote, or a configuration of DeepSpeed.",
+    )
     parser.add_argument(
         "file", metavar="FILE", help="the file, often ~/.cache/huggingface/accelerate/default_config.yaml"
     )
     parser.add_argument("--out", metavar="FILE", help="the new file of options; without it the options are printed")
     options = parser.parse_args(words)
-    found = import_accelerate(read_document(options.file), options.file)
+    document = read_document(options.file)
+    found = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
     text = dumps(found.options)
     end = f"\n{text}" if options.out is None else _written(options.out, text)
     return f"{found.table()}\n{end}"

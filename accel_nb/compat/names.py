@@ -20,7 +20,8 @@ def _in(module: str, names: str) -> dict[str, str]:
 
 _RECORDS = _in(
     _PLUGINS,
-    "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DistributedDataParallelKwargs "
+    "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin "
+    "DistributedDataParallelKwargs "
     "GradScalerKwargs GradientAccumulationPlugin InitProcessGroupKwargs ProfileKwargs ProjectConfiguration "
     "TorchDynamoPlugin",
 )
@@ -174,8 +175,8 @@ _PARTS = {
         "checkpointing load save load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
         "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
     ),
-    'of sharded and engine strategies only FSDP2 is served, as strategy="fsdp" and without this name': (
-        "DeepSpeedPlugin DeepSpeedSequenceParallelConfig FullyShardedDataParallelPlugin MegatronLMPlugin "
+    'FSDP2 is served as strategy="fsdp", and ZeRO as strategy="deepspeed", without this name': (
+        "DeepSpeedSequenceParallelConfig FullyShardedDataParallelPlugin MegatronLMPlugin "
         "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
         "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
         "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "

@@ -12,6 +12,17 @@ from accel_nb.errors import ConfigError
 _UNSET = (None, "", "no", "NO", "none", "None")
 
 
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Why a value cannot come along."""
+
+    reason: str
+
+
+Outcome = dict[str, Any] | str | Left
+"""Options, the reason why none are needed, or why there are none."""
+
+
 @dataclass(slots=True)
 class Imported:
     """What became of a foreign file: options, and one line for each of its values.
@@ -56,14 +67,18 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
             section = _SECTIONS.get(name.partition(".")[0])
             found.left[name] = section or "no option of accel_nb stands for it"
             continue
-        outcome = rule(value, values)
-        if isinstance(outcome, str):
-            found.needless[name] = outcome
-        elif isinstance(outcome, _Left):
-            found.left[name] = outcome.reason
-        else:
-            _take(found, name, outcome, source)
+        account(found, name, rule(value, values), source)
     return found
+
+
+def account(found: Imported, name: str, outcome: Outcome, source: str) -> None:
+    """Note what becomes of one value; options that the schema refuses are left behind with its reason."""
+    if isinstance(outcome, str):
+        found.needless[name] = outcome
+    elif isinstance(outcome, Left):
+        found.left[name] = outcome.reason
+    else:
+        _take(found, name, outcome, source)
 
 
 def _take(found: Imported, name: str, options: dict[str, Any], source: str) -> None:
@@ -90,21 +105,11 @@ def _text(value: Any) -> str:
     return {True: "true", False: "false"}.get(value, quoted(value)) if isinstance(value, bool) else quoted(value)
 
 
-@dataclass(frozen=True, slots=True)
-class _Left:
-    """Why a value cannot come along."""
-
-    reason: str
-
-
-Outcome = dict[str, Any] | str | _Left
-"""Options, the reason why none are needed, or why there are none."""
-
 Rule = Callable[[Any, Mapping[str, Any]], Outcome]
 
 
 def _machine(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return "this machine is meant" if value == "LOCAL_MACHINE" else _Left(f"{quoted(value)} is not served")
+    return "this machine is meant" if value == "LOCAL_MACHINE" else Left(f"{quoted(value)} is not served")
 
 
 def _distributed(value: Any, _values: Mapping[str, Any]) -> Outcome:
@@ -121,15 +126,15 @@ def _workers(value: Any, values: Mapping[str, Any]) -> Outcome:
 def _devices(value: Any, _values: Mapping[str, Any]) -> Outcome:
     if value == "all":
         return "every visible GPU may be used"
-    return _Left(f"set CUDA_VISIBLE_DEVICES={value} before the notebook or script starts")
+    return Left(f"set CUDA_VISIBLE_DEVICES={value} before the notebook or script starts")
 
 
 def _one(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return "one machine" if value in (0, 1) else _Left("several machines are started with torchrun")
+    return "one machine" if value in (0, 1) else Left("several machines are started with torchrun")
 
 
 def _switch(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return _Left("no option of accel_nb stands for it") if value else "off"
+    return Left("no option of accel_nb stands for it") if value else "off"
 
 
 def _under(option: str, change: Callable[[Any], Any] = lambda value: value) -> Rule:
@@ -165,13 +170,19 @@ _RULES: Mapping[str, Rule] = {
     ),
     "dynamo_config.dynamo_use_fullgraph": _under("compile.fullgraph"),
     "dynamo_config.dynamo_use_regional_compilation": _under("compile.regional"),
+    "deepspeed_config.zero_stage": _under("deepspeed.zero_stage"),
+    "deepspeed_config.offload_optimizer_device": _under("deepspeed.offload_optimizer"),
+    "deepspeed_config.offload_param_device": _under("deepspeed.offload_parameters"),
+    "deepspeed_config.zero3_init_flag": _needless("a model is built as it is, and divided from there"),
+    "deepspeed_config.zero3_save_16bit_model": _needless("save_model gathers weights by itself"),
+    "deepspeed_config.deepspeed_config_file": lambda value, _values: Left(f"import {quoted(value)} itself"),
     "deepspeed_config.gradient_accumulation_steps": _under("accumulate"),
     "deepspeed_config.gradient_clipping": _under("clip"),
 }
 """What to do with each value; an option that does not exist makes `resolve` say so, and the value is left behind."""
 
 _SECTIONS: Mapping[str, str] = {
-    "deepspeed_config": "DeepSpeed's options are not imported",
+    "deepspeed_config": "no option of accel_nb stands for it",
     "fsdp_config": "FSDP's options are not imported",
     "fp8_config": "fp8 is torchao's here: set precision to fp8, and the options of the section fp8",
     "megatron_lm_config": "Megatron-LM is not served",

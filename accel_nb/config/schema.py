@@ -22,7 +22,7 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("tpus", "zero_stage", "max_restarts")
+PLANNED_OPTIONS = ("tpus", "max_restarts")
 """Options of the design that this version refuses by name."""
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -283,6 +283,37 @@ class FsdpOptions(Section):
     )
 
 
+class DeepspeedOptions(Section):
+    """Options of DeepSpeed's ZeRO: each worker holds a part of the training's state."""
+
+    zero_stage: Annotated[Literal[1, 2, 3], BeforeValidator(_read_whole)] = _option(
+        2,
+        "What is divided among the workers: 1 optimizer state, 2 gradients too, 3 parameters too.",
+        flag="zero-stage",
+    )
+    offload_optimizer: Annotated[Literal["no", "cpu"], BeforeValidator(_read_text)] = _option(
+        "no", "Keep optimizer state, and step, in host memory."
+    )
+    offload_parameters: Annotated[Literal["no", "cpu"], BeforeValidator(_read_text)] = _option(
+        "no", "Keep divided parameters in host memory; stage 3."
+    )
+    bucket_size: Annotated[Annotated[Whole, Field(ge=2, le=MAX_SEED)], BeforeValidator(_read_whole)] = _option(
+        500_000_000, "How much is averaged, or gathered, in one message; at most the model.", unit="elements"
+    )
+    prefetch_size: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)], BeforeValidator(_read_whole)] = _option(
+        50_000_000, "How much is gathered ahead of the module that needs it; stage 3.", unit="elements"
+    )
+    persistent_size: Annotated[Annotated[Whole, Field(ge=0, le=MAX_SEED)], BeforeValidator(_read_whole)] = _option(
+        100_000, "Parameters of at most this size stay whole on each worker between steps; stage 3.", unit="elements"
+    )
+    overlap_comm: Switch = _option(False, "Average gradients while others are computed; stages 2 and 3, on GPUs.")
+    allow_untested_optimizer: Switch = _option(
+        False,
+        "Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters "
+        "are cut anywhere.",
+    )
+
+
 class AccumulationOptions(Section):
     """What becomes of accumulation windows; how many batches one has is the option ``accumulate``."""
 
@@ -427,6 +458,9 @@ class StrategySections(Section):
     )
     fsdp: FsdpOptions = Field(
         default_factory=FsdpOptions, description="PyTorch fully_shard (FSDP2): a part of the model on each rank."
+    )
+    deepspeed: DeepspeedOptions = Field(
+        default_factory=DeepspeedOptions, description="DeepSpeed ZeRO: a part of the training's state on each rank."
     )
 
 
@@ -878,6 +912,9 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     for name, needed in (("min_params", "size"), ("classes", "classes")):
         if f"fsdp.{name}" in given and config.fsdp.wrap != needed:
             idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
+    for name in ("offload_parameters", "prefetch_size", "persistent_size"):
+        if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
+            idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
     for name in given:
         if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
             idle.setdefault(name, "it goes around ddp.comm_hook, which is no")

@@ -70,9 +70,9 @@ def _fsdp(name: str, *, keeps_gathered: bool = False, offloads: bool = False) ->
 
 
 def _zero(stage: int, *, offloads: bool = False) -> Layout:
-    options: dict[str, str | int | bool] = {"strategy": "deepspeed", "zero_stage": stage}
+    options: dict[str, str | int | bool] = {"strategy": "deepspeed", "deepspeed.zero_stage": stage}
     options |= {"deepspeed.offload_optimizer": "cpu"} if offloads else {}
-    options |= {"deepspeed.offload_param": "cpu"} if offloads and stage == 3 else {}
+    options |= {"deepspeed.offload_parameters": "cpu"} if offloads and stage == 3 else {}
     return Layout(
         f"zero {stage}" + (" offload" if offloads else ""),
         "flat",

@@ -64,11 +64,9 @@ def estimate(
     """
     if layout.engine == "torch":
         return _replicated(model, activations)
-    usage = (
-        _by_block(model, layout, world, is_half) if layout.engine == "blocks" else _flat(model, layout, world, is_half)
-    )
-    kept = activations.num_bytes
-    if is_half and activations.cast_bytes is not None:
+    usage = _by_block(model, layout, world, is_half) if layout.engine == "blocks" else _flat(model, layout, world)
+    kept = activations.num_bytes + (activations.weight_copies if layout.engine == "flat" else 0)
+    if is_half and layout.engine == "blocks" and activations.cast_bytes is not None:
         kept = activations.cast_bytes
     parameters, gradients, optimizer, step, host = usage.parameters, usage.gradients, usage.optimizer, usage.step, 0
     if layout.offloads_parameters:
@@ -114,23 +112,21 @@ def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
     )
 
 
-def _flat(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
-    """Weights lie one after the other and are cut into equal parts; ``optimizer`` includes the fp32 master weights."""
+def _flat(model: Model, layout: Layout, world: int) -> Usage:
+    """Weights lie one after the other and are cut into equal parts, in float32 whatever the run computes in.
+
+    ``optimizer`` includes the copy of the weights that is stepped, where that is not the rank's part of them.
+    """
     trained = sum(weight.num_values for weight in _trained(model))
-    itemsizes = {
-        weight.name: min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize for weight in model.weights
-    }
-    parameters = sum(weight.num_values * itemsizes[weight.name] for weight in model.weights)
-    gradients = sum(weight.num_values * itemsizes[weight.name] for weight in _trained(model))
+    parameters, gradients = sum(map(_stored, model.weights)), trained * FLOAT_BYTES
     state = sum(weight.state_bytes * FLOAT_BYTES // weight.itemsize for weight in _trained(model))
-    compute_bytes = HALF_BYTES if is_half else FLOAT_BYTES
-    bucket = min(trained, ZERO_BUCKET_VALUES) * compute_bytes
+    copies = 0 if layout.divides_parameters and not layout.offloads else trained * FLOAT_BYTES
     return Usage(
         parameters=(math.ceil(parameters / world) if layout.divides_parameters else parameters) + model.buffer_bytes,
         gradients=math.ceil(gradients / world) if layout.divides_gradients else gradients,
-        optimizer=math.ceil((trained * FLOAT_BYTES + state) / world),
+        optimizer=math.ceil((copies + state) / world),
         activations=0,
-        exchange=bucket,
+        exchange=min(trained, ZERO_BUCKET_VALUES) * FLOAT_BYTES,
         step=math.ceil(model.step_bytes / world),
     )
 

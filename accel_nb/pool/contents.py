@@ -11,7 +11,7 @@ from typing import Any
 from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.parts import content_of, fill
 from accel_nb.pool.pickling import SharedId, digest, dump
-from accel_nb.runtime.sharded import divided, is_sharded, local, whole
+from accel_nb.runtime.sharded import divided, is_sharded, local, shape_of, whole
 from accel_nb.runtime.sharded import fill as fill_tensor
 
 _PLAIN = bool | int | float | complex | str | bytes | None
@@ -138,7 +138,7 @@ def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, .
 def module_structure(module: Any) -> tuple[Any, ...]:
     """Return what a module is made of, its numbers and attributes aside: classes, names and shapes."""
     parts = tuple((path, f"{type(part).__module__}.{type(part).__qualname__}") for path, part in module.named_modules())
-    tensors = tuple((path, tuple(tensor.shape), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
+    tensors = tuple((path, shape_of(tensor), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
     return parts + tensors
 
 
@@ -158,10 +158,12 @@ def own_attributes(module: Any) -> dict[str, dict[str, Any]]:
     for path, part in module.named_modules():
         kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.")]
         hides_private = len(kinds) > 1  # a layer of torch's, or made from one
+        hidden = vars(part).get("_accel_nb_hidden", ())  # what an engine keeps on it
         own = {
             name: value
             for name, value in vars(part).items()
             if name not in _TORCHS_OWN
+            and name not in hidden
             and not name.startswith(("_accel_nb", "__composable_api"))
             and not (hides_private and name.startswith("_"))
         }

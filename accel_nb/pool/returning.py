@@ -7,6 +7,7 @@ Weights of modules go through an arena that is kept, each tensor copied in place
 from __future__ import annotations
 
 import io
+import math
 import os
 import types
 import weakref
@@ -32,7 +33,7 @@ from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.parts import Attributes, content_of, find, is_trained, parts_of, root_of
 from accel_nb.pool.pickling import SharedId, digest, dump, shared_ids
 from accel_nb.pool.shipping import Delivery, Namespace, Watch
-from accel_nb.runtime.sharded import is_reading, whole
+from accel_nb.runtime.sharded import is_reading, shape_of, whole
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
@@ -312,7 +313,7 @@ class Returner:
             for tensor in module_tensors(module).values():
                 if id(tensor) not in places:
                     places[id(tensor)] = offset
-                    offset += (tensor.nbytes + _ALIGN - 1) // _ALIGN * _ALIGN
+                    offset += (_whole_bytes(tensor) + _ALIGN - 1) // _ALIGN * _ALIGN
         if self._arena is None or self._arena.num_bytes < offset:
             self.close()
             self._arena = ReturnArena.create(offset)
@@ -323,8 +324,9 @@ class Returner:
                 for path, tensor in module_tensors(module).items():
                     place = places[id(tensor)]
                     dtype = str(tensor.dtype).removeprefix("torch.")
-                    view_tensor(self._arena, place, tensor.nbytes, dtype, list(tensor.shape)).copy_(whole(tensor))
-                    entries.append([path, place, dtype, list(tensor.shape)])
+                    shape = list(shape_of(tensor))
+                    view_tensor(self._arena, place, _whole_bytes(tensor), dtype, shape).copy_(whole(tensor))
+                    entries.append([path, place, dtype, shape])
                 tables[name] = {
                     "entries": entries,
                     **module_flags(module),
@@ -397,6 +399,10 @@ class Receiver:
                 raise ValueError(f"the weights of {path!r} lie outside of the arena")
             tensors[path] = view_tensor(self._arena, place, num_bytes, dtype, shape)
         set_module_state(module, {"tensors": tensors, "frozen": table["frozen"], "evaluating": table["evaluating"]})
+
+
+def _whole_bytes(tensor: Any) -> int:
+    return math.prod(shape_of(tensor)) * tensor.element_size()
 
 
 def view_tensor(arena: ReturnArena, place: int, num_bytes: int, dtype: str, shape: list[int]) -> Any:

@@ -1,7 +1,8 @@
 """Tensors of which each rank holds a part: their own part, where it lies, and ways to the whole.
 
-They are PyTorch's distributed tensors, divided along their first dim as `fully_shard` divides parameters. Nothing here
-imports them: where they were never imported there are none.
+They are PyTorch's distributed tensors, divided along their first dim as `fully_shard` divides parameters, or tensors
+that stand for a part of a flattened one, as ZeRO divides, of which `note_flat` was told. Nothing here imports torch
+before there are such tensors.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accel_nb.errors import MisuseError
@@ -22,17 +24,64 @@ if TYPE_CHECKING:
 
 _DONE = -1
 
+_flat: Any = None
+"""What is known of flat parts, by tensor; made when there is the first."""
+
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class FlatPart:
+    """Which elements of a flattened tensor each rank holds, as ``(start, length)``, and where this rank's lie.
+
+    ``held`` begins with this rank's elements and may be longer; None: the tensor itself is this rank's part.
+    """
+
+    shape: tuple[int, ...]
+    ranges: tuple[tuple[int, int], ...]
+    rank: int
+    held: Any = None
+
+
+def note_flat(tensor: Any, part: FlatPart) -> Any:
+    """Let a tensor stand for a tensor of which this rank has a part; returns it."""
+    global _flat
+    if _flat is None:
+        from torch.utils.weak import WeakIdKeyDictionary
+
+        _flat = WeakIdKeyDictionary()
+    _flat[tensor] = part
+    return tensor
+
+
+def forget_flat(tensor: Any) -> None:
+    """Undo `note_flat`; does nothing to another tensor."""
+    if _flat is not None:
+        _flat.pop(tensor, None)
+
+
+def flat_part(tensor: Any) -> FlatPart | None:
+    """Return what `note_flat` was told of a tensor."""
+    return None if _flat is None or not hasattr(tensor, "untyped_storage") else _flat.get(tensor)
 
 
 def is_sharded(tensor: Any) -> bool:
     """Whether this rank holds only a part of a tensor."""
     module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    return (module is not None and isinstance(tensor, module.DTensor)) or flat_part(tensor) is not None
+
+
+def shape_of(tensor: Any) -> tuple[int, ...]:
+    """Return the shape of the whole of a tensor."""
+    part = flat_part(tensor)
+    return tuple(tensor.shape) if part is None else part.shape
 
 
 def local(tensor: Any) -> Any:
     """Return this rank's part, which shares its memory; a plain tensor as it is."""
+    part = flat_part(tensor)
+    if part is not None:
+        return tensor if part.held is None else part.held[: part.ranges[part.rank][1]]
     return tensor._local_tensor if is_sharded(tensor) else tensor
 
 
@@ -61,6 +110,12 @@ def gather(tensor: Any, comm: Communicator) -> Tensor:
     """
     import torch
 
+    flat = flat_part(tensor)
+    if flat is not None:
+        own, longest = local(tensor).detach(), max(length for _, length in flat.ranges)
+        padded = torch.cat([own, own.new_zeros(longest - own.shape[0])])
+        found = zip(comm.all_gather(padded), flat.ranges, strict=True)
+        return torch.cat([part[:length] for part, (_, length) in found]).view(flat.shape)
     part, parts = local(tensor).detach(), num_parts(tensor)
     rows = -(-tensor.shape[0] // parts)
     if part.shape[0] < rows:
@@ -70,6 +125,9 @@ def gather(tensor: Any, comm: Communicator) -> Tensor:
 
 def like(tensor: Any, part: Tensor) -> Any:
     """Return a tensor that is sharded as another one, of which ``part`` is this rank's part."""
+    flat = flat_part(tensor)
+    if flat is not None:
+        return note_flat(part, FlatPart(flat.shape, flat.ranges, flat.rank))
     kind: Any = sys.modules["torch.distributed.tensor"]
     return kind.DTensor.from_local(
         part, tensor.device_mesh, tensor.placements, run_check=False, shape=tensor.shape, stride=tensor.stride()
@@ -77,7 +135,10 @@ def like(tensor: Any, part: Tensor) -> Any:
 
 
 def own_part(tensor: Any, whole: Tensor) -> Tensor:
-    """Return the rows of ``whole`` that this rank holds of a sharded tensor; a view."""
+    """Return what this rank holds of a sharded tensor out of ``whole``; a view where that is contiguous."""
+    flat = flat_part(tensor)
+    if flat is not None:
+        return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
     return whole.narrow(0, start_of(tensor), local(tensor).shape[0])
 
 
@@ -94,7 +155,7 @@ def divided(values: Any, parameter: Any) -> Any:
         return values
     return {
         name: like(parameter, own_part(parameter, value).clone())
-        if hasattr(value, "dim") and value.dim() and value.shape == parameter.shape and not is_sharded(value)
+        if hasattr(value, "dim") and value.dim() and value.shape == shape_of(parameter) and not is_sharded(value)
         else value
         for name, value in values.items()
     }

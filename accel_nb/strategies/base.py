@@ -40,6 +40,8 @@ class Capabilities:
     native_step: bool = False
     keeps_local: bool = True
     package: str | None = None
+    hides_gradients: bool = False
+    steps_in: torch.dtype | None = None
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""
@@ -149,6 +151,10 @@ class Strategy(Protocol):
         """Clip the gradients of ``parameters`` (none given: of the bundle's) jointly, and return their norm before."""
         ...
 
+    def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
+        """Clip each element of the gradients of ``parameters``, which the bundle's optimizers step."""
+        ...
+
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer, or skip the step because gradients overflowed."""
         ...
@@ -167,6 +173,10 @@ class Strategy(Protocol):
         """
         ...
 
+    def hidden_bytes(self) -> tuple[int, int]:
+        """Return what gradients, and what optimizers, take on this rank beside what their objects show."""
+        ...
+
     def describe(self) -> dict[str, Any]:
         """Return what the receipt shows: plain values."""
         ...
@@ -183,6 +193,10 @@ class Stepping:
         self.options = options
         self.precision = precision
 
+    def hidden_bytes(self) -> tuple[int, int]:
+        """Return nothing: parameters have their gradients, and optimizers their state."""
+        return 0, 0
+
     def drop_gradients(self, bundle: Bundle) -> None:
         """Forget gradients, although an accumulation window may hold them back."""
         for optimizer in bundle.optimizers:
@@ -193,6 +207,12 @@ class Stepping:
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the loss scale, once for each step."""
         self.precision.unscale_(optimizer)
+
+    def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
+        """Clip each element of a gradient, once it is readable."""
+        for optimizer in bundle.optimizers:
+            self.unscale(optimizer)
+        torch.nn.utils.clip_grad.clip_grad_value_(parameters, clip_value)
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
         """Step the optimizer unless its gradients overflowed."""

@@ -68,6 +68,14 @@ def plain_class(instance: T) -> type[T]:
     return vars(type(instance)).get(_PLAIN, type(instance))
 
 
+def innermost_class(instance: T) -> type[T]:
+    """Return the class that the instance had before any `specialise`."""
+    found = type(instance)
+    while _PLAIN in vars(found):
+        found = vars(found)[_PLAIN]
+    return found
+
+
 def plain_view(model: nn.Module, precision: Precision | None, *, keeps_inner: bool = False) -> nn.Module:
     """Return another object of the plain class that shares all state with ``model``, which is left as it is.
 

@@ -32,13 +32,26 @@ class MemoryMeter:
         self._counted_for: tuple[int, ...] = ()
         self._baseline: int | None = None
 
-    def sample(self, now: float, step: int, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+    @property
+    def held(self) -> dict[str, int]:
+        """Bytes of parameters (with buffers), gradients and optimizer state on this rank, as of the latest sample."""
+        return {"parameters": self._parameters, "gradients": self._gradients, "optimizer": self._state}
+
+    def sample(
+        self,
+        now: float,
+        step: int,
+        models: Iterable[nn.Module],
+        optimizers: Iterable[Optimizer],
+        hidden: tuple[int, int] = (0, 0),
+    ) -> None:
         """Report; call it when ``now`` (of `time.perf_counter`) has come to ``due``, between backward and zero_grad.
 
-        Only then are gradients there to be counted.
+        Only then are gradients there to be counted. ``hidden`` are bytes of gradients, and of optimizers, that their
+        objects do not show.
         """
         self.due = now + PERIOD_S
-        self._count(tuple(models), tuple(optimizers))
+        self._count(tuple(models), tuple(optimizers), hidden)
         use = memory(self._device)
         known = self._parameters + self._gradients + self._state
         if self._baseline is None:
@@ -58,12 +71,13 @@ class MemoryMeter:
             )
         )
 
-    def _count(self, models: tuple[nn.Module, ...], optimizers: tuple[Optimizer, ...]) -> None:
+    def _count(self, models: tuple[nn.Module, ...], optimizers: tuple[Optimizer, ...], hidden: tuple[int, int]) -> None:
         """Count anew only when something was added: models, optimizers, or the state of the first step."""
         counted_for = (
             *map(id, models),
             *map(id, optimizers),
             *[len(optimizer.state) for optimizer in optimizers],
+            *hidden,
             self._gradients > 0,
         )
         if counted_for == self._counted_for:
@@ -74,7 +88,9 @@ class MemoryMeter:
         buffers = [value for model in models for value in model.buffers()]
         self._parameters = storage_bytes([*parameters.values(), *buffers])
         self._gradients = storage_bytes([value.grad for value in parameters.values() if value.grad is not None])
+        self._gradients += hidden[0]
         self._state = storage_bytes([tensor for optimizer in optimizers for tensor in _tensors(optimizer.state)])
+        self._state += hidden[1]
         self._counted_for = (*counted_for[:-1], self._gradients > 0)
 
 

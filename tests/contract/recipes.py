@@ -22,6 +22,22 @@ WORLDS = [
 ]
 """Every installed strategy on every small world that it serves."""
 
+
+def dtype_of(strategy: str) -> torch.dtype:
+    """What weights are in where nothing is to be rounded: float64, or what the strategy steps."""
+    return Registry().get(strategy).capabilities.steps_in or torch.float64
+
+
+EXACT = [place for place in WORLDS if dtype_of(place[0]) is torch.float64]
+COARSE = [place for place in WORLDS if dtype_of(place[0]) is not torch.float64]
+"""Worlds of strategies that can be compared closely, and of the others."""
+
+
+def tolerance(strategy: str, exact: float) -> float:
+    """How far weights may be from those of one process: ``exact``, or a few roundings of float32."""
+    return exact if dtype_of(strategy) is torch.float64 else 2e-6
+
+
 SCALE = 2.0**10
 """Of losses in fp16: small enough that no step is skipped."""
 
@@ -92,12 +108,21 @@ def by_hand(recipe: Recipe) -> dict[str, torch.Tensor]:
     return weights_of(model)
 
 
-def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Tensor]:
-    """Train the recipe with the explicit API, the loader's batch being everybody's."""
+def parts_for(strategy: str, recipe: Recipe) -> tuple[Any, ...]:
+    """Return the parts in what the strategy steps; the same numbers, but for rounding."""
     model, optimizer, scheduler, loader = parts(recipe)
+    dtype = dtype_of(strategy) if recipe.compute is None else torch.float32
+    model.to(dtype)
+    data = TensorDataset(*(value.to(dtype) for value in loader.dataset.tensors))
+    return model, optimizer, scheduler, DataLoader(data, batch_size=recipe.batch, shuffle=True)
+
+
+def explicit(world: World, recipe: Recipe, *, strategy: str, **options: Any) -> dict[str, torch.Tensor]:
+    """Train the recipe with the explicit API, the loader's batch being everybody's."""
+    model, optimizer, scheduler, loader = parts_for(strategy, recipe)
     accelerator = Accelerator(
         world=world, gradient_accumulation_steps=recipe.accumulate, batch="global", cpu=True,
-        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, **options,
+        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, strategy=strategy, **options,
     )  # type: ignore[arg-type]  # fmt: skip
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     for _ in range(recipe.epochs):
@@ -116,7 +141,7 @@ def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Te
 
 def plain(world: World, recipe: Recipe, *, strategy: str, zero_first: bool = False) -> dict[str, torch.Tensor]:
     """Train the recipe as a plain cell; accumulation and clipping come from the options."""
-    model, optimizer, scheduler, loader = parts(recipe)
+    model, optimizer, scheduler, loader = parts_for(strategy, recipe)
     accelerator = Accelerator(
         world=world, gradient_accumulation_steps=recipe.accumulate, clip=recipe.clip, cpu=True,
         mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, strategy=strategy,
@@ -149,4 +174,6 @@ def assert_equal_weights(
     """Fail unless the weights agree to ``atol``."""
     assert found.keys() == expected.keys()
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(
+            found[name].to(value.dtype), value, rtol=0, atol=atol, msg=lambda text, name=name: f"{name}: {text}"
+        )

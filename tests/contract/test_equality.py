@@ -7,7 +7,16 @@ import itertools
 import pytest
 
 from accel_nb.runtime.world import World
-from tests.contract.recipes import WORLDS, Recipe, assert_equal_weights, by_hand, explicit, plain
+from tests.contract.recipes import (
+    COARSE,
+    EXACT,
+    Recipe,
+    assert_equal_weights,
+    by_hand,
+    explicit,
+    plain,
+    tolerance,
+)
 from tests.ranks.launch import run_ranks
 
 GRID = [
@@ -18,6 +27,13 @@ GRID = [
 HALF = [
     Recipe(num_samples=samples, accumulate=accumulate, clip=clip, scheduler=True, precision=precision)
     for samples, accumulate, clip, precision in itertools.product((24, 23), (1, 2), (None, 0.3), ("bf16", "fp16"))
+]
+# What cannot be compared closely is not looked at in every corner: a tail, windows, clipping, each precision.
+FEW = [
+    Recipe(accumulate=2, clip=0.3, scheduler=True),
+    Recipe(accumulate=2, clip=0.3, precision="fp16"),
+    Recipe(accumulate=2, precision="bf16"),
+    Recipe(reduction="sum", accumulate=3),
 ]
 MORE = [Recipe(optimizer="adamw", accumulate=2), Recipe(reduction="sum"), Recipe(reduction="sum", accumulate=3)]
 
@@ -34,15 +50,17 @@ def train_all(world: World, strategy: str, recipes: list[Recipe]) -> list[dict[s
     ]
 
 
-@pytest.mark.parametrize(("strategy", "size"), WORLDS)
+@pytest.mark.parametrize(("strategy", "size"), EXACT + [place for place in COARSE if place[1] == 2])
 def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
-    recipes = GRID + HALF + MORE
+    recipes = GRID + HALF + MORE if (strategy, size) in EXACT else [*FEW, MORE[0]]
     per_rank = run_ranks(train_all, size, strategy, recipes) if size > 1 else [train_all(World(), strategy, recipes)]
     for number, recipe in enumerate(recipes):
         expected = by_hand(recipe)
         for rank, (way, found) in itertools.product(range(size), per_rank[0][number].items()):
             found = per_rank[rank][number][way]
             try:
-                assert_equal_weights(found, expected, atol=1e-6 if recipe.compute is None else 2e-3)
+                assert_equal_weights(
+                    found, expected, atol=tolerance(strategy, 1e-6) if recipe.compute is None else 2e-3
+                )
             except AssertionError as error:
                 raise AssertionError(f"{way}, rank {rank} of {size}, {recipe}") from error

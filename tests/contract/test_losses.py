@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells
 from accel_nb.runtime.world import World
-from tests.contract.recipes import WORLDS
+from tests.contract.recipes import EXACT
 from tests.ranks.launch import run_ranks
 
 BATCH, TOKENS, CLASSES = 5, 4, 5
@@ -81,7 +81,7 @@ def plain(world: World, strategy: str, names: list[str], accumulate: int) -> lis
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
-@pytest.mark.parametrize(("strategy", "size"), [place for place in WORLDS if place[1] > 1])
+@pytest.mark.parametrize(("strategy", "size"), [place for place in EXACT if place[1] > 1])
 def test_weights_equal_those_of_one_plain_process(strategy: str, size: int, accumulate: int) -> None:
     for weights in run_ranks(plain, size, strategy, list(LOSSES), accumulate):
         for name, found in zip(LOSSES, weights, strict=True):

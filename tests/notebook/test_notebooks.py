@@ -102,6 +102,15 @@ def resume() -> Executed:
 
 
 @pytest.fixture(scope="module")
+def bigger_than_memory() -> Executed:
+    return execute(
+        "05_bigger_than_memory.ipynb",
+        '{"losses": {name: way["losses"] for name, way in ways.items()}, "apart": apart, "accuracy": accuracy, '
+        '"held": {name: way["held"] for name, way in ways.items()}}',
+    )
+
+
+@pytest.fixture(scope="module")
 def big_model() -> Executed:
     return execute(
         "06_big_model.ipynb",
@@ -235,6 +244,26 @@ def test_resume_says_what_it_resumed(resume: Executed) -> None:
     assert "samples left" in line
     assert "1 -> 3 workers" in line
     assert any(line.startswith("saved step") for line in lines)
+
+
+def test_five_ways_are_one_training(bigger_than_memory: Executed) -> None:
+    facts = bigger_than_memory.facts()
+    assert bigger_than_memory.errors() == {}
+    assert list(facts["losses"]) == ["ddp", "fsdp", "zero 1", "zero 2", "zero 3"]
+    assert {len(losses) for losses in facts["losses"].values()} == {45}
+    assert facts["apart"] < 1e-3
+    assert facts["losses"]["ddp"][-1] < 0.5 * facts["losses"]["ddp"][0]
+    assert max(facts["accuracy"].values()) - min(facts["accuracy"].values()) < 0.02
+    assert "deepspeed" in bigger_than_memory.displays("zero_two")[0]["text/plain"]
+
+
+def test_five_ways_hold_more_and_less(bigger_than_memory: Executed) -> None:
+    held = {name: workers[0] for name, workers in bigger_than_memory.facts()["held"].items()}
+    whole = held["ddp"]
+    for name, parts in {"zero 2": ("gradients",), "zero 3": ("gradients", "parameters"), "fsdp": whole}.items():
+        for part in parts:
+            assert held[name][part] < 0.6 * whole[part], (name, part)
+    assert any("image/png" in data for data in bigger_than_memory.displays("memory"))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")

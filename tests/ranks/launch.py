@@ -95,6 +95,7 @@ def _serve(connection: Connection) -> None:
 
     from accel_nb.strategies import Registry
 
+    importlib.import_module("accel_nb.strategies.zero")  # and with it DeepSpeed, which takes seconds
     for strategy in Registry().names:
         Registry().get(strategy)
 

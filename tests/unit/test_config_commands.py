@@ -55,7 +55,12 @@ def test_import_takes_what_has_an_option_and_accounts_for_every_value(
         num_processes=2,
         gpu_ids="0,1",
         dynamo_config={"dynamo_backend": "INDUCTOR", "dynamo_use_dynamic": False},
-        deepspeed_config={"zero_stage": 7, "gradient_accumulation_steps": 4, "gradient_clipping": 0.5},
+        deepspeed_config={
+            "zero_stage": 2,
+            "zero_stage_typo": 7,
+            "gradient_accumulation_steps": 4,
+            "gradient_clipping": 0.5,
+        },
     )
     out = tmp_path / "options.yaml"
     assert main(["config", "import", str(source), "--out", str(out)]) == 0
@@ -67,7 +72,8 @@ def test_import_takes_what_has_an_option_and_accounts_for_every_value(
     assert options["compile"] == {"backend": "inductor", "dynamic": "no"}
     told = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if line.strip()}
     assert "CUDA_VISIBLE_DEVICES=0,1" in told["gpu_ids"]
-    assert "LEFT" in told["deepspeed_config.zero_stage"]
+    assert options["deepspeed"] == {"zero_stage": 2}
+    assert "LEFT" in told["deepspeed_config.zero_stage_typo"]
     names = {line.partition(":")[0] for line in source.read_text().splitlines() if re.match(r"[a-z]", line)}
     assert names <= {name.partition(".")[0] for name in told}
 

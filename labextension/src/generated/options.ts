@@ -86,6 +86,26 @@ export interface IDdpOptions {
   power_sgd_seed?: number;
 }
 
+/** Options of DeepSpeed's ZeRO: each worker holds a part of the training's state. */
+export interface IDeepspeedOptions {
+  /** What is divided among the workers: 1 optimizer state, 2 gradients too, 3 parameters too. */
+  zero_stage?: '1' | '2' | '3';
+  /** Keep optimizer state, and step, in host memory. */
+  offload_optimizer?: 'no' | 'cpu';
+  /** Keep divided parameters in host memory; stage 3. */
+  offload_parameters?: 'no' | 'cpu';
+  /** How much is averaged, or gathered, in one message; at most the model. [elements] */
+  bucket_size?: number;
+  /** How much is gathered ahead of the module that needs it; stage 3. [elements] */
+  prefetch_size?: number;
+  /** Parameters of at most this size stay whole on each worker between steps; stage 3. [elements] */
+  persistent_size?: number;
+  /** Average gradients while others are computed; stages 2 and 3, on GPUs. */
+  overlap_comm?: boolean;
+  /** Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters are cut anywhere. */
+  allow_untested_optimizer?: boolean;
+}
+
 /** Options of 8-bit floating point (precision fp8), by torchao. */
 export interface IFp8Options {
   /** What shares a scale: a tensor, which is fastest, or each row, which is more exact; the last computes the gradients of weights in bf16. */
@@ -171,6 +191,8 @@ export interface IOptions {
   ddp?: IDdpOptions;
   /** PyTorch fully_shard (FSDP2): a part of the model on each rank. */
   fsdp?: IFsdpOptions;
+  /** DeepSpeed ZeRO: a part of the training's state on each rank. */
+  deepspeed?: IDeepspeedOptions;
   /**  */
   checkpoint?: ICheckpointOptions;
   /** Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker. [GPUs] */
@@ -180,7 +202,7 @@ export interface IOptions {
   /** Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'fp8' | 'auto';
   /** How the workers share the training. auto chooses by worker count and devices, and for models that could be too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is refused. */
-  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp';
+  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp' | 'deepspeed';
   /** How much each device may hold, for the plan of strategy auto; none given: what is free on it. */
   memory?: string | null;
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
@@ -290,6 +312,14 @@ export type OptionName =
   | 'fsdp.average_unused'
   | 'fsdp.weights'
   | 'fsdp.forward_methods'
+  | 'deepspeed.zero_stage'
+  | 'deepspeed.offload_optimizer'
+  | 'deepspeed.offload_parameters'
+  | 'deepspeed.bucket_size'
+  | 'deepspeed.prefetch_size'
+  | 'deepspeed.persistent_size'
+  | 'deepspeed.overlap_comm'
+  | 'deepspeed.allow_untested_optimizer'
   | 'checkpoint.dir'
   | 'checkpoint.every'
   | 'checkpoint.resume'

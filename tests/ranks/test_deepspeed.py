@@ -1,0 +1,270 @@
+"""DeepSpeed's stages train as one process does, whatever the model is made of, and give everything back."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime import sharded
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+from tests.ranks.test_fsdp import Language, flat, loss_of, tokens
+
+WAYS: list[dict[str, Any]] = [
+    {"zero_stage": 1},
+    {"zero_stage": 2},
+    {"zero_stage": 2, "offload_optimizer": "cpu", "bucket_size": 50},
+    {"zero_stage": 3},
+    {"zero_stage": 3, "persistent_size": 0, "prefetch_size": 0},
+    {"zero_stage": 3, "persistent_size": 0, "offload_optimizer": "cpu", "offload_parameters": "cpu"},
+]
+
+
+def language(kind: str = "adamw", *, has_single: bool = False) -> tuple[Language, torch.optim.Optimizer]:
+    torch.manual_seed(5)
+    model = Language()
+    if not has_single:
+        model.scale = nn.Parameter(model.scale.data.reshape(1))  # stage 3 refuses a parameter without a dim
+    values = [value for value in model.parameters() if value.requires_grad]
+    groups = [{"params": values[:3]}, {"params": values[3:], "weight_decay": 0.1}]
+    if kind == "adamw":
+        return model, torch.optim.AdamW(groups, lr=0.05)
+    return model, torch.optim.SGD(groups, lr=0.1, momentum=0.9)
+
+
+def by_hand(steps: range, kind: str = "adamw", clip: float | None = None) -> Tensor:
+    model, optimizer = language(kind)
+    for number in steps:
+        loss_of(model, *tokens(number)).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        optimizer.step()
+        optimizer.zero_grad()
+    return flat(model)
+
+
+def run(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    rank, size = accelerator.process_index, accelerator.num_processes
+    for number in steps:
+        x, y = tokens(number)
+        accelerator.backward(loss_of(model, x[rank::size], y[rank::size]))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def build(world: World, **options: Any) -> Accelerator:
+    return Accelerator(world=world, cpu=True, strategy="deepspeed", config={"deepspeed": options})
+
+
+def trains(world: World) -> list[tuple[Tensor, dict[str, int]]]:
+    found = []
+    for options, kind in itertools.product(WAYS, ["adamw", "sgd"]):
+        model, optimizer = language(kind, has_single=options["zero_stage"] < 3)
+        weight, names = model.embed.weight, [set(vars(part)) for part in model.modules()]
+        if not world.is_main:
+            with torch.no_grad():
+                weight.zero_()  # rank 0's weights become everyone's
+        accelerator = build(world, **options)
+        accelerator.prepare(model, optimizer)
+        run(accelerator, model, optimizer, range(3))
+        with torch.no_grad():
+            model(tokens(0)[0])  # an evaluation in between leaves no trace
+        run(accelerator, model, optimizer, range(3, 4))
+        held = accelerator.memory_map()
+        accelerator.close()
+        assert model.head.weight is model.embed.weight is weight
+        assert [set(vars(part)) for part in model.modules()] == names
+        assert all(not vars(value) for value in model.parameters())
+        state = optimizer.state[weight]
+        assert state["exp_avg" if kind == "adamw" else "momentum_buffer"].shape == weight.shape
+        run_alone(model, optimizer, range(4, 6))  # what came back goes on in one process
+        found.append((flat(model), held))
+    return found
+
+
+def run_alone(model: nn.Module, optimizer: torch.optim.Optimizer, steps: range) -> None:
+    for number in steps:
+        loss_of(model, *tokens(number)).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_training_equals_one_process_and_comes_back(size: int) -> None:
+    for found in run_ranks(trains, size):
+        for (options, kind), (weights, _) in zip(itertools.product(WAYS, ["adamw", "sgd"]), found, strict=True):
+            expected = by_hand(range(6), kind)
+            torch.testing.assert_close(weights, expected, rtol=0, atol=2e-5, msg=lambda t, o=options: f"{o}: {t}")
+        stages = [found[0][1], found[2][1], found[8][1]]
+        assert stages[1]["gradients"] < 0.7 * stages[0]["gradients"]
+        assert stages[2]["parameters"] < 0.7 * stages[1]["parameters"]
+
+
+def steers(world: World, stage: int) -> list[Tensor]:
+    """Clip, throw gradients away, change weights, load the optimizer: each of these counts, at once."""
+    model, optimizer = language()
+    accelerator = build(world, zero_stage=stage, persistent_size=20)
+    accelerator.prepare(model, optimizer)
+    x, y = tokens(9)
+    accelerator.backward(loss_of(model, x, y))
+    optimizer.zero_grad()  # of no consequence
+    for number in range(3):
+        x, y = tokens(number)
+        accelerator.backward(loss_of(model, x[world.rank :: world.size], y[world.rank :: world.size]))
+        accelerator.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+    found = [torch.cat([value.flatten() for value in accelerator.get_state_dict(model).values()])]
+    with sharded.together(accelerator._comm):
+        kept = {name: value.clone() for name, value in model.state_dict().items()}
+    saved = accelerator._strategy.read_state(accelerator._stepper.bundle)
+    run(accelerator, model, optimizer, range(3, 5))
+    model.load_state_dict(kept)
+    accelerator._strategy.write_state(accelerator._stepper.bundle, saved)
+    run(accelerator, model, optimizer, range(3, 5))
+    accelerator.close()
+    return [*found, flat(model)]
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_clipping_dropping_and_loading_count_at_once(stage: int) -> None:
+    model, optimizer = language()
+    for number in range(3):
+        loss_of(model, *tokens(number)).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+    first = torch.cat([value.flatten() for value in model.state_dict().values()])
+    run_alone(model, optimizer, range(3, 5))
+    for found in run_ranks(steers, 2, stage):
+        torch.testing.assert_close(found[0], first, rtol=0, atol=2e-5)
+        torch.testing.assert_close(found[1], flat(model), rtol=0, atol=2e-5)
+
+
+def saves(world: World, way: str, folder: str) -> Tensor:
+    accelerator, model, optimizer = prepared(world, way)
+    run(accelerator, model, optimizer, range(3))
+    accelerator.save_state(f"{folder}/saved")
+    run(accelerator, model, optimizer, range(3, 6))
+    accelerator.close()
+    return flat(model)
+
+
+def loads(world: World, way: str, folder: str) -> Tensor:
+    accelerator, model, optimizer = prepared(world, way)
+    run(accelerator, model, optimizer, range(7, 8))
+    accelerator.load_state(f"{folder}/saved")
+    run(accelerator, model, optimizer, range(3, 6))
+    accelerator.close()
+    return flat(model)
+
+
+def prepared(world: World, way: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
+    strategy, _, stage = way.partition(" ")
+    options = {"deepspeed": {"zero_stage": int(stage), "persistent_size": 0}} if int(stage or 0) == 3 else {}
+    if stage and int(stage) < 3:
+        options = {"deepspeed": {"zero_stage": int(stage)}}
+    model, optimizer = language()
+    accelerator = Accelerator(world=world, cpu=True, strategy=strategy, config=options)
+    accelerator.prepare(model, optimizer)
+    return accelerator, model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("saver", "before", "loader", "after"),
+    [
+        ("deepspeed 3", 2, "deepspeed 3", 3),
+        ("deepspeed 2", 2, "ddp", 3),
+        ("fsdp", 2, "deepspeed 1", 3),
+        ("single", 1, "deepspeed 3", 2),
+        ("deepspeed 3", 2, "single", 1),
+    ],
+)
+def test_what_one_saves_another_goes_on_with(saver: str, before: int, loader: str, after: int, tmp_path: Path) -> None:
+    def on(fn: Callable[..., Tensor], way: str, size: int) -> list[Tensor]:
+        return run_ranks(fn, size, way, str(tmp_path)) if size > 1 else [fn(World(), way, str(tmp_path))]
+
+    expected = on(saves, saver, before)[0]
+    for found in on(loads, loader, after):
+        torch.testing.assert_close(found, expected, rtol=0, atol=2e-5)
+
+
+def two_models(world: World) -> Tensor:
+    """One optimizer steps two models, and another a third; a layer thaws in between."""
+    torch.manual_seed(0)
+    first, second, third = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 2)
+    second.weight.requires_grad_(False)
+    one = torch.optim.Adam([*first.parameters(), *second.parameters()], lr=0.1)
+    two = torch.optim.SGD(third.parameters(), lr=0.1)
+    accelerator = build(world) if world.size > 1 else Accelerator(cpu=True)
+    accelerator.prepare(first, second, third, one, two)
+    for number in range(4):
+        if number == 2:
+            second.weight.requires_grad_(True)
+            accelerator._preparer.refresh()
+        x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))[world.rank :: world.size]
+        accelerator.backward(third(second(torch.tanh(first(x)))).square().mean())
+        one.step()
+        two.step()
+        one.zero_grad()
+        two.zero_grad()
+    accelerator.close()
+    return torch.cat([flat(model) for model in (first, second, third)])
+
+
+def test_several_models_and_optimizers() -> None:
+    for found in run_ranks(two_models, 2):
+        torch.testing.assert_close(found, two_models(World()), rtol=0, atol=2e-5)
+
+
+def refusals(world: World) -> list[str]:
+    def tell(*objects: Any, **options: Any) -> str:
+        try:
+            build(world, **options).prepare(*objects)
+        except (ConfigError, MisuseError) as error:
+            return str(error)
+        return ""
+
+    model, _ = language()
+    half = list(model.parameters())
+    double = nn.Linear(2, 2).double()
+    pair = nn.Linear(2, 2), nn.Linear(2, 2)
+    both = torch.optim.SGD([value for part in pair for value in part.parameters()], lr=0.1)
+    return [
+        tell(double, torch.optim.SGD(double.parameters(), lr=0.1)),
+        tell(model, torch.optim.LBFGS(model.parameters())),
+        tell(model, torch.optim.SGD(half[:1], lr=0.1), torch.optim.SGD(half[1:], lr=0.1)),
+        tell(*pair, both, zero_stage=3),
+        tell(*language(has_single=True), zero_stage=3),
+    ]
+
+
+def test_what_cannot_work_is_refused_before_training() -> None:
+    for double, untested, two, stage3, single in run_ranks(refusals, 2):
+        assert "float64" in double
+        assert "LBFGS is not known to treat each element" in untested
+        assert "two optimizers step the Language" in two
+        assert "--zero-stage 2" in stage3
+        assert "scale of the Language is a single number" in single
+
+
+def without_package(world: World) -> str:
+    sys.modules["deepspeed"] = None  # type: ignore[assignment]  # what an import of it finds then is nothing
+    try:
+        build(world)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_without_the_package_there_is_one_clear_error() -> None:
+    assert all("pip install 'accel_nb[deepspeed]'" in message for message in run_ranks(without_package, 2))
