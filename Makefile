@@ -1,7 +1,7 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
-#   make nightly faults, ten times as many
+#   make nightly faults, ten times as many                           make test-xla  tests of PyTorch/XLA on its CPU device
 #   make lint    all checks of style and types                           make format   apply the formatters
 
 SHELL := /bin/bash
@@ -21,7 +21,10 @@ export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-.PHONY: help setup demo test nightly lab bench lint format clean browser unit wheel
+# PyTorch/XLA needs a torch of its own (7 GB): one environment for every copy of this repository.
+XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
+
+.PHONY: help setup demo test test-xla xla-env nightly lab bench lint format clean browser unit wheel
 
 help:
 	@sed -n '2,6p' Makefile | sed 's/^# *//'
@@ -73,6 +76,16 @@ test: setup lint unit wheel
 unit: setup
 	$(BIN)/python -m pytest
 	$(PACKAGE) test
+
+# The other environment gets this package's metadata (its strategies, its version), and the package itself by path.
+test-xla: xla-env $(STAMPS)/develop
+	cp -R $(VENV)/lib/python3*/site-packages/accel_nb-*.dist-info $(XLA)/lib/python3*/site-packages/
+	PYTHONPATH=$(CURDIR) $(XLA)/bin/python -m pytest tests/xla
+
+xla-env: $(XLA)/.installed
+
+$(XLA)/.installed: .ci/xla.sh .ci/constraints.txt pyproject.toml
+	.ci/xla.sh $(PYTHON) $(XLA)
 
 nightly: $(STAMPS)/develop
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600

@@ -54,7 +54,7 @@ from accel_nb.precision import build_precision
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
-from accel_nb.runtime.device import choose_precision, has_real_bf16, use
+from accel_nb.runtime.device import choose_precision, has_real_bf16
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
@@ -189,9 +189,9 @@ class Accelerator(Tracked):
         if options.debug and self._comm.world.size > 1:
             self._comm = VerifiedComm(self._comm)
         self._world = self._comm.world
-        self._device = use(self._world.device)
-        self._sink = current_sink.get() if sink is None else sink
         chosen = choose(options.strategy, self._world, registry or Registry())
+        self._device = chosen.capabilities.open_device(self._world)
+        self._sink = current_sink.get() if sink is None else sink
         precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
         self._strategy: Strategy = chosen(getattr(options, chosen.name, None), precision)
         self._strategy.open(self._world, self._comm)
@@ -680,6 +680,7 @@ class Accelerator(Tracked):
 
     def end_run(self) -> list[str]:
         """Wait for the save in the background, and return what was resumed and saved, one line each."""
+        self._stepper.flush()
         self._state.wait()
         lines = self._resumer.end_run()
         autosave, where = self._autosave, self._resolved.config.checkpoint.dir

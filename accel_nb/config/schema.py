@@ -234,6 +234,15 @@ class FsdpOptions(Section):
     )
 
 
+class XlaOptions(Section):
+    """Options of training by PyTorch/XLA."""
+
+    shard_params: Switch = _option(
+        False,
+        "Divide parameters, gradients and optimizer state among the chips of a worker as well, not the batch alone.",
+    )
+
+
 class AccumulationOptions(Section):
     """What becomes of accumulation windows; how many batches one has is the option ``accumulate``."""
 
@@ -350,6 +359,9 @@ class StrategySections(Section):
     )
     fsdp: FsdpOptions = Field(
         default_factory=FsdpOptions, description="PyTorch fully_shard (FSDP2): a part of the model on each rank."
+    )
+    xla: XlaOptions = Field(
+        default_factory=XlaOptions, description="PyTorch/XLA: each worker drives all chips that it sees."
     )
 
 

@@ -98,6 +98,11 @@ def torchrun_world() -> World | None:
     )
 
 
+def keep_xla_on_the_processor() -> None:
+    """Let torch_xla take the processor in this process, also where there is a TPU; before it is imported."""
+    os.environ["PJRT_DEVICE"] = "CPU"
+
+
 def visible_gpus() -> list[str] | None:
     """Return the entries of ``CUDA_VISIBLE_DEVICES``, or None when it is not set (every device is visible)."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")

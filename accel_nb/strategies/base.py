@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol
@@ -14,10 +14,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.device import use
 from accel_nb.runtime.sharded import local
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
+
+
+def _use_device_of(world: World) -> torch.device:
+    return use(world.device)
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +35,10 @@ class Capabilities:
 
     ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
     ``native_step`` says that `Strategy.step` does more than the precision does: without it and without loss scaling
-    the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served.
+    the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served. ``places_batches``
+    says that batches get to the device by `Strategy.place`, and not by being moved there as they are. ``open_device``
+    makes a world's device this process's current one and returns it. ``problem`` says what the machine lacks, if
+    anything.
     """
 
     min_world: int = 1
@@ -37,6 +49,9 @@ class Capabilities:
     native_precision: bool = False
     native_step: bool = False
     keeps_local: bool = True
+    places_batches: bool = False
+    open_device: Callable[[World], torch.device] = _use_device_of
+    problem: Callable[[], str | None] = _nothing
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""
@@ -51,7 +66,7 @@ class Capabilities:
         kind = torch.device(world.device).type
         if kind not in self.device_types:
             return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind}"
-        return None
+        return self.problem()
 
 
 @dataclass(frozen=True)
@@ -110,6 +125,10 @@ class Strategy(Protocol):
 
     def data_coords(self) -> tuple[int, int]:
         """Return which share of the data this rank reads, and how many shares there are."""
+        ...
+
+    def place(self, batch: Any) -> Any:
+        """Return a batch as the model takes it; called only where ``capabilities.places_batches`` is set."""
         ...
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
@@ -177,6 +196,10 @@ class Stepping:
     def __init__(self, options: Any, precision: Precision) -> None:
         self.options = options
         self.precision = precision
+
+    def place(self, batch: Any) -> Any:
+        """Return the batch: whoever reads it has moved it."""
+        return batch
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Forget gradients, although an accumulation window may hold them back."""

@@ -139,8 +139,8 @@ def plain(world: World, recipe: Recipe, *, strategy: str, zero_first: bool = Fal
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a copy of the model's weights."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    """Return a copy of the model's weights, on the host."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
 def assert_equal_weights(

@@ -1,0 +1,27 @@
+"""What is asked of torch_xla about a device: its memory and its random numbers. Imported where there is one."""
+
+from __future__ import annotations
+
+import torch
+import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
+
+
+def memory(device: torch.device) -> tuple[int, int]:
+    """Return how many bytes of the device are in use, and how many there are."""
+    found = xm.get_memory_info(device)
+    return found["bytes_used"], found["bytes_limit"]
+
+
+def get_rng_state(device: torch.device) -> torch.Tensor:
+    """Return the state of the device's generator: one int64 number."""
+    return torch.tensor([xm.get_rng_state(str(device))], dtype=torch.int64)
+
+
+def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    """Set the device's generator to what `get_rng_state` returned."""
+    xm.set_rng_state(int(state[0]), str(device))
+
+
+def seed(seed: int) -> None:
+    """Seed the generator of the device."""
+    xm.set_rng_state(seed)

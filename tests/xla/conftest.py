@@ -1,0 +1,12 @@
+"""PyTorch/XLA for real, on its CPU device with four virtual chips: `make test-xla`, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+
+from accel_nb.runtime.hardware import why_no_xla
+
+if why_no_xla() is None:
+    os.environ["CPU_NUM_DEVICES"] = "4"  # read when torch_xla opens its device
+else:
+    collect_ignore_glob = ["test_*.py"]
