@@ -64,8 +64,8 @@ def memory(device: torch.device | str) -> DeviceMemory:
     if device.type == "xla":
         from accel_nb.runtime import xla
 
-        used, total = xla.memory(device)
-        return DeviceMemory(used, used, total - used, total)
+        if not xla.is_processor():
+            return DeviceMemory(0, 0, 0, 0)  # chips that one process drives together do not tell
     resident = psutil.Process().memory_info().rss
     machine = psutil.virtual_memory()
     return DeviceMemory(resident, resident, machine.available, machine.total)

@@ -98,9 +98,11 @@ def torchrun_world() -> World | None:
     )
 
 
-def keep_xla_on_the_processor() -> None:
-    """Let torch_xla take the processor in this process, also where there is a TPU; before it is imported."""
-    os.environ["PJRT_DEVICE"] = "CPU"
+def prepare_for_xla(*, on_processor: bool) -> None:
+    """Set what torch_xla reads when it is imported; ``on_processor`` takes the processor also where there is a TPU."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each program that is compiled writes a warning
+    if on_processor:
+        os.environ["PJRT_DEVICE"] = "CPU"
 
 
 def visible_gpus() -> list[str] | None:

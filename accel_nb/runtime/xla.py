@@ -1,15 +1,15 @@
-"""What is asked of torch_xla about a device: its memory and its random numbers. Imported where there is one."""
+"""What is asked of torch_xla about a device: what it is, and its random numbers. Imported where there is one."""
 
 from __future__ import annotations
 
 import torch
 import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
+import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
 
 
-def memory(device: torch.device) -> tuple[int, int]:
-    """Return how many bytes of the device are in use, and how many there are."""
-    found = xm.get_memory_info(device)
-    return found["bytes_used"], found["bytes_limit"]
+def is_processor() -> bool:
+    """Whether the device is this machine's processor."""
+    return xr.device_type() == "CPU"
 
 
 def get_rng_state(device: torch.device) -> torch.Tensor:

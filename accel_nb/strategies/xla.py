@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 from accel_nb.errors import ConfigError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
-from accel_nb.runtime.environment import keep_xla_on_the_processor
+from accel_nb.runtime.environment import prepare_for_xla
 from accel_nb.runtime.hardware import why_no_xla
 from accel_nb.runtime.nested import find_tensors, to_device
 from accel_nb.runtime.world import World
@@ -55,8 +55,7 @@ class DefaultXlaOptions:
 
 def _open_device(world: World) -> torch.device:
     """Load torch_xla and return the device that stands for every chip of this process."""
-    if torch.device(world.device).type == "cpu":
-        keep_xla_on_the_processor()
+    prepare_for_xla(on_processor=torch.device(world.device).type == "cpu")
     import torch_xla  # pyright: ignore[reportMissingImports]
     import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
 

@@ -80,8 +80,11 @@ class MemoryMeter:
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the size of the storages behind the tensors on this rank in bytes, each counted once."""
-    storages = {}
+    storages: dict[Any, int] = {}
     for tensor in tensors:
+        if tensor.device.type == "xla":  # it has no storage that could be shared
+            storages[id(tensor)] = tensor.nbytes
+            continue
         storage = local(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())

@@ -135,6 +135,12 @@ export interface IScalerOptions {
 /** Options of the strategy for one process; it has none. */
 export type ISingleOptions = Record<string, never>;
 
+/** Options of training by PyTorch/XLA. */
+export interface IXlaOptions {
+  /** Divide parameters, gradients and optimizer state among the chips of a worker as well, not the batch alone. */
+  shard_params?: boolean;
+}
+
 /** All options of a run, each within its own limits. */
 export interface IOptions {
   /** One process, one device; no options. */
@@ -143,6 +149,8 @@ export interface IOptions {
   ddp?: IDdpOptions;
   /** PyTorch fully_shard (FSDP2): a part of the model on each rank. */
   fsdp?: IFsdpOptions;
+  /** PyTorch/XLA: each worker drives all chips that it sees. */
+  xla?: IXlaOptions;
   /**  */
   checkpoint?: ICheckpointOptions;
   /** Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker. [GPUs] */
@@ -152,7 +160,7 @@ export interface IOptions {
   /** Number format of the forward and backward pass; auto takes the best that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'auto';
   /** How the workers share the training; auto chooses by worker count and devices. */
-  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp';
+  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp' | 'xla';
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
   accumulate?: number;
   /** What becomes of accumulation windows. */
@@ -251,6 +259,7 @@ export type OptionName =
   | 'fsdp.reduce_dtype'
   | 'fsdp.average_unused'
   | 'fsdp.forward_methods'
+  | 'xla.shard_params'
   | 'checkpoint.dir'
   | 'checkpoint.every'
   | 'checkpoint.resume'
