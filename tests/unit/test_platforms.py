@@ -4,18 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accel_nb.accelerator import Accelerator
 from accel_nb.cli.main import main
+from accel_nb.config.schema import STRATEGY_GROUP
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.doctor import diagnose
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.place import Claims, place_workers
 from accel_nb.runtime.hardware import Gpu, count_tpu_chips, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
 from accel_nb.runtime.platforms import PLATFORMS, Signals, detect_platform, find_tpu
+from accel_nb.strategies import Registry
 from accel_nb.ui.fallback import DisplayFacts, choose_rung
 
 KERNEL = frozenset({"ipykernel"})
@@ -147,6 +151,18 @@ def test_a_launch_refuses_what_cannot_work(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(ConfigError, match=r"v5e-8: torch_xla is not installed: .*; or use --cpus N"):
             place_workers(None, None)
     assert len(place_workers(None, 2)) == 2
+
+
+def test_an_accelerator_does_not_train_past_a_tpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
+    points = {"single": "accel_nb.strategies.single:Single", "xla": "accel_nb.strategies.xla:Xla"}
+    registry = Registry([EntryPoint(name, place, STRATEGY_GROUP) for name, place in points.items()])
+    if not inspect_machine().gpus:
+        with pytest.raises(ConfigError, match=r"on xla \(single: .* not on xla; xla: torch_xla is not installed: "):
+            Accelerator(registry=registry)
+    accelerator = Accelerator(cpu=True, registry=registry)
+    assert accelerator.device.type == "cpu"
+    accelerator.close()
 
 
 def test_launches_at_once_hold_gpus_one_after_the_other():
