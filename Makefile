@@ -80,7 +80,7 @@ unit: setup
 # The other environment gets this package's metadata (its strategies, its version), and the package itself by path.
 test-xla: xla-env $(STAMPS)/develop
 	cp -R $(VENV)/lib/python3*/site-packages/accel_nb-*.dist-info $(XLA)/lib/python3*/site-packages/
-	PYTHONPATH=$(CURDIR) $(XLA)/bin/python -m pytest tests/xla
+	PYTHONPATH=$(CURDIR) $(XLA)/bin/python -m pytest tests/xla --timeout 600
 
 xla-env: $(XLA)/.installed
 

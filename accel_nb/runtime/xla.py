@@ -24,4 +24,4 @@ def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
 
 def seed(seed: int) -> None:
     """Seed the generator of the device."""
-    xm.set_rng_state(seed)
+    xm.set_rng_state(seed % 2**63)

@@ -92,12 +92,14 @@ def by_hand(recipe: Recipe) -> dict[str, torch.Tensor]:
     return weights_of(model)
 
 
-def explicit(world: World, recipe: Recipe, **options: Any) -> dict[str, torch.Tensor]:
+def explicit(
+    world: World, recipe: Recipe, *, config: dict[str, Any] | None = None, **options: Any
+) -> dict[str, torch.Tensor]:
     """Train the recipe with the explicit API, the loader's batch being everybody's."""
     model, optimizer, scheduler, loader = parts(recipe)
     accelerator = Accelerator(
         world=world, gradient_accumulation_steps=recipe.accumulate, batch="global", cpu=True,
-        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, **options,
+        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}} | (config or {}), **options,
     )  # type: ignore[arg-type]  # fmt: skip
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     for _ in range(recipe.epochs):

@@ -31,7 +31,9 @@ RECIPES = [
 
 
 def shards_of(tensor: Tensor) -> list[tuple[int, ...]]:
-    """Return the shape of what each chip holds of a tensor."""
+    """Return the shape of what each chip holds of a tensor; one that is not divided is on each of them whole."""
+    if not torch_xla._XLAC._get_xla_sharding_spec(tensor):
+        return [tuple(tensor.shape)] * CHIPS
     return [tuple(shard.data.shape) for shard in XLAShardedTensor(tensor.detach()).local_shards]
 
 
@@ -137,12 +139,9 @@ def test_parameters_gradients_and_optimizer_state_are_divided_where_asked() -> N
 @pytest.mark.parametrize("shard_params", [False, True])
 def test_nothing_is_compiled_after_the_first_steps(shard_params: bool, accumulate: int) -> None:
     items = parts(shard_params, gradient_accumulation_steps=accumulate)
-    losses = train(*items)
-    for _ in itertools.islice(losses, 4):
-        pass
+    first = len(list(train(*items)))
     before = metrics.counter_value("UncachedCompile")
-    num_steps = sum(1 for _ in losses) + sum(1 for _ in train(*items))
-    assert num_steps == 12
+    assert len(list(train(*items))) + len(list(train(*items))) == 2 * first == 16
     assert metrics.counter_value("UncachedCompile") == before
     items[0].close()
 
@@ -187,7 +186,7 @@ def test_a_checkpoint_goes_on_under_this_strategy_and_another(tmp_path: Any, sha
     items[0].close()
     expected = weights_of(items[1])
     for strategy in ("xla", "single"):
-        assert_equal_weights(go_on(str(tmp_path / "halfway"), strategy), expected)
+        assert_equal_weights(go_on(str(tmp_path / "halfway"), strategy), expected, atol=1e-4)
 
 
 def test_what_another_strategy_saved_goes_on_here(tmp_path: Any) -> None:
@@ -204,15 +203,15 @@ def test_what_another_strategy_saved_goes_on_here(tmp_path: Any) -> None:
     for _ in losses:
         pass
     accelerator.close()
-    assert_equal_weights(go_on(str(tmp_path / "halfway"), "xla"), weights_of(model))
+    assert_equal_weights(go_on(str(tmp_path / "halfway"), "xla"), weights_of(model), atol=1e-4)
 
 
 def test_tied_weights_stay_one_and_are_saved_once(tmp_path: Any) -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.table = nn.Embedding(8, 4)
-            self.head = nn.Linear(4, 8, bias=False)
+            self.table = nn.Embedding(512, 64)
+            self.head = nn.Linear(64, 512, bias=False)
             self.head.weight = self.table.weight
 
         def forward(self, x: Tensor) -> Tensor:
@@ -227,7 +226,7 @@ def test_tied_weights_stay_one_and_are_saved_once(tmp_path: Any) -> None:
     optimizer.step()
     accelerator.save_state(tmp_path / "tied")
     stored = sum(path.stat().st_size for path in (tmp_path / "tied").rglob("*.safetensors"))
-    assert stored < 2 * 8 * 4 * 4 + 20_000
+    assert 512 * 64 * 4 < stored < 512 * 64 * 4 * 1.5
     accelerator.close()
 
 
