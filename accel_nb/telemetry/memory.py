@@ -43,7 +43,7 @@ class MemoryMeter:
         known = self._parameters + self._gradients + self._state
         if self._baseline is None:
             # On the CPU the device is the process, and most of it was there before: count what it grows by.
-            self._baseline = max(0, use.allocated - known) if self._device.type == "cpu" else 0
+            self._baseline = max(0, use.allocated - known) if self._device.type in ("cpu", "xla") else 0
         self._sink.emit(
             MemorySample(
                 rank=self._rank,
