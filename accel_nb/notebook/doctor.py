@@ -71,7 +71,7 @@ def _tpu(name: str) -> Finding:
     if why is not None:
         return Finding("warning", f"{name}: {why}; or use --cpus N")
     return Finding(
-        "note", f"{name}: one worker drives all of its chips; this was tried on torch_xla's CPU device, never on a TPU"
+        "note", f"{name}: one worker drives all of its chips (strategy xla); nothing of it was ever tried on a TPU"
     )
 
 
