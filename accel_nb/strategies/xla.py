@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.errors import ConfigError
+from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.environment import prepare_for_xla
@@ -65,6 +65,13 @@ def _open_device(world: World) -> torch.device:
         xr.use_spmd()
     device = torch_xla.device()
     xla.seed(torch.initial_seed())
+    try:
+        torch.autograd.backward(torch.zeros((), device=device, requires_grad=True) * 1)
+    except RuntimeError as error:  # autograd counts devices once, at the first backward pass of a process
+        raise MisuseError(
+            "this process has run a backward pass before torch_xla opened its device, which PyTorch cannot train on "
+            "any more: start fresh workers (`%accelerate restart`), or build the Accelerator before anything trains"
+        ) from error
     return device
 
 

@@ -242,5 +242,6 @@ def test_dropout_repeats_with_the_seed_and_after_a_load(tmp_path: Any) -> None:
     assert [draw(accelerator), draw(accelerator)] == first
     accelerator.close()
     again = Accelerator(world=World(), strategy="xla", seed=3)
+    again.save_state(tmp_path / "again")
     assert [draw(again), draw(again)] == first
     again.close()
