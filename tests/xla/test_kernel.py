@@ -53,7 +53,7 @@ def test_the_model_that_a_plain_cell_trains_comes_back(kernel: Kernel) -> None:
     assert "epoch 5" in output.stdout
     kernel.run(ACCURACY)
     assert kernel.value("accuracy") > 0.9
-    assert kernel.value("str(model[0].weight.device), model[0].weight.requires_grad") == ("cpu", True)
+    assert kernel.value("(str(model[0].weight.device), model[0].weight.requires_grad)") == ("cpu", True)
     # Nothing of torch_xla is in the kernel, and it goes on with the model and the optimizer by itself.
     assert kernel.value("'torch_xla' in __import__('sys').modules") is False
     here = kernel.run(TRAIN.format(epochs=1))
