@@ -13,13 +13,14 @@ def is_processor() -> bool:
 
 
 def get_rng_state(device: torch.device) -> torch.Tensor:
-    """Return the state of the device's generator: one int64 number."""
-    return torch.tensor([xm.get_rng_state(str(device))], dtype=torch.int64)
+    """Return the state of the device's generator: the bits of an unsigned number of 64, as int64."""
+    state = xm.get_rng_state(str(device))
+    return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64)
 
 
 def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
     """Set the device's generator to what `get_rng_state` returned."""
-    xm.set_rng_state(int(state[0]), str(device))
+    xm.set_rng_state(int(state[0]) % 2**64, str(device))
 
 
 def seed(seed: int) -> None:

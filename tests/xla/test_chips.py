@@ -129,7 +129,7 @@ def test_parameters_gradients_and_optimizer_state_are_divided_where_asked() -> N
     assert shards_of(optimizer.state[weight]["exp_avg"]) == [(4, 8)] * CHIPS
     x, y = (part.to(accelerator.device) for part in loader.dataset[:8])
     accelerator.backward(nn.functional.cross_entropy(model(x), y))
-    torch_xla.sync()
+    torch_xla.sync(wait=True)
     assert shards_of(weight.grad) == [(4, 8)] * CHIPS
     assert "shard_params True" in accelerator.describe()["notes"]
     accelerator.close()
