@@ -61,7 +61,8 @@ def _open_device(world: World) -> torch.device:
 
     from accel_nb.runtime import xla
 
-    if world.size == 1 and xr.addressable_runtime_device_count() > 1 and not xr.is_spmd():
+    num_chips = xr.addressable_runtime_device_count()  # this opens the device
+    if world.size == 1 and num_chips > 1 and not xr.is_spmd():
         xr.use_spmd()
     device = torch_xla.device()
     xla.seed(torch.initial_seed())
