@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+import pytest
+
 from accel_nb.runtime.hardware import why_no_xla
 
 if why_no_xla() is None:
@@ -14,3 +16,11 @@ if why_no_xla() is None:
     Xla.capabilities.open_device(World())  # before the first backward pass of this process
 else:
     collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def rank_launcher() -> None:
+    """Start the helper that forks ranks before a test looks for what it left behind."""
+    from tests.ranks.launch import start_launcher
+
+    start_launcher()
