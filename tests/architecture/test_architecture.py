@@ -83,7 +83,7 @@ def test_only_one_module_reads_the_environment():
     assert [path.relative_to(PACKAGE).as_posix() for path in wrong] == ["runtime/environment.py"]
 
 
-@pytest.mark.parametrize("name", ["ddp", "single", "xla"])
+@pytest.mark.parametrize("name", ["ddp", "single"])
 def test_a_strategy_is_named_in_its_own_file_and_the_schema_only(name):
     words = [
         path.relative_to(PACKAGE).as_posix()
