@@ -2,6 +2,7 @@
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
 #   make nightly faults, at length: chaos, very many cells, kills, fuzz   make test-trackers   trackers with their packages
+#   make docs    the documentation, into out/docs                         make test-xla        PyTorch/XLA on its CPU device
 #   make lint    all checks of style and types                           make format   apply the formatters
 #   make docs    the documentation, into out/docs
 
@@ -25,7 +26,10 @@ TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-.PHONY: help setup demo docs test test-trackers nightly lab bench lint format clean browser unit wheel
+# PyTorch/XLA needs a torch of its own (7 GB): one environment for every copy of this repository.
+XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
+
+.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly lab bench lint format clean browser unit wheel
 
 help:
 	@sed -n '2,7p' Makefile | sed 's/^# *//'
@@ -84,6 +88,16 @@ unit: setup
 test-trackers: $(STAMPS)/develop
 	@.ci/trackers.sh $(BIN)/python $(TRACKERS)
 	$(TRACKERS)/bin/python -m pytest tests/trackers
+
+# The other environment gets this package's metadata (its strategies, its version), and the package itself by path.
+test-xla: xla-env $(STAMPS)/develop
+	cp -R $(VENV)/lib/python3*/site-packages/accel_nb-*.dist-info $(XLA)/lib/python3*/site-packages/
+	PYTHONPATH=$(CURDIR) $(XLA)/bin/python -m pytest tests/xla --timeout 600
+
+xla-env: $(XLA)/.installed
+
+$(XLA)/.installed: .ci/xla.sh .ci/constraints.txt pyproject.toml
+	.ci/xla.sh $(PYTHON) $(XLA)
 
 nightly: $(STAMPS)/develop
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600

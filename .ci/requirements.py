@@ -1,4 +1,4 @@
-"""Print what the package and its development need, so that they can be installed before the package is built."""
+"""Print what the package and an extra of it (``dev`` if none is named) need, so that it can be installed before it."""
 
 import sys
 from pathlib import Path
@@ -9,4 +9,5 @@ else:
     import pip._vendor.tomli as tomllib
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-print("\n".join([*project["dependencies"], *project["optional-dependencies"]["dev"]]))
+extra = sys.argv[1] if len(sys.argv) > 1 else "dev"
+print("\n".join([*project["dependencies"], *project["optional-dependencies"][extra]]))

@@ -59,7 +59,7 @@ from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.built import note_built
 from accel_nb.runtime.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.comm import Communicator, Operation
-from accel_nb.runtime.device import choose_precision, has_real_bf16, use
+from accel_nb.runtime.device import choose_precision, has_real_bf16
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.secrets import redact
 from accel_nb.runtime.world import World
@@ -199,10 +199,10 @@ class Accelerator(Tracked):
         if options.debug and self._comm.world.size > 1:
             self._comm = VerifiedComm(self._comm)
         self._world = self._comm.world
-        self._device = use(self._world.device)
-        self._sink = current_sink.get() if sink is None else sink
         self._registry = registry or Registry()
         chosen = choose(options.strategy, self._world, self._registry)
+        self._device = chosen.capabilities.open_device(self._world)
+        self._sink = current_sink.get() if sink is None else sink
         precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
         self._strategy: Strategy = chosen(getattr(options, chosen.name, None), precision)
         self._strategy.open(self._world, self._comm)
@@ -735,6 +735,7 @@ class Accelerator(Tracked):
 
     def end_run(self) -> list[str]:
         """Wait for the save in the background, and return what was resumed and saved, one line each."""
+        self._stepper.flush()
         self._state.wait()
         lines = self._resumer.end_run()
         autosave, where = self._autosave, self._resolved.config.checkpoint.dir

@@ -10,6 +10,7 @@ from accel_nb.config.schema import GroupOptions
 from accel_nb.runtime.comm import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.environment import torchrun_world
 from accel_nb.runtime.group import Group
+from accel_nb.runtime.platforms import find_tpu
 from accel_nb.runtime.world import World
 
 
@@ -36,5 +37,6 @@ def find_world(cpu: bool) -> World:
         return Group.world_of_open() if world is None else world
     has_gpu = torch.cuda.is_available() and not cpu
     if world is None:
-        return World(device="cuda:0" if has_gpu else "cpu")
+        has_tpu = not (has_gpu or cpu) and find_tpu() is not None
+        return World(device="cuda:0" if has_gpu else "xla" if has_tpu else "cpu")
     return replace(world, device=f"cuda:{world.local_rank}" if has_gpu else "cpu")

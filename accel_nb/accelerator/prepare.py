@@ -334,7 +334,8 @@ class Preparer:
         begins_training: Callable[[], bool],
     ) -> None:
         window, whole_reading = self._stepper.window, self.whole_reading
-        coords = self._stepper.strategy.data_coords()
+        strategy = self._stepper.strategy
+        coords = strategy.data_coords()
         shard(
             loader,
             comm=self._comm,
@@ -349,6 +350,7 @@ class Preparer:
             seed=self._seed,
             num_trained=lambda: window.num_trained,
             on_boundary=self._on_boundary,
+            place_batch=strategy.place if strategy.capabilities.places_batches and self._is_placed(loader) else None,
         )
         setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
         size, workers = loader.batch_size, coords[1]

@@ -200,8 +200,11 @@ def _segment(key: Any) -> str:
     return f'"{text}"' if text.lstrip("-").isdigit() or text.startswith('"') else text
 
 
+_WITHOUT_ADDRESSES = ("meta", "xla")
+
+
 def _identity(leaf: Leaf, tensor: Tensor) -> tuple[Any, ...] | None:
-    if tensor.numel() == 0 or tensor.device.type == "meta":
+    if tensor.numel() == 0 or tensor.device.type in _WITHOUT_ADDRESSES:
         return None
     place = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj()
     return (*place, type(leaf), *region_of(leaf))

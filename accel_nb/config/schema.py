@@ -314,6 +314,15 @@ class DeepspeedOptions(Section):
     )
 
 
+class XlaOptions(Section):
+    """Options of training by PyTorch/XLA."""
+
+    shard_params: Switch = _option(
+        False,
+        "Divide parameters, gradients and optimizer state among the chips of a worker as well, not the batch alone.",
+    )
+
+
 class AccumulationOptions(Section):
     """What becomes of accumulation windows; how many batches one has is the option ``accumulate``."""
 
@@ -461,6 +470,9 @@ class StrategySections(Section):
     )
     deepspeed: DeepspeedOptions = Field(
         default_factory=DeepspeedOptions, description="DeepSpeed ZeRO: a part of the training's state on each rank."
+    )
+    xla: XlaOptions = Field(
+        default_factory=XlaOptions, description="PyTorch/XLA: each worker drives all chips that it sees."
     )
 
 

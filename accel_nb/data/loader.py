@@ -75,6 +75,7 @@ def shard(
     lane: Lane | None = None,
     num_trained: Callable[[], int] = lambda: 0,
     on_boundary: Callable[[], object] | None = None,
+    place_batch: Callable[[Any], Any] | None = None,
 ) -> DataLoader[T]:
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
 
@@ -92,7 +93,8 @@ def shard(
       ``use_seedable_sampler``. ``lane`` replaces the way in which batches are copied ahead of time.
     - ``num_trained`` says how many micro-batches are in the weights or in an open window: a batch counts as trained on
       when there is one more than when it was given out, or when the next one is asked for. ``on_boundary`` is
-      called when a loop is done with a batch, before the next one is read.
+      called when a loop is done with a batch, before the next one is read. ``place_batch`` returns a batch as it is
+      yielded, where that is more than moving it to ``device``.
     - Every rank must iterate the loader, in the same order among its loaders. Each epoch costs an all_gather at the
       first batch; generators of its own, a sampler that torch did not define, a stream that is read or dispatched in
       this process, further messages.
@@ -117,7 +119,7 @@ def shard(
     place = Place(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
     sharding = _Sharding(
         plain, place, torch.device(device), on_share, is_training, begins, on_whole, options, seed, lane, num_trained,
-        on_boundary,
+        on_boundary, place_batch,
     )  # fmt: skip
     setattr(loader, _ATTRIBUTE, sharding)
     loader.__class__ = _sharded_class(plain, has_own_length=batch == "per-worker")
@@ -239,6 +241,7 @@ class _Sharding:
         lane: Lane | None,
         num_trained: Callable[[], int],
         on_boundary: Callable[[], object] | None,
+        place_batch: Callable[[Any], Any] | None,
     ) -> None:
         self.plain = plain
         self.on_share = on_share
@@ -262,6 +265,7 @@ class _Sharding:
         # What a dataset that divides itself gave this rank.
         self._own_part: Any = None
         self._num_trained = num_trained
+        self._place_batch = place_batch
         self._num_epochs = 0
         self._epoch: Epoch | None = None
         # What the next iterations are to be: empty ones, then one from a position.
@@ -477,8 +481,8 @@ class _Sharding:
 
     def _mover(self, loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
         device = self._device
-        if device.type == "cpu":
-            return None
+        if self._place_batch is not None or device.type == "cpu":
+            return self._place_batch
         non_blocking = device.type == "cuda" and bool(loader.pin_memory)
         return lambda batch: to_device(batch, device, non_blocking)
 

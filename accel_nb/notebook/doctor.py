@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from typing import Literal
 
-from accel_nb.runtime.hardware import Machine, cuda_of_torch, inspect_machine, why_unusable
+from accel_nb.runtime.hardware import Machine, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
 from accel_nb.runtime.platforms import Signals, detect_platform, find_signals, find_tpu
 
 GIB = 1024**3
@@ -43,7 +43,7 @@ def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> 
             "ok",
             f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free",
         ),
-        *([Finding("warning", f"{tpu}: this version does not train on TPUs, use --cpus N")] if tpu else []),
+        *([] if tpu is None else [_tpu(tpu)]),
         *_gpus(machine),
         *_space(machine),
     ]
@@ -61,14 +61,18 @@ def _packages() -> Iterator[Finding]:
         except metadata.PackageNotFoundError:
             if name == "torch":
                 yield Finding("warning", "torch is not installed: pip install torch")
-    try:
-        pair = [metadata.version(name).split("+")[0].rsplit(".", 1)[0] for name in ("torch", "torch_xla")]
-    except metadata.PackageNotFoundError:
-        return
-    if pair[0] != pair[1]:
-        yield Finding(
-            "warning", f"torch {pair[0]} and torch_xla {pair[1]} do not belong together: install equal versions"
-        )
+            continue
+        if name == "torch_xla" and (why := why_no_xla()) is not None:
+            yield Finding("warning", why)
+
+
+def _tpu(name: str) -> Finding:
+    why = why_no_xla()
+    if why is not None:
+        return Finding("warning", f"{name}: {why}; or use --cpus N")
+    return Finding(
+        "note", f"{name}: one worker drives all of its chips (strategy xla); nothing of it was ever tried on a TPU"
+    )
 
 
 def _gpus(machine: Machine) -> Iterator[Finding]:

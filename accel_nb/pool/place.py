@@ -9,24 +9,26 @@ from typing import Literal
 
 from accel_nb.errors import ConfigError
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runtime.hardware import cuda_of_torch, find_gpus, num_usable_cores, why_unusable
+from accel_nb.runtime.hardware import cuda_of_torch, find_gpus, num_usable_cores, why_no_xla, why_unusable
 from accel_nb.runtime.platforms import find_tpu
 
 
 def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
-    """Return one spec for each worker; with neither given every visible GPU, else one CPU worker.
+    """Return one spec for each worker; with neither given every visible GPU, else one worker for a TPU or the CPU.
 
     The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than
-    are visible and free, when torch cannot run on one of them, and when nothing is asked for where a TPU is.
+    are visible and free, when torch cannot run on one of them, and when it cannot run on a TPU that would be taken.
     """
     if cpus is not None:
         return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
     found = find_gpus()
     visible = len(found)
     if gpus is None and visible == 0:
-        if (tpu := find_tpu()) is not None:
-            raise ConfigError(f"{tpu}: this version does not train on TPUs; use --cpus N to train on the processor")
-        return (WorkerSpec("cpu", num_usable_cores()),)
+        if (tpu := find_tpu()) is None:
+            return (WorkerSpec("cpu", num_usable_cores()),)
+        if (why := why_no_xla()) is not None:
+            raise ConfigError(f"{tpu}: {why}; or use --cpus N to train on the processor")
+        return (WorkerSpec("xla", num_usable_cores()),)
     free = visible - taken
     count = free if gpus in (None, "all") else int(gpus)
     if visible and taken and (count == 0 or count > free):

@@ -120,8 +120,8 @@ class LocalComm:
 class TorchComm:
     """The communicator over torch's default process group.
 
-    Tensors may live on the CPU or on this rank's device; where the backend knows only the device they are copied
-    there and back.
+    Tensors may live on the CPU or on this rank's device; one that the backend cannot send from where it is goes there
+    and back as a copy.
     """
 
     def __init__(self, world: World, group: Group) -> None:
@@ -236,8 +236,11 @@ class TorchComm:
         return group
 
     def _sendable(self, tensor: Tensor) -> Tensor:
-        if self._only_device and tensor.device.type == "cpu":
+        kind = tensor.device.type
+        if self._only_device and kind == "cpu":
             tensor = tensor.to(self._device)
+        elif kind not in ("cpu", "cuda"):  # no backend of torch's own knows the device
+            tensor = tensor.cpu()
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
     def _message(self, value: Any) -> tuple[bytes, MisuseError | None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 
 import psutil
@@ -60,6 +61,37 @@ def memory(device: torch.device | str) -> DeviceMemory:
     if device.type == "cuda":
         free, total = torch.cuda.mem_get_info(device)
         return DeviceMemory(torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device), free, total)
+    if device.type == "xla":
+        from accel_nb.runtime import xla
+
+        if not xla.is_processor():
+            return DeviceMemory(0, 0, 0, 0)  # chips that one process drives together do not tell
     resident = psutil.Process().memory_info().rss
     machine = psutil.virtual_memory()
     return DeviceMemory(resident, resident, machine.available, machine.total)
+
+
+def get_rng_state(device: torch.device) -> torch.Tensor:
+    """Return the state of the device's own generator, on the CPU."""
+    if device.type == "xla":
+        from accel_nb.runtime import xla
+
+        return xla.get_rng_state(device)
+    return torch.get_device_module(device).get_rng_state(device).cpu()
+
+
+def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
+    """Set the device's own generator to what `get_rng_state` returned."""
+    if device.type == "xla":
+        from accel_nb.runtime import xla
+
+        xla.set_rng_state(state, device)
+    else:
+        torch.get_device_module(device).set_rng_state(state, device)
+
+
+def seed_beside_torch(seed: int) -> None:
+    """Seed the devices in use that ``torch.manual_seed`` does not reach."""
+    xla = sys.modules.get("accel_nb.runtime.xla")
+    if xla is not None:
+        xla.seed(seed)

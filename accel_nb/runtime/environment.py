@@ -146,6 +146,13 @@ def secret_values() -> list[str]:
     return sorted(hidden, key=len, reverse=True)
 
 
+def prepare_for_xla(*, on_processor: bool) -> None:
+    """Set what torch_xla reads when it is imported; ``on_processor`` takes the processor also where there is a TPU."""
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each program that is compiled writes a warning
+    if on_processor:
+        os.environ["PJRT_DEVICE"] = "CPU"
+
+
 def visible_gpus() -> list[str] | None:
     """Return the entries of ``CUDA_VISIBLE_DEVICES``, or None when it is not set (every device is visible)."""
     value = os.environ.get("CUDA_VISIBLE_DEVICES")

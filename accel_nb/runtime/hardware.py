@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,10 @@ from accel_nb.runtime.environment import visible_gpus
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
 """Either of them is there where a driver is; the second under Windows' Linux."""
+
+_TPU_VENDOR = "0x1ae0"
+_TPU_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
+"""PCI ids of TPU chips as torch_xla knows them; the vendor makes other devices too, such as network adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,18 @@ def inspect_machine() -> Machine:
     )
 
 
+def count_tpu_chips(bus: str = "/sys/bus/pci/devices") -> int:
+    """Count the TPU chips on the PCI bus, by what the system says of each device in a folder of its own."""
+    found = 0
+    for device in Path(bus).glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:  # not every device tells
+            continue
+        found += vendor == _TPU_VENDOR and kind in _TPU_DEVICES
+    return found
+
+
 def num_usable_cores() -> int:
     """Count the cores that this process may run on."""
     if hasattr(os, "sched_getaffinity"):
@@ -79,6 +96,38 @@ def cuda_of_torch() -> tuple[int, int] | None:
     text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
     found = re.search(r"^cuda\b[^=\n]*= '(\d+)\.(\d+)'", text, re.MULTILINE)
     return None if found is None else (int(found[1]), int(found[2]))
+
+
+def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | None:
+    """Say why torch_xla cannot run with the installed torch, and what to do; None where it can.
+
+    A build of torch_xla fits one minor version of torch, which it states nowhere: with another it fails to load. The
+    versions are those that are installed, unless they are given.
+    """
+    torch, torch_xla = torch or _version_of("torch"), torch_xla or _version_of("torch_xla")
+    if torch_xla is None:
+        return (
+            "torch_xla is not installed: in an environment of its own, since its torch is an older one, "
+            "pip install 'torch==2.9.*' 'torch_xla==2.9.*' (on a TPU 'torch_xla[tpu]==2.9.*')"
+        )
+    wanted = _minor(torch_xla)
+    if torch is None or _minor(torch) != wanted:
+        return (
+            f"torch_xla {torch_xla} runs with torch {wanted} only, and torch {torch or '(none)'} is installed: "
+            f"pip install 'torch=={wanted}.*' in an environment of its own, or the torch_xla of this torch"
+        )
+    return None
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
 
 
 def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:

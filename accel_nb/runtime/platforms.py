@@ -11,6 +11,7 @@ from typing import Literal
 import psutil
 
 from accel_nb.runtime.environment import notebook_variables
+from accel_nb.runtime.hardware import count_tpu_chips
 
 Rung = Literal["widget", "picture", "text"]
 
@@ -26,6 +27,8 @@ class Signals:
     parent: str = ""
     """The command line of the process that started this one."""
     has_path: Callable[[str], bool] = os.path.exists
+    num_tpu_chips: int = 0
+    """Chips on the machine's PCI bus."""
 
     @property
     def has_kernel(self) -> bool:
@@ -136,6 +139,7 @@ def find_signals() -> Signals:
         names=frozenset(vars(main)) if main is not None else frozenset(),
         home=os.path.expanduser("~"),
         parent=parent,
+        num_tpu_chips=count_tpu_chips(),
     )
 
 
@@ -148,11 +152,12 @@ def detect_platform(signals: Signals | None = None) -> Platform:
 def find_tpu(signals: Signals | None = None) -> str | None:
     """Return the type of the TPU that this machine has, ``TPU`` where it does not tell; None without one.
 
-    ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to a design that is gone, and say nothing.
+    Images of TPU machines name the type in a variable. The chips are on the PCI bus, and older drivers show them as
+    ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to a design that is gone, and say nothing.
     """
-    here = signals or Signals(notebook_variables())
+    here = signals or Signals(notebook_variables(), num_tpu_chips=count_tpu_chips())
     named = here.variables.get("TPU_ACCELERATOR_TYPE")
     is_asked_for = here.variables.get("PJRT_DEVICE", "").upper() == "TPU"
-    if named or is_asked_for or here.has_path("/dev/accel0"):
+    if named or is_asked_for or here.num_tpu_chips or here.has_path("/dev/accel0"):
         return named or "TPU"
     return None

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from accel_nb.runtime.device import get_rng_state, seed_beside_torch, set_rng_state
 from accel_nb.runtime.world import World
 
 RngStates = dict[str, Tensor]
@@ -49,6 +50,7 @@ def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = Non
     random.seed(seed)
     np.random.seed(seed % _MAX_NUMPY_SEED)  # user code draws from the global generator
     torch.manual_seed(seed)
+    seed_beside_torch(seed)
     return seed
 
 
@@ -72,7 +74,7 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
     if (accelerator := _accelerator(device)) is not None:
-        states["device"] = torch.get_device_module(accelerator).get_rng_state(accelerator).cpu()
+        states["device"] = get_rng_state(accelerator)
     return states
 
 
@@ -93,7 +95,7 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
     if "torch" in states:
         torch.set_rng_state(states["torch"])
     if "device" in states and (accelerator := _accelerator(device)) is not None:
-        torch.get_device_module(accelerator).set_rng_state(states["device"], accelerator)
+        set_rng_state(states["device"], accelerator)
 
 
 @contextmanager

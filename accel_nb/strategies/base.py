@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -15,10 +15,19 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.device import use
 from accel_nb.runtime.sharded import local
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
+
+
+def _use_device_of(world: World) -> torch.device:
+    return use(world.device)
+
+
+def _nothing() -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +37,9 @@ class Capabilities:
     ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
     ``native_step`` says that `Strategy.step` does more than the precision does: without it and without loss scaling
     the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served. ``package`` must be
-    installed.
+    installed. ``places_batches`` says that batches get to the device by `Strategy.place`, and not by being moved there
+    as they are. ``open_device`` makes a world's device this process's current one and returns it. ``problem`` says
+    what the machine lacks, if anything.
     """
 
     min_world: int = 1
@@ -42,6 +53,9 @@ class Capabilities:
     package: str | None = None
     hides_gradients: bool = False
     steps_in: torch.dtype | None = None
+    places_batches: bool = False
+    open_device: Callable[[World], torch.device] = _use_device_of
+    problem: Callable[[], str | None] = _nothing
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""
@@ -58,7 +72,7 @@ class Capabilities:
         kind = torch.device(world.device).type
         if kind not in self.device_types:
             return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind}"
-        return None
+        return self.problem()
 
 
 @dataclass(frozen=True)
@@ -117,6 +131,10 @@ class Strategy(Protocol):
 
     def data_coords(self) -> tuple[int, int]:
         """Return which share of the data this rank reads, and how many shares there are."""
+        ...
+
+    def place(self, batch: Any) -> Any:
+        """Return a batch as the model takes it; called only where ``capabilities.places_batches`` is set."""
         ...
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
@@ -196,6 +214,10 @@ class Stepping:
     def hidden_bytes(self) -> tuple[int, int]:
         """Return nothing: parameters have their gradients, and optimizers their state."""
         return 0, 0
+
+    def place(self, batch: Any) -> Any:
+        """Return the batch: whoever reads it has moved it."""
+        return batch
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Forget gradients, although an accumulation window may hold them back."""

@@ -28,5 +28,6 @@ def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
         return chosen
     fitting = [strategy for strategy in map(registry.get, registry.names) if strategy.capabilities.fits(world)]
     if not fitting:
-        raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device}: {registry.names}")
+        reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
+        raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
     return max(fitting, key=lambda strategy: strategy.capabilities.rank)

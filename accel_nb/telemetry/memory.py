@@ -56,7 +56,7 @@ class MemoryMeter:
         known = self._parameters + self._gradients + self._state
         if self._baseline is None:
             # On the CPU the device is the process, and most of it was there before: count what it grows by.
-            self._baseline = max(0, use.allocated - known) if self._device.type == "cpu" else 0
+            self._baseline = max(0, use.allocated - known) if self._device.type in ("cpu", "xla") else 0
         self._sink.emit(
             MemorySample(
                 rank=self._rank,
@@ -96,8 +96,11 @@ class MemoryMeter:
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the size of the storages behind the tensors on this rank in bytes, each counted once."""
-    storages = {}
+    storages: dict[Any, int] = {}
     for tensor in tensors:
+        if tensor.device.type == "xla":  # it has no storage that could be shared
+            storages[id(tensor)] = tensor.nbytes
+            continue
         storage = local(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())

@@ -1,7 +1,8 @@
 """Measuring steps without waiting for the device.
 
-A loss on the CPU is read at once. A loss on another device is copied, without waiting, into a slot of pinned memory,
-and read when an event says that the copy is done; its step is reported then, in order.
+A loss on the CPU is read at once. A loss on a GPU is copied, without waiting, into a slot of pinned memory, and read
+when an event says that the copy is done; its step is reported then, in order. On other devices a loss is read when the
+step after its own has been sent off.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ class StepMeter:
         self._started = time.perf_counter()
         # A sink may take a step's numbers as they are, which spares making the event.
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
-        self._copies = _Copies() if torch.device(device).type == "cuda" else None
+        kind = torch.device(device).type
+        self._copies = None if kind == "cpu" else _Copies() if kind == "cuda" else _Held()
 
     @property
     def is_reporting(self) -> bool:
@@ -122,6 +124,33 @@ class _Pending:
     num_samples: int
     skipped: bool
     weight: int
+
+
+class _Held:
+    """Losses that are kept on a device that works behind this process: the latest step's is not read yet."""
+
+    is_full = False
+
+    def __init__(self) -> None:
+        self._losses: list[tuple[Tensor, int]] = []
+        self._steps: deque[tuple[_Pending, list[tuple[Tensor, int]]]] = deque()
+
+    def add(self, loss: Tensor, weight: int) -> None:
+        """Keep one loss."""
+        self._losses.append((loss, weight))
+
+    def close_step(self, pending: _Pending) -> None:
+        """Mark the end of a step."""
+        self._steps.append((pending, self._losses))
+        self._losses = []
+
+    def take_ready(self, *, wait: bool) -> list[tuple[_Pending, float]]:
+        """Return the steps before the latest one, or with ``wait`` all, oldest first, with their sums of losses."""
+        ready: list[tuple[_Pending, float]] = []
+        while len(self._steps) > (0 if wait else 1):
+            pending, losses = self._steps.popleft()
+            ready.append((pending, sum(loss.item() * weight for loss, weight in losses)))
+        return ready
 
 
 class _Copies:

@@ -75,6 +75,11 @@ def test_torch_distributed_is_named_in_its_layers_only():
     assert wrong == []
 
 
+def test_torch_xla_is_known_to_its_strategy_and_its_device_only():
+    known = [path.relative_to(PACKAGE).as_posix() for path in FILES if mentions(path, "torch_xla")]
+    assert known == ["runtime/xla.py", "strategies/xla.py"]
+
+
 def test_only_one_module_reads_the_environment():
     wrong = [p for p in FILES if mentions(p, "os.environ") or mentions(p, "os.getenv")]
     assert [path.relative_to(PACKAGE).as_posix() for path in wrong] == ["runtime/environment.py"]

@@ -117,12 +117,15 @@ def parts_for(strategy: str, recipe: Recipe) -> tuple[Any, ...]:
     return model, optimizer, scheduler, DataLoader(data, batch_size=recipe.batch, shuffle=True)
 
 
-def explicit(world: World, recipe: Recipe, *, strategy: str, **options: Any) -> dict[str, torch.Tensor]:
+def explicit(
+    world: World, recipe: Recipe, *, strategy: str, config: dict[str, Any] | None = None, **options: Any
+) -> dict[str, torch.Tensor]:
     """Train the recipe with the explicit API, the loader's batch being everybody's."""
     model, optimizer, scheduler, loader = parts_for(strategy, recipe)
     accelerator = Accelerator(
         world=world, gradient_accumulation_steps=recipe.accumulate, batch="global", cpu=True,
-        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}}, strategy=strategy, **options,
+        mixed_precision=recipe.precision, config={"scaler": {"init_scale": SCALE}} | (config or {}),
+        strategy=strategy, **options,
     )  # type: ignore[arg-type]  # fmt: skip
     model, optimizer, scheduler, loader = accelerator.prepare(model, optimizer, scheduler, loader)
     for _ in range(recipe.epochs):
@@ -164,8 +167,8 @@ def plain(world: World, recipe: Recipe, *, strategy: str, zero_first: bool = Fal
 
 
 def weights_of(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Return a copy of the model's weights."""
-    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+    """Return a copy of the model's weights, on the host."""
+    return {name: value.detach().cpu().clone() for name, value in model.state_dict().items()}
 
 
 def assert_equal_weights(

@@ -19,10 +19,10 @@ from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.runtime.group import Group
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Bundle, Registry
-from tests.contract.recipes import Recipe, loss_of, parts, parts_for, weights_of
+from tests.contract.recipes import WORLDS, Recipe, loss_of, parts, parts_for, weights_of
 from tests.ranks.launch import run_ranks
 
-STRATEGIES = Registry().names
+STRATEGIES = sorted({name for name, _ in WORLDS})
 PRECISIONS = ["no", "bf16", "fp16"]
 
 

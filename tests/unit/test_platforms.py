@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accel_nb.accelerator import Accelerator
 from accel_nb.cli.main import main
+from accel_nb.config.schema import STRATEGY_GROUP
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.doctor import diagnose
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.place import Claims, place_workers
-from accel_nb.runtime.hardware import Gpu, cuda_of_torch, inspect_machine, why_unusable
+from accel_nb.runtime.hardware import Gpu, count_tpu_chips, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
 from accel_nb.runtime.platforms import PLATFORMS, Signals, detect_platform, find_tpu
+from accel_nb.strategies import Registry
 from accel_nb.ui.fallback import DisplayFacts, choose_rung
 
 KERNEL = frozenset({"ipykernel"})
@@ -69,11 +74,35 @@ def test_the_panel_takes_the_rung_of_the_table(platform):
         (Signals({"TPU_ACCELERATOR_TYPE": "v5e-8"}, has_path=lambda _: False), "v5e-8"),
         (Signals({"PJRT_DEVICE": "TPU"}, has_path=lambda _: False), "TPU"),
         (Signals({}, has_path=lambda path: path == "/dev/accel0"), "TPU"),
+        (signals("COLAB_RELEASE_TAG", num_tpu_chips=1), "TPU"),
         (Signals({"PJRT_DEVICE": "CPU", "COLAB_TPU_ADDR": "x", "TPU_NAME": "y"}, has_path=lambda _: False), None),
     ],
 )
 def test_a_tpu_is_told_by_the_runtime_of_today(here: Signals, tpu: str | None):
     assert find_tpu(here) == tpu
+
+
+def test_tpu_chips_are_counted_on_the_bus_and_other_devices_of_their_maker_are_not(tmp_path: Path):
+    for place, (vendor, kind) in enumerate([("0x1ae0", "0x0063"), ("0x1ae0", "0x0042"), ("0x10de", "0x0063")]):
+        (device := tmp_path / f"0000:00:0{place}.0").mkdir()
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "device").write_text(f"{kind}\n")
+    (tmp_path / "0000:00:09.0").mkdir()
+    assert count_tpu_chips(str(tmp_path)) == 1
+
+
+@pytest.mark.parametrize(
+    ("torch", "torch_xla", "parts"),
+    [
+        ("2.9.1+cpu", "2.9.0", ()),
+        ("2.13.0+cpu", "2.9.0", ("torch_xla 2.9.0", "torch 2.9 only", "torch 2.13.0+cpu", "'torch==2.9.*'")),
+        ("2.10.0", "2.1.0", ("torch 2.1 only", "torch 2.10.0 is installed")),
+    ],
+)
+def test_torch_and_torch_xla_are_a_pair_or_told_apart(torch: str, torch_xla: str, parts: tuple[str, ...]):
+    why = why_no_xla(torch, torch_xla)
+    assert (why is None) == (not parts)
+    assert [part for part in parts if part not in (why or "")] == []
 
 
 def gpu(name: str, capability: tuple[int, int]) -> Gpu:
@@ -106,7 +135,8 @@ def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     for part in ("platform: Kaggle", "the panel is a picture", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
         assert part in lines
     lines = "\n".join(map(str, diagnose(machine, Signals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
-    assert "[WARN] v3-8: this version does not train on TPUs, use --cpus N" in lines
+    assert (why := why_no_xla()) is not None
+    assert f"[WARN] v3-8: {why}; or use --cpus N" in lines
 
 
 def test_the_command_line_has_a_doctor(capsys: pytest.CaptureFixture[str]):
@@ -118,9 +148,21 @@ def test_the_command_line_has_a_doctor(capsys: pytest.CaptureFixture[str]):
 def test_a_launch_refuses_what_cannot_work(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
     if not inspect_machine().gpus:
-        with pytest.raises(ConfigError, match="v5e-8: this version does not train on TPUs; use --cpus N"):
+        with pytest.raises(ConfigError, match=r"v5e-8: torch_xla is not installed: .*; or use --cpus N"):
             place_workers(None, None)
     assert len(place_workers(None, 2)) == 2
+
+
+def test_an_accelerator_does_not_train_past_a_tpu(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
+    points = {"single": "accel_nb.strategies.single:Single", "xla": "accel_nb.strategies.xla:Xla"}
+    registry = Registry([EntryPoint(name, place, STRATEGY_GROUP) for name, place in points.items()])
+    if not inspect_machine().gpus:
+        with pytest.raises(ConfigError, match=r"on xla \(single: .* not on xla; xla: torch_xla is not installed: "):
+            Accelerator(registry=registry)
+    accelerator = Accelerator(cpu=True, registry=registry)
+    assert accelerator.device.type == "cpu"
+    accelerator.close()
 
 
 def test_launches_at_once_hold_gpus_one_after_the_other():

@@ -183,6 +183,12 @@ export interface IScalerOptions {
 /** Options of the strategy for one process; it has none. */
 export type ISingleOptions = Record<string, never>;
 
+/** Options of training by PyTorch/XLA. */
+export interface IXlaOptions {
+  /** Divide parameters, gradients and optimizer state among the chips of a worker as well, not the batch alone. */
+  shard_params?: boolean;
+}
+
 /** All options of a run, each within its own limits. */
 export interface IOptions {
   /** One process, one device; no options. */
@@ -193,6 +199,8 @@ export interface IOptions {
   fsdp?: IFsdpOptions;
   /** DeepSpeed ZeRO: a part of the training's state on each rank. */
   deepspeed?: IDeepspeedOptions;
+  /** PyTorch/XLA: each worker drives all chips that it sees. */
+  xla?: IXlaOptions;
   /**  */
   checkpoint?: ICheckpointOptions;
   /** Run on this many GPUs, one worker each; none given: every visible one, else one CPU worker. [GPUs] */
@@ -202,7 +210,7 @@ export interface IOptions {
   /** Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'fp8' | 'auto';
   /** How the workers share the training. auto chooses by worker count and devices, and for models that could be too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is refused. */
-  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp' | 'deepspeed';
+  strategy?: 'auto' | 'single' | 'ddp' | 'fsdp' | 'deepspeed' | 'xla';
   /** How much each device may hold, for the plan of strategy auto; none given: what is free on it. */
   memory?: string | null;
   /** Batches whose gradients are summed up before one optimizer step. [batches] */
@@ -320,6 +328,7 @@ export type OptionName =
   | 'deepspeed.persistent_size'
   | 'deepspeed.overlap_comm'
   | 'deepspeed.allow_untested_optimizer'
+  | 'xla.shard_params'
   | 'checkpoint.dir'
   | 'checkpoint.every'
   | 'checkpoint.resume'

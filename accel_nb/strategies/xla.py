@@ -1,0 +1,289 @@
+"""PyTorch/XLA: operations are recorded, compiled as one program for each step, and run on every chip of a process.
+
+One process owns all chips that it sees (SPMD): tensors are whole as far as the program can tell, a batch is divided
+along its first dim over a mesh of the chips, and the compiler adds what they must tell each other. Several processes,
+each with a chip of its own, average gradients through the communicator instead.
+
+A step's program is compiled when its shapes are first seen, so nothing here may depend on numbers, only on shapes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.precision.policy import Precision
+from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.environment import prepare_for_xla
+from accel_nb.runtime.hardware import why_no_xla
+from accel_nb.runtime.nested import find_tensors, to_device
+from accel_nb.runtime.world import World
+from accel_nb.strategies.base import (
+    Bundle,
+    Capabilities,
+    ReplicaStrategy,
+    StepOutcome,
+    multiply_gradients,
+)
+from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
+
+_AXIS = "chips"
+
+
+class XlaOptions(Protocol):
+    """The section of the configuration that this strategy reads."""
+
+    @property
+    def shard_params(self) -> bool:
+        """Divide parameters, gradients and optimizer state among the chips as well."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultXlaOptions:
+    """The defaults, for use without a configuration."""
+
+    shard_params: bool = False
+
+
+def _open_device(world: World) -> torch.device:
+    """Load torch_xla and return the device that stands for every chip of this process."""
+    prepare_for_xla(on_processor=torch.device(world.device).type == "cpu")
+    import torch_xla  # pyright: ignore[reportMissingImports]
+    import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
+
+    from accel_nb.runtime import xla
+
+    num_chips = xr.addressable_runtime_device_count()  # this opens the device
+    if world.size == 1 and num_chips > 1 and not xr.is_spmd():
+        xr.use_spmd()
+    device = torch_xla.device()
+    xla.seed(torch.initial_seed())
+    try:
+        torch.autograd.backward(torch.zeros((), device=device, requires_grad=True) * 1)
+    except RuntimeError as error:  # autograd counts devices once, at the first backward pass of a process
+        raise MisuseError(
+            "this process has run a backward pass before torch_xla opened its device, which PyTorch cannot train on "
+            "any more: start fresh workers (`%accelerate restart`), or build the Accelerator before anything trains"
+        ) from error
+    return device
+
+
+class Xla(ReplicaStrategy):
+    """Trains on the chips of this process as on one device; see the module."""
+
+    name: ClassVar[str] = "xla"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        rank=10,
+        device_types=frozenset({"cpu", "xla"}),
+        native_step=True,
+        places_batches=True,
+        open_device=_open_device,
+        problem=why_no_xla,
+    )
+
+    def __init__(self, options: XlaOptions | None, precision: Precision) -> None:
+        super().__init__(options or DefaultXlaOptions(), precision)
+        if precision.policy.loss_scaling:
+            raise ConfigError(
+                "precision fp16 cannot run under the strategy 'xla', which would have to wait for the device in every "
+                "step to see whether gradients overflowed: use bf16 or no"
+            )
+        self._wrapped: dict[int, nn.Module] = {}
+        self._local: set[int] = set()
+        # How many tensors of its state an optimizer had when they were divided last.
+        self._num_divided: dict[int, int] = {}
+
+    def open(self, world: World, comm: Communicator) -> None:
+        """Enter the world; the device must be open."""
+        import torch_xla  # pyright: ignore[reportMissingImports]
+        import torch_xla.distributed.spmd as spmd  # pyright: ignore[reportMissingImports]
+        import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
+
+        self._world, self._comm = world, comm
+        self._xla, self._spmd = torch_xla, spmd
+        self._device = torch_xla.device()
+        self._kind = xr.device_type()
+        self._num_chips = xr.global_runtime_device_count() if xr.is_spmd() else 1
+        chips = list(range(self._num_chips))
+        self._mesh = spmd.Mesh(chips, (self._num_chips,), (_AXIS,)) if self._num_chips > 1 else None
+
+    def model_init(self) -> AbstractContextManager[Any]:
+        """Return a context that changes nothing: models are built on the CPU, and moved from there."""
+        return nullcontext()
+
+    @torch.no_grad()
+    def wrap(self, bundle: Bundle) -> Bundle:
+        """Let models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its part."""
+        for model in bundle.models:
+            if id(model) in self._wrapped:
+                continue
+            self._wrapped[id(model)] = model
+            if self._world.size > 1:
+                for value in (*model.parameters(), *model.buffers()):
+                    self._comm.broadcast(value)
+            if self.precision.policy.compute is not None:
+                give_forward(model, plain_forward(model, self.precision))
+            self._divide(model.parameters())
+        return bundle
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Give the model its plain class back; it stays on the device."""
+        if self._wrapped.pop(id(model), None) is not None and self.precision.policy.compute is not None:
+            take_forward_back(model)
+        return model
+
+    def data_coords(self) -> tuple[int, int]:
+        """Return rank and size: all chips of a process read one share."""
+        return self._world.rank, self._world.size
+
+    def place(self, batch: Any) -> Any:
+        """End the program of the batch before, and return this one on the device, divided among the chips.
+
+        A batch whose length the number of chips does not divide is on each of them whole: equal, and slower.
+        """
+        self._xla.sync()
+        batch = to_device(batch, self._device)
+        if self._mesh is not None:
+            for tensor in find_tensors(batch):
+                if tensor.dim() and tensor.shape[0] % self._num_chips == 0:
+                    self._mark(tensor, 0)
+        return batch
+
+    def grad_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Do nothing: gradients of several processes are averaged once, before the step."""
+
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Leave the model's gradients on each rank, or average them again."""
+        (self._local.add if enabled else self._local.discard)(id(model))
+
+    def backward(
+        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Record the backward pass."""
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+
+    @torch.no_grad()
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
+        """Average over processes, if there are several, and multiply by ``factor``."""
+        if self._world.size > 1:
+            self._average(bundle)
+        multiply_gradients(bundle, factor)
+
+    def step(self, optimizer: Optimizer) -> StepOutcome:
+        """Step the optimizer, and send off everything that was recorded since the last step as one program."""
+        outcome = super().step(optimizer)
+        if self._num_divided.get(id(optimizer)) != len(optimizer.state):
+            self._divide_state(optimizer)
+        self._xla.sync()
+        return outcome
+
+    def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
+        """Return every state dict in the host's memory: tensors on this device have no addresses to tell them by."""
+        self._xla.sync()
+        host = _Host(copied)
+        weights = [model.state_dict(keep_vars=True) for model in bundle.models]
+        for values in weights:
+            values.update({name: host.take(value) for name, value in values.items()})
+        return {
+            "models": weights,
+            "optimizers": [host.take(optimizer.state_dict()) for optimizer in bundle.optimizers],
+            "schedulers": [host.take(scheduler.state_dict()) for scheduler in bundle.schedulers],
+            "precision": self.precision.state_dict(),
+        }
+
+    @torch.no_grad()
+    def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
+        """Load every state dict back, and divide again what was."""
+        super().write_state(bundle, state)
+        for model in bundle.models:
+            self._divide(model.parameters())
+        for optimizer in bundle.optimizers:
+            self._divide_state(optimizer)
+        self._xla.sync()
+
+    def describe(self) -> dict[str, Any]:
+        """Return how many chips of what kind this process drives, and whether they share the parameters."""
+        facts: dict[str, Any] = {"chips": f"{self._num_chips} x {self._kind}"}
+        return facts | ({"shard_params": True} if self._is_dividing else {})
+
+    def close(self) -> None:
+        """Unwrap every model."""
+        for model in list(self._wrapped.values()):
+            self.unwrap(model)
+
+    @property
+    def _is_dividing(self) -> bool:
+        return self.options.shard_params and self._mesh is not None
+
+    def _average(self, bundle: Bundle) -> None:
+        """Average the gradients that the bundle's optimizers step; a rank that has none counts as zero."""
+        stepped = {id(value) for item in bundle.optimizers for group in item.param_groups for value in group["params"]}
+        models = [model for key, model in self._wrapped.items() if key not in self._local]
+        found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
+        trained = [value for value in found.values() if value.requires_grad]
+        present = torch.tensor([value.grad is not None for value in trained], dtype=torch.int32)
+        anywhere = self._comm.all_reduce(present, "max").tolist()
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for value, is_needed in zip(trained, anywhere, strict=True):
+            if is_needed:
+                value.grad = torch.zeros_like(value) if value.grad is None else value.grad
+                by_dtype.setdefault(value.grad.dtype, []).append(value.grad)
+        for gradients in by_dtype.values():
+            # On the host in one piece: each transfer ends the program that is being recorded.
+            flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
+            means = self._comm.all_reduce(flat, "mean").to(self._device)
+            sizes = [gradient.numel() for gradient in gradients]
+            for gradient, mean in zip(gradients, means.split(sizes), strict=True):
+                gradient.copy_(mean.view_as(gradient))
+
+    def _divide(self, tensors: Iterable[Tensor]) -> None:
+        """Divide tensors along the largest dim that the chips divide, where the options ask for it."""
+        if not self._is_dividing:
+            return
+        for tensor in tensors:
+            dims = [dim for dim, size in enumerate(tensor.shape) if size and size % self._num_chips == 0]
+            if dims:
+                self._mark(tensor, max(dims, key=lambda dim, shape=tensor.shape: shape[dim]))
+
+    def _divide_state(self, optimizer: Optimizer) -> None:
+        self._num_divided[id(optimizer)] = len(optimizer.state)
+        self._divide(
+            value
+            for parameter, values in optimizer.state.items()
+            for value in values.values()
+            if isinstance(value, Tensor) and value.shape == parameter.shape and value.device == parameter.device
+        )
+
+    def _mark(self, tensor: Tensor, dim: int) -> None:
+        spec = tuple(_AXIS if place == dim else None for place in range(tensor.dim()))
+        self._spmd.mark_sharding(tensor.data, self._mesh, spec)
+
+
+class _Host:
+    """Copies states into the host's memory; what is one tensor stays one."""
+
+    def __init__(self, copied: bool) -> None:
+        self._copied = copied
+        self._known: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def take(self, state: Any) -> Any:
+        """Return a state with each tensor on the host."""
+        if isinstance(state, Tensor):
+            if id(state) not in self._known:
+                found = state.detach()
+                found = found.cpu() if found.device.type != "cpu" else found.clone() if self._copied else found
+                self._known[id(state)] = state, found
+            return self._known[id(state)][1]
+        if isinstance(state, dict):
+            return {key: self.take(value) for key, value in state.items()}
+        if isinstance(state, list):
+            return [self.take(value) for value in state]
+        return state
