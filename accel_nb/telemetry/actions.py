@@ -102,10 +102,15 @@ def read_action(message: object) -> Action:
     values: dict[str, Any] = {name: value for name, value in message.items() if name != "kind"}
     if set(values) != {field.name for field in fields(cls)}:
         raise ValueError(f"{cls.kind} takes {', '.join(field.name for field in fields(cls)) or 'nothing'}")
-    return cls(**{name: tuple(value) if isinstance(value, list) else value for name, value in values.items()})
+    given: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value  # pyright: ignore[reportUnknownArgumentType]
+        for name, value in values.items()
+    }
+    return cls(**given)
 
 
 def _number(value: object) -> float:
     """Return a finite number as it is, and NaN, which is in no range, for everything else."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return value if is_number and math.isfinite(value) else math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return math.nan
+    return value if math.isfinite(value) else math.nan

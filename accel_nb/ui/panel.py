@@ -279,9 +279,9 @@ class Detail:
     @classmethod
     def parse(cls, content: dict[str, Any]) -> Detail | None:
         """Return what a message from a browser asks for; None for one that is not ours."""
-        table, name, first, last = (content.get(key) for key in ("table", "name", "first", "last"))
-        if table not in ("step", "metric") or not isinstance(name, str):
+        table, name = content.get("table"), content.get("name")
+        places = [content.get(key) for key in ("first", "last")]
+        first, last = (float(place) if type(place) in (int, float) else math.nan for place in places)  # type: ignore[arg-type]
+        if table not in ("step", "metric") or not isinstance(name, str) or not math.isfinite(first + last):
             return None
-        if any(type(value) not in (int, float) or not math.isfinite(value) for value in (first, last)):
-            return None
-        return cls(table, name, first, last)  # type: ignore[arg-type]
+        return cls(table, name, first, last)
