@@ -2,9 +2,8 @@
 #   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
 #   make test    lint and all tests                                      make bench    benchmarks
 #   make nightly faults, at length: chaos, very many cells, kills, fuzz   make test-trackers   trackers with their packages
-#   make docs    the documentation, into out/docs                         make test-xla        PyTorch/XLA on its CPU device
 #   make lint    all checks of style and types                           make format   apply the formatters
-#   make docs    the documentation, into out/docs
+#   make docs    the documentation, into out/docs                         make test-xla        PyTorch/XLA on its CPU device
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
