@@ -1,9 +1,9 @@
 # Every target does its own set-up; a second run only does what has changed.
-#   make demo    run the main job: a notebook trains on two workers      make lab      JupyterLab on the notebooks
-#   make test    lint and all tests                                      make bench    benchmarks
-#   make nightly faults, at length: chaos, very many cells, kills, fuzz   make test-trackers   trackers with their packages
-#   make lint    all checks of style and types                           make format   apply the formatters
-#   make docs    the documentation, into out/docs                         make test-xla        PyTorch/XLA on its CPU device
+#   make demo    run the main job: a notebook trains on two workers     make lab            JupyterLab on the notebooks
+#   make test    lint and all tests                                     make bench          benchmarks
+#   make nightly faults, at length: chaos, very many cells, kills, fuzz make test-trackers  trackers with their packages
+#   make lint    all checks of style and types                          make format         apply the formatters
+#   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
