@@ -88,9 +88,11 @@ def _what_would_fit(
 def _changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
     """Yield what each single change would take: a smaller batch, sharding, activations that are computed again."""
     setting = found.setting
-    strategy = config.strategy if config.strategy != "auto" else "ddp" if setting.world > 1 else "single"
     served = [plan for plan in found.plans if plan.is_served]
-    mine = [plan for plan in served if plan.layout.options.get("strategy") == strategy]
+    if config.strategy == "auto":
+        mine = [plan for plan in served if plan.layout.engine == "torch"]
+    else:
+        mine = [plan for plan in served if plan.layout.options.get("strategy") == config.strategy]
     now = next((plan for plan in mine if plan.checkpoints == config.activation_checkpointing), None)
     if now is None:
         return

@@ -131,7 +131,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "text that is run": (
         calls("eval", "exec", "runpy.run_path", "runpy.run_module", "code.interact"),
         "exec(text)",
-        {},
+        {"launch/rank.py": "the script or module that the user launches, as python does"},
     ),
     "compiled code": (
         calls("compile", "builtins.compile"),
@@ -150,6 +150,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         {
             "pool/zygote.py": "to the processes that it has forked, by the ids that fork gave",
             "pool/worker.py": "to its own group, when the kernel is gone",
+            "launch/local.py": "to the ranks that it has started, by the ids that it got, before they are reaped",
         },
     ),
     "YAML that makes objects": (
@@ -174,6 +175,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
             "__init__.py": TABLE,
             "compat/finder.py": TABLE,
             "telemetry/trackers/choose.py": TABLE,
+            "cli/main.py": TABLE,
             "pool/worker.py": "the program that the kernel names when it starts the pool",
             "pool/zygote.py": "what the kernel has it load, from its command line",
             "forecast/build.py": "the path that the user gives on the command line, as python -m does",
@@ -209,7 +211,7 @@ BROWSER = {
         r"\bfetch\(|XMLHttpRequest|new WebSocket|sendBeacon|EventSource|import\(\s*['\"`]https?:",
         "fetch(b)",
     ),
-    "addresses": (r"(?<!xmlns=\")https?://(?!json-schema\.org)", "link('https://host')"),
+    "addresses": (r"(?<!xmlns=\")https?://(?!json-schema\.org|127\.0\.0\.1)", "link('https://host')"),
     "what other pages may say": (r"addEventListener\(\s*['\"]message['\"]", "addEventListener('message', f)"),
     "what stays in the browser": (r"\blocalStorage\b|\bsessionStorage\b|document\.cookie", "localStorage.x = 1"),
 }
