@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
@@ -61,6 +62,8 @@ class CellProgram:
         self._orphans: tuple[Any, ...] = ()
         # Accelerators of an old process group, with models that are still divided.
         self._suspended: list[Accelerator] = []
+        # Those of them whose models nobody can make whole any more: a rank that held a part is gone.
+        self._torn: weakref.WeakSet[Accelerator] = weakref.WeakSet()
         # What is said below the running cell, and what the running call has returned.
         self._lines: list[str] = []
         self._result: Any = None
@@ -121,6 +124,7 @@ class CellProgram:
             Delivery.unpack(parcel, self._namespace).apply(self._namespace)
         if body["has_lost_ranks"]:
             self._orphans = ()
+            self._torn.update(suspended)
         if body["is_idle"]:
             return Handled("done", {"returned": None, "was_idle": True})
         self._shell.know_sources(body["sources"])
@@ -349,10 +353,11 @@ class CellProgram:
             accelerator.note_equal_rng()
 
     def _living(self) -> list[Accelerator]:
-        """Return our own accelerators, and those that the user has built and bound."""
+        """Return our own accelerators, and those that the user has built and bound, as every rank has them."""
         known = [accelerator for _, accelerator in list(self._accelerators.values())]
         known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
-        return [item for item in {id(item): item for item in known}.values() if not item.is_closed]
+        found = {id(item): item for item in known}.values()
+        return [item for item in found if not item.is_closed and item not in self._torn]
 
     @contextmanager
     def _saving_on_sigterm(self) -> Iterator[None]:
@@ -377,7 +382,7 @@ class CellProgram:
         """Bind ``accelerator`` for the cell, unless the user has bound a living one: that one stays."""
         bound = self._namespace.get("accelerator")
         is_ours = any(bound is ours for _, ours in self._accelerators.values())
-        if not isinstance(bound, Accelerator) or is_ours or bound.is_closed:
+        if not isinstance(bound, Accelerator) or is_ours or bound.is_closed or bound in self._torn:
             self._namespace["accelerator"] = accelerator
 
     def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:

@@ -108,17 +108,18 @@ def by_hand(recipe: Recipe) -> dict[str, torch.Tensor]:
     return weights_of(model)
 
 
-def parts_for(strategy: str, recipe: Recipe) -> tuple[Any, ...]:
+def parts_for(strategy: str | None, recipe: Recipe) -> tuple[Any, ...]:
     """Return the parts in what the strategy steps; the same numbers, but for rounding."""
     model, optimizer, scheduler, loader = parts(recipe)
-    dtype = dtype_of(strategy) if recipe.compute is None else torch.float32
+    exact = torch.float64 if strategy is None else dtype_of(strategy)
+    dtype = exact if recipe.compute is None else torch.float32
     model.to(dtype)
     data = TensorDataset(*(value.to(dtype) for value in loader.dataset.tensors))
     return model, optimizer, scheduler, DataLoader(data, batch_size=recipe.batch, shuffle=True)
 
 
 def explicit(
-    world: World, recipe: Recipe, *, strategy: str, config: dict[str, Any] | None = None, **options: Any
+    world: World, recipe: Recipe, *, strategy: str | None = None, config: dict[str, Any] | None = None, **options: Any
 ) -> dict[str, torch.Tensor]:
     """Train the recipe with the explicit API, the loader's batch being everybody's."""
     model, optimizer, scheduler, loader = parts_for(strategy, recipe)

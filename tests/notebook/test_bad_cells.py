@@ -94,7 +94,7 @@ def test_names_that_cannot_be_sent_are_named_with_the_way_out(kernel):
         ("--cpus 2 --gpus 2", ["only one of the two"]),
         ("--max-restarts 5", ["--max-restarts is not served"]),
         ("--cpus 2 --ranks 5", ["rank 5 is outside of a world of 2"]),
-        ("--cpus 0 --precison bf16 --zero-stage 2", ["cpus: 0", "--precison", "--zero-stage"]),
+        ("--cpus 0 --precison bf16 --zero-stage 4", ["cpus: 0", "--precison", "zero_stage: 4"]),
     ],
 )
 def test_wrong_flags_are_told_all_at_once(kernel, flags, parts):
