@@ -45,7 +45,7 @@ from accel_nb.accelerator.seeding import checked_types
 from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
 from accel_nb.accelerator.steering import Helm, current_steering
 from accel_nb.accelerator.stepper import Stepper
-from accel_nb.accelerator.tracking import Tracked
+from accel_nb.accelerator.tracking import Tracked, weakly
 from accel_nb.accelerator.trigger import Trigger
 from accel_nb.checkpoint.export import save_plain, save_weights
 from accel_nb.checkpoint.whole import whole_weights
@@ -249,7 +249,8 @@ class Accelerator(Tracked):
             self._comm, self._device, self._stepper, self._resolved, lambda preparer=self._preparer: preparer.objects
         )
         self._preparer.on_loader = self._state.adopt
-        self._state.tracked_run, self._state.take_up_run = self._tracked_run, self._take_up_run
+        self._state.tracked_run = weakly(self._tracked_run)
+        self._state.take_up_run = weakly(self._take_up_run)
         self._trigger = Trigger(self._comm)
         self._metric_owners: list[int] | None = None
         self._is_closed = False

@@ -111,14 +111,15 @@ class Planner:
             found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
         except Exception as error:  # whatever a model that is run on shapes raises: it may train well all the same
             return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_asked else None
-        found = replace(found, plans=self._possible(found.plans))
+        found = replace(found, plans=self._possible(found.plans, models))
         line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
         if found.best is not None:
             return {"options": found.best.options, "line": f"plan {line}"}
         return {"options": None if self.is_asked else {}, "line": line}
 
-    def _possible(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-        """Leave out what no installed strategy does here, and what contradicts an option that was given."""
+    def _possible(self, plans: Sequence[Plan], models: Sequence[nn.Module]) -> tuple[Plan, ...]:
+        """Leave out what no installed strategy does with these models, and what contradicts an option that was given."""
+        dtypes = {value.dtype for model in models for value in model.parameters() if value.requires_grad}
         given = self._resolved.given
         again = given.get(_CHECKPOINTING)
         if again and not any(plan.checkpoints for plan in plans):  # there are no blocks to compute again
@@ -126,13 +127,17 @@ class Planner:
         return tuple(
             plan
             for plan in plans
-            if not plan.is_served or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, again))
+            if not plan.is_served
+            or (self._runs(str(plan.layout.options["strategy"]), dtypes) and _agrees(plan, given, again))
         )
 
-    def _runs(self, strategy: str) -> bool:
+    def _runs(self, strategy: str, dtypes: set[torch.dtype]) -> bool:
         if strategy not in self._registry.names:
             return False
-        return self._registry.get(strategy).capabilities.fits(self._comm.world)
+        capabilities = self._registry.get(strategy).capabilities
+        return capabilities.fits(self._comm.world) and (
+            capabilities.steps_in is None or dtypes <= {capabilities.steps_in}
+        )
 
     def _setting(self, free: int) -> Setting:
         world = self._comm.world

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakMethod
 
 from torch import Tensor
 
@@ -48,6 +49,18 @@ class SavedRun:
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {"project": self.project, "run_ids": dict(self.run_ids)}
+
+
+def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a method that does not hold its object; it must not be called when that is gone."""
+    reference = WeakMethod(method)
+
+    def call(*values: Any) -> Any:
+        found = reference()
+        assert found is not None, "the object is gone"
+        return found(*values)
+
+    return call
 
 
 class Tracked(Placed):
