@@ -118,7 +118,7 @@ class Planner:
         return {"options": None if self.is_asked else {}, "line": line}
 
     def _possible(self, plans: Sequence[Plan], models: Sequence[nn.Module]) -> tuple[Plan, ...]:
-        """Leave out what no installed strategy does with these models, and what contradicts an option that was given."""
+        """Leave out what no installed strategy does with these models, and what contradicts a given option."""
         dtypes = {value.dtype for model in models for value in model.parameters() if value.requires_grad}
         given = self._resolved.given
         again = given.get(_CHECKPOINTING)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from difflib import get_close_matches
 from typing import Literal
@@ -19,11 +20,15 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
     They are what is gathered, compiled and computed again one at a time, and what a forecast counts as such.
     """
+    children = dict(model.named_children())
+    # Layers such as a Linear gain nothing from being taken one at a time.
+    kinds = Counter(plain_class(child) for child in children.values() if any(True for _ in child.children()))
     found: dict[str, nn.Module] = {}
-    for name, child in model.named_children():
-        inside = dict(child.named_children())
-        is_list = isinstance(child, nn.ModuleList | nn.Sequential) and _is_repeated(list(inside.values()))
-        found |= {f"{name}.{inner}": part for inner, part in (inside if is_list else repeated_blocks(child)).items()}
+    for name, child in children.items():
+        if isinstance(model, nn.ModuleList | nn.Sequential) and kinds[plain_class(child)] > 1:
+            found[name] = child
+        else:
+            found |= {f"{name}.{inner}": part for inner, part in repeated_blocks(child).items()}
     return found
 
 
@@ -50,15 +55,6 @@ def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[st
         and (own := _occurrences(part))
         and all(reachable[key] == count for key, count in own.items())
     ]
-
-
-def _is_repeated(blocks: list[nn.Module]) -> bool:
-    # Layers such as a Linear gain nothing from being taken one at a time.
-    return (
-        len(blocks) > 1
-        and len({plain_class(block) for block in blocks}) == 1
-        and any(True for _ in blocks[0].children())
-    )
 
 
 def _inside_out(model: nn.Module) -> list[nn.Module]:

@@ -32,7 +32,7 @@ def test_starter_file_is_one_that_is_read(tmp_path: Path):
 
 def test_every_commented_option_can_be_set_as_it_stands(tmp_path: Path):
     lines = starter_file(0, 1).splitlines()
-    text = "\n".join(re.sub(r"^#((?:  )?[a-z_]+:)", r"\1", line) for line in lines)
+    text = "\n".join(re.sub(r"^#((?:  )?[a-z0-9_]+:)", r"\1", line) for line in lines)
     path = tmp_path / "options.yaml"
     path.write_text(text)
     assert len(read_file(path).values) > 20

@@ -213,8 +213,8 @@ def test_planned_value_is_refused_by_name():
 
 def test_unknown_strategy_lists_the_served_ones():
     (problem,) = problems_of(code(strategy="magic"))
-    assert "auto, single, ddp or fsdp" in problem
-    assert STRATEGIES == ("auto", "single", "ddp", "fsdp")
+    assert "auto, single, ddp, fsdp, deepspeed or xla" in problem
+    assert STRATEGIES == ("auto", "single", "ddp", "fsdp", "deepspeed", "xla")
 
 
 def test_unknown_variable_gets_the_nearest():
