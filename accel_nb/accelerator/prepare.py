@@ -240,10 +240,10 @@ class Preparer:
         self._compiler.compile(model)
 
     def _refuse_empty(self, models: Iterable[nn.Module]) -> None:
-        """Raise `MisuseError` for models without values where the strategy does not fill them."""
+        """Raise `MisuseError` for models without values that are to be placed, where the strategy does not fill them."""
         if self._stepper.strategy.capabilities.shards_params:
             return
-        for model in models:
+        for model in filter(self._is_placed, models):
             name = next((name for name, value in model.named_parameters() if value.is_meta), None)
             if name is not None:
                 raise MisuseError(

@@ -185,6 +185,7 @@ def opens_again(world: World, strategy: str, folder: str) -> bool:
         if world.size > 1:
             torch.distributed.destroy_process_group()
             Group.open(world, f"{folder}/store{number}")
+            torch.distributed.barrier()  # a rank that leaves while others still connect would break their group
     return all(torch.equal(results[0][name], results[1][name]) for name in results[0])
 
 

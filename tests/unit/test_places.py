@@ -137,7 +137,7 @@ def test_placement_is_given_for_each_object():
         accelerator.prepare(nn.Linear(1, 1), nn.Linear(1, 1), device_placement=[True])
     there = nn.Linear(1, 1, device="meta")
     assert accelerator.prepare(there).weight.device.type == "meta"
-    with pytest.raises(NotImplementedError, match="meta tensor"):
+    with pytest.raises(MisuseError, match="has no values"):
         accelerator.prepare(nn.Linear(1, 1, device="meta"), device_placement=[True])
 
 
