@@ -240,7 +240,7 @@ class Preparer:
         self._compiler.compile(model)
 
     def _refuse_empty(self, models: Iterable[nn.Module]) -> None:
-        """Raise `MisuseError` for models without values that are to be placed, where the strategy does not fill them."""
+        """Raise `MisuseError` for models to be placed that have no values, where the strategy does not fill them."""
         if self._stepper.strategy.capabilities.shards_params:
             return
         for model in filter(self._is_placed, models):
