@@ -17,6 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_nb.runtime.secrets import redact
+from accel_nb.ui.routing import hear_beside_cells
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +139,7 @@ class SidebarComm:
         comm.send(self._describe().message())
 
     def _keep(self, comm: Any) -> None:
+        hear_beside_cells(comm)
         self._comms[comm.comm_id] = comm
         comm.on_msg(lambda message: self._on_message(comm, message))
         comm.on_close(lambda _: self._forget(comm.comm_id))

@@ -8,6 +8,8 @@ from typing import Any
 import anywidget
 import traitlets
 
+from accel_nb.ui.routing import hear_beside_cells
+
 BUNDLE = Path(__file__).parent / "static" / "widget.js"
 
 
@@ -24,6 +26,11 @@ class PanelWidget(anywidget.AnyWidget):
 
     def __repr__(self) -> str:
         return "accel_nb panel"
+
+    def open(self) -> None:
+        """Open the comm; ipywidgets does when the widget is made."""
+        super().open()
+        hear_beside_cells(self.comm)
 
     def save(self, message: dict[str, Any], buffer: bytes) -> None:
         """Set the final state in one update."""

@@ -98,6 +98,7 @@ def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, con
     expect(content.get_by_role("alert").first).to_contain_text("did you mean --precision")
     field(content, "clip").get_by_role("textbox").fill("-1")
     expect(field(content, "clip").get_by_role("alert")).to_contain_text("is not allowed")
+    field(content, "clip").get_by_role("alert").scroll_into_view_if_needed()
     page.screenshot(path=pictures / "sidebar-problems.png")
     assert "--precison x" in source_of(page, 1), "what is not understood stays"
     script = """text => { const { sharedModel } = window.jupyterapp.shell.currentWidget.content.widgets[1].model;
