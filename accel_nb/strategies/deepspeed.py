@@ -21,11 +21,11 @@ from torch.optim import Optimizer
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.checkpoint.whole import whole_weights
-from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
-from accel_nb.runtime.environment import patch_environment
+from accel_nb.runtime.environment import patch_environment, set_local_rank
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, StepOutcome, Stepping, copied_state
 from accel_nb.strategies.inplace import (
@@ -47,13 +47,22 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
+def _why_no_deepspeed() -> str | None:
+    if find_spec("deepspeed") is not None:
+        return None
+    return (
+        "it needs the package deepspeed, which is not installed: pip install 'accel_nb[deepspeed]', or use "
+        "--strategy fsdp, which divides the same"
+    )
+
+
 class Deepspeed(Stepping):
     """Trains models whose optimizers are divided among the ranks; see the module."""
 
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
-        steps_in=torch.float32, package="deepspeed",
+        steps_in=torch.float32, problem=_why_no_deepspeed,
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
@@ -65,13 +74,9 @@ class Deepspeed(Stepping):
         self._scaled: dict[int, Any] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter the world; its default process group must be open. Raises `ConfigError` without DeepSpeed."""
-        if find_spec("deepspeed") is None:
-            raise ConfigError(
-                "strategy 'deepspeed' needs the package deepspeed, which is not installed: "
-                "pip install 'accel_nb[deepspeed]', or use --strategy fsdp, which divides the same"
-            )
+        """Enter the world; its default process group must be open."""
         self._world, self._comm, self._device = world, comm, torch.device(world.device)
+        set_local_rank(world)  # DeepSpeed reads it when it starts, and in stage 3 in forward passes
         # Asked in words what it runs on, DeepSpeed does not warn of what it has found.
         with patch_environment(ds_accelerator=self._device.type):
             from accel_nb.strategies.zero import join
