@@ -170,7 +170,7 @@ def loads(world: World, way: str, folder: str) -> Tensor:
 
 def prepared(world: World, way: str) -> tuple[Accelerator, nn.Module, torch.optim.Optimizer]:
     strategy, _, stage = way.partition(" ")
-    options = {"deepspeed": {"zero_stage": int(stage), "persistent_size": 0}} if int(stage or 0) == 3 else {}
+    options = {"deepspeed": {"zero_stage": int(stage), "persistent_size": 20}} if int(stage or 0) == 3 else {}
     if stage and int(stage) < 3:
         options = {"deepspeed": {"zero_stage": int(stage)}}
     model, optimizer = language()
