@@ -205,8 +205,7 @@ class Deepspeed(Stepping):
         """Return all training state; of what is divided this rank's share of the rows, as a `Slice`."""
         for zero in self._zeros_of(bundle):
             zero.refresh()
-        with sharded.apart():
-            weights = [model.state_dict() for model in bundle.models]
+        weights = [model.state_dict(keep_vars=True) for model in bundle.models]
         return {
             "models": [self._sliced(values, copied) for values in weights],
             "optimizers": [self._sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
@@ -365,7 +364,7 @@ class Deepspeed(Stepping):
             part = whole[start : start + rows].clone()
             return Slice(part, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
         if isinstance(state, Tensor):
-            return state.detach().clone() if copied else state
+            return state.detach().clone() if copied else state.detach()
         if isinstance(state, dict):
             result = type(state)((key, self._sliced(value, copied)) for key, value in state.items())
             if hasattr(state, "_metadata"):
@@ -417,14 +416,15 @@ def _plain_again(model: nn.Module) -> None:
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
     """Return what a divided module does in another way than one of its plain class."""
 
-    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the parameters: whole where ranks read together, as in a plain cell, else as they are."""
-        state = plain.state_dict(self, *args, **kwargs)
-        if args or kwargs.get("destination") is not None:
-            return state
-        for name, value in self.named_parameters(remove_duplicate=False):
-            if sharded.is_sharded(value):
-                state[name] = sharded.whole(value) if sharded.is_reading() else value
+    def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Return the parameters, whole where ranks read together, as in a plain cell; refuse elsewhere.
+
+        Between steps a divided parameter is empty, and would be saved so. ``keep_vars`` returns them as they are.
+        """
+        state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
+            if sharded.is_sharded(value) and not keep_vars:
+                state[name] = sharded.whole(value)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
