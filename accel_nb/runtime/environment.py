@@ -118,6 +118,11 @@ def become_rank(world: World) -> None:
     )
 
 
+def set_local_rank(world: World) -> None:
+    """Set ``LOCAL_RANK``, which not every way of starting a rank has set, for a library that reads it at any time."""
+    os.environ["LOCAL_RANK"] = str(world.local_rank)
+
+
 def torchrun_world() -> World | None:
     """Return the world that ``torchrun`` or our own pool put into the variables, or None outside of both."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:

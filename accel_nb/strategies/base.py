@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from typing import Any, ClassVar, Literal, Protocol
 
 import torch
@@ -36,10 +35,10 @@ class Capabilities:
 
     ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
     ``native_step`` says that `Strategy.step` does more than the precision does: without it and without loss scaling
-    the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served. ``package`` must be
-    installed. ``places_batches`` says that batches get to the device by `Strategy.place`, and not by being moved there
-    as they are. ``open_device`` makes a world's device this process's current one and returns it. ``problem`` says
-    what the machine lacks, if anything.
+    the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served. ``places_batches``
+    says that batches get to the device by `Strategy.place`, and not by being moved there as they are. ``open_device``
+    makes a world's device this process's current one and returns it. ``problem`` says what the machine lacks, if
+    anything, and what to do about it.
     """
 
     min_world: int = 1
@@ -50,7 +49,6 @@ class Capabilities:
     native_precision: bool = False
     native_step: bool = False
     keeps_local: bool = True
-    package: str | None = None
     hides_gradients: bool = False
     steps_in: torch.dtype | None = None
     places_batches: bool = False
@@ -67,8 +65,6 @@ class Capabilities:
             return f"it needs at least {self.min_world} workers, and there is {world.size}"
         if self.max_world is not None and world.size > self.max_world:
             return f"it serves at most {self.max_world} worker, and there are {world.size}"
-        if self.package is not None and find_spec(self.package) is None:
-            return f"it needs the package {self.package}, which is not installed"
         kind = torch.device(world.device).type
         if kind not in self.device_types:
             return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind}"

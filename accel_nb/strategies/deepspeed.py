@@ -21,11 +21,11 @@ from torch.optim import Optimizer
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.checkpoint.whole import whole_weights
-from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
-from accel_nb.runtime.environment import patch_environment
+from accel_nb.runtime.environment import patch_environment, set_local_rank
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, StepOutcome, Stepping, copied_state
 from accel_nb.strategies.inplace import (
@@ -47,13 +47,22 @@ _ELEMENTWISE = (
 )  # fmt: skip
 
 
+def _why_no_deepspeed() -> str | None:
+    if find_spec("deepspeed") is not None:
+        return None
+    return (
+        "it needs the package deepspeed, which is not installed: pip install 'accel_nb[deepspeed]', or use "
+        "--strategy fsdp, which divides the same"
+    )
+
+
 class Deepspeed(Stepping):
     """Trains models whose optimizers are divided among the ranks; see the module."""
 
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
-        steps_in=torch.float32, package="deepspeed",
+        steps_in=torch.float32, problem=_why_no_deepspeed,
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
@@ -65,13 +74,9 @@ class Deepspeed(Stepping):
         self._scaled: dict[int, Any] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter the world; its default process group must be open. Raises `ConfigError` without DeepSpeed."""
-        if find_spec("deepspeed") is None:
-            raise ConfigError(
-                "strategy 'deepspeed' needs the package deepspeed, which is not installed: "
-                "pip install 'accel_nb[deepspeed]', or use --strategy fsdp, which divides the same"
-            )
+        """Enter the world; its default process group must be open."""
         self._world, self._comm, self._device = world, comm, torch.device(world.device)
+        set_local_rank(world)  # DeepSpeed reads it when it starts, and in stage 3 in forward passes
         # Asked in words what it runs on, DeepSpeed does not warn of what it has found.
         with patch_environment(ds_accelerator=self._device.type):
             from accel_nb.strategies.zero import join
@@ -200,8 +205,7 @@ class Deepspeed(Stepping):
         """Return all training state; of what is divided this rank's share of the rows, as a `Slice`."""
         for zero in self._zeros_of(bundle):
             zero.refresh()
-        with sharded.apart():
-            weights = [model.state_dict() for model in bundle.models]
+        weights = [model.state_dict(keep_vars=True) for model in bundle.models]
         return {
             "models": [self._sliced(values, copied) for values in weights],
             "optimizers": [self._sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
@@ -360,7 +364,7 @@ class Deepspeed(Stepping):
             part = whole[start : start + rows].clone()
             return Slice(part, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
         if isinstance(state, Tensor):
-            return state.detach().clone() if copied else state
+            return state.detach().clone() if copied else state.detach()
         if isinstance(state, dict):
             result = type(state)((key, self._sliced(value, copied)) for key, value in state.items())
             if hasattr(state, "_metadata"):
@@ -412,14 +416,15 @@ def _plain_again(model: nn.Module) -> None:
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
     """Return what a divided module does in another way than one of its plain class."""
 
-    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the parameters: whole where ranks read together, as in a plain cell, else as they are."""
-        state = plain.state_dict(self, *args, **kwargs)
-        if args or kwargs.get("destination") is not None:
-            return state
-        for name, value in self.named_parameters(remove_duplicate=False):
-            if sharded.is_sharded(value):
-                state[name] = sharded.whole(value) if sharded.is_reading() else value
+    def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Return the parameters, whole where ranks read together, as in a plain cell; refuse elsewhere.
+
+        Between steps a divided parameter is empty, and would be saved so. ``keep_vars`` returns them as they are.
+        """
+        state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
+            if sharded.is_sharded(value) and not keep_vars:
+                state[name] = sharded.whole(value)
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:

@@ -15,6 +15,8 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache, wraps
+from importlib import import_module
 from typing import Any
 
 import deepspeed
@@ -23,6 +25,7 @@ import torch.distributed as dist
 from deepspeed.accelerator import set_accelerator
 from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
 from deepspeed.comm import comm as their_comm
+from deepspeed.runtime import compiler as their_compiler
 from deepspeed.runtime.zero import parameter_offload
 from deepspeed.utils import groups as their_groups
 from torch import Tensor, nn
@@ -31,7 +34,6 @@ from torch.optim import Optimizer
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
-from accel_nb.runtime.environment import patch_environment
 from accel_nb.runtime.sharded import FlatPart
 from accel_nb.strategies.inplace import innermost_class
 
@@ -59,6 +61,7 @@ def join(device: torch.device) -> None:
     their_groups._release_process_group_references()
     # Else it makes a second group of all ranks, with connections of its own.
     their_groups._WORLD_GROUP = dist.group.WORLD
+    _import_muon()
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
     _group = dist.group.WORLD
 
@@ -102,7 +105,7 @@ class ZeroModel:
         for value in self._parameters:
             value.grad = None
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-        with patch_environment(local_rank=comm.world.local_rank), _without_broadcast(self._parameters):
+        with _without_broadcast(self._parameters):
             self._engine: Any = deepspeed.initialize(
                 model=whole,
                 optimizer=_twin_of(optimizer, chosen),
@@ -332,7 +335,8 @@ class ZeroModel:
 
     def _part_of(self, value: Any, held: Tensor | None) -> FlatPart:
         size, world = value.partition_numel(), self._comm.world
-        ranges = [(r * size, max(0, min(size, value.ds_numel - r * size))) for r in range(world.size)]
+        starts = [min(rank * size, value.ds_numel) for rank in range(world.size)]
+        ranges = [(start, min(size, value.ds_numel - start)) for start in starts]
         return FlatPart(tuple(value.ds_shape), tuple(ranges), world.rank, held)
 
     # --- the optimizer's state ---
@@ -419,6 +423,27 @@ class ZeroModel:
         """Return what changes when somebody other than DeepSpeed writes into the weights."""
         held = [value.ds_tensor for value in self._parameters] if self._stage == 3 else self._parameters
         return tuple([value._version for value in held])
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's own Muon, of which every engine asks whether it is what steps, without a compiler.
+
+    Its module compiles kernels when it is imported, which loads the compiler, for seconds: here on their first call.
+    """
+    kept = their_compiler.compile
+    their_compiler.compile = lambda: _compiled_late
+    try:
+        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        their_compiler.compile = kept
+
+
+def _compiled_late(function: Callable[..., Any]) -> Callable[..., Any]:
+    @cache
+    def compiled() -> Callable[..., Any]:
+        return torch.compile(function)
+
+    return wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import gc
 import importlib
 import io
 import os
@@ -100,6 +101,7 @@ def _serve(connection: Connection) -> None:
         Registry().get(strategy)
 
     torch.set_num_threads(1)
+    gc.freeze()  # else a collection in a rank copies all that the ranks share
     while True:
         try:
             sys_path, module, name, size, args, timeout_s = connection.recv()
