@@ -10,6 +10,7 @@ import atexit
 import functools
 import gc
 import importlib
+import importlib.util
 import io
 import os
 import pickle
@@ -96,7 +97,8 @@ def _serve(connection: Connection) -> None:
 
     from accel_nb.strategies import Registry
 
-    importlib.import_module("accel_nb.strategies.zero")  # and with it DeepSpeed, which takes seconds
+    if importlib.util.find_spec("deepspeed") is not None:  # which takes seconds; the tests of XLA have none
+        importlib.import_module("accel_nb.strategies.zero")
     for strategy in Registry().names:
         Registry().get(strategy)
 
