@@ -38,8 +38,8 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, 
     for part in ("first", "resumed", "down"):
         done = subprocess.run(
             [sys.executable, "-m", "tests.trackers.job", str(folder), part],
-            env=environment,
-            cwd=Path(__file__).parents[2],
+            env=environment | {"PYTHONPATH": str(Path(__file__).parents[2])},
+            cwd=folder,  # DVCLive begins a repository of its own in the one where it is started
             capture_output=True,
             text=True,
             timeout=DEADLINE_S,
@@ -174,13 +174,14 @@ def test_aim(job: tuple[Path, list[dict[str, Any]]]) -> None:
         """
 import aim
 from aim.storage.context import Context
-runs = list(aim.Repo(folder).iter_runs())
-run = runs[0]
-[loss] = [m for m in run.metrics() if m.name == "loss"]
+runs = aim.Repo(folder).list_all_runs()  # those that no server has put into its index, too
+run = aim.Run(runs[0], repo=folder, system_tracking_interval=None, capture_terminal_logs=False)
+loss = run.get_metric("loss", Context({}))
 steps, (values, _, _) = loss.data.numpy()
 found = {
     "runs": len(runs), "hparams": run["hparams"], "experiment": run.experiment,
-    "loss": [(int(s), float(v)) for s, v in zip(steps, values)], "names": sorted(m.name for m in run.metrics()),
+    "loss": [(int(s), float(v)) for s, v in zip(steps, values)],
+    "names": sorted(name for name, *_ in run.iter_metrics_info()),
     "has_picture": run.get_image_sequence("picture", Context({})) is not None,
 }
 """,
