@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import threading
 import time
 import weakref
@@ -280,8 +279,12 @@ class Detail:
     def parse(cls, content: dict[str, Any]) -> Detail | None:
         """Return what a message from a browser asks for; None for one that is not ours."""
         table, name = content.get("table"), content.get("name")
-        places = [content.get(key) for key in ("first", "last")]
-        first, last = (float(place) if type(place) in (int, float) else math.nan for place in places)  # type: ignore[arg-type]
-        if table not in ("step", "metric") or not isinstance(name, str) or not math.isfinite(first + last):
+        first, last = _place(content.get("first")), _place(content.get("last"))
+        if table not in ("step", "metric") or not isinstance(name, str) or first is None or last is None:
             return None
         return cls(table, name, first, last)
+
+
+def _place(value: object) -> float | None:
+    """Return a number that can be a place on an axis; None for everything else that JSON has."""
+    return float(value) if isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300 else None

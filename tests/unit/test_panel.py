@@ -195,7 +195,14 @@ def test_a_fast_run_is_sent_as_its_extremes_and_a_part_of_it_as_it_is(
     panel.refresh(force=True)
     assert sum(size for _, size in sent) < 5000 * 3 * 6 * 8 / 4, "a share of all the rows"
     surface: Any = panel._surfaces[0]
-    for wrong in ({"first": "1"}, {"table": "memory"}, {"last": float("nan")}, {"name": 1}, {"first": True}):
+    for wrong in (
+        {"first": "1"},
+        {"table": "memory"},
+        {"last": float("nan")},
+        {"last": 10**400},
+        {"name": 1},
+        {"first": True},
+    ):
         question = {"kind": "detail", "table": "step", "name": "", "first": 1000, "last": 1009}
         surface._on_message(None, question | wrong, [])
     panel.finish("done")
