@@ -71,11 +71,11 @@ def test_exit_codes_and_deaths_are_the_jobs(folder: Path):
 
 WAIT = """
     import os
-    print(os.getpid(), flush=True)
     try:
+        os.write(1, f"{os.getpid()}\\n".encode())
         __import__("threading").Event().wait()
     finally:
-        print("cleaned up", flush=True)
+        os.write(1, b"cleaned up\\n")  # whole: print() writes a line in two parts where PYTHONUNBUFFERED is set
 """
 
 
