@@ -177,7 +177,7 @@ def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, arg
 
         faulthandler.enable(log)
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
-        fn = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         group = Group.open(world, folder / "store", timeout_s=60)
         value = pickle.dumps(fn(world, *pickle.loads(args)))
         group.close()
