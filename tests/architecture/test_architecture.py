@@ -106,7 +106,8 @@ def test_the_panel_and_the_sidebar_share_no_class():
     sources = Path(__file__).parents[2] / "labextension"
     panel = class_names([sources / "src/widget/widget.css"])
     sidebar = class_names(sorted((sources / "style").glob("*.css")))
-    assert panel and sidebar
+    assert panel
+    assert sidebar
     assert panel & sidebar == set(), "both stylesheets are on one page: a class of both is styled by either"
 
 
