@@ -155,12 +155,13 @@ class Session:
                 lambda output: self._execute(shipment, running, output, saves=saves),
                 lambda answers, reason: self._judge(running, answers, reason),
                 self.arrive,
-                self._background_ended,
+                lambda error: self._background_ended(running, cell, resolved, error),
             )
         self.on_change()
         return self.background
 
-    def _background_ended(self) -> None:
+    def _background_ended(self, running: Running, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         self.exporters.flush()
         self.on_change()
 

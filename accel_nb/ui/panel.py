@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_nb.runtime.platforms import Rung
 from accel_nb.ui.fallback import (
     Mode,
     PictureSurface,
-    Rung,
     Surface,
     TextSurface,
     choose_rung,
@@ -70,7 +70,7 @@ class Panel:
         self.state.can_be_steered = on_control is not None
         self.state.can_save = can_save
         self._mode: Mode = mode
-        self._rung = rung
+        self._rung: Rung | None = rung
         # Takes what the user asks for in the browser, unchecked, in the comm's thread.
         self._on_control = on_control
         self._surfaces: list[Surface] = []
@@ -137,13 +137,19 @@ class Panel:
 
     def _open(self) -> Surface:
         rung = self._rung or choose_rung(find_display_facts(), self._mode)
-        if rung == "widget":
-            surface: Surface = WidgetSurface(self._on_control)
-        else:
-            surface = PictureSurface() if rung == "picture" else TextSurface()
+        surface = self._surface(rung)
         surface.open(self.state)
         self._surfaces = [*self._surfaces, surface][-MAX_SURFACES:]
         return surface
+
+    def _surface(self, rung: Rung) -> Surface:
+        if rung == "widget":
+            return WidgetSurface(self._on_control)
+        if rung == "core widget":
+            from accel_nb.ui.core import CoreSurface
+
+            return CoreSurface(self._on_control)
+        return PictureSurface() if rung == "picture" else TextSurface()
 
     def _guarded(self, action: Any) -> None:
         try:

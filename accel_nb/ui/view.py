@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from accel_nb.telemetry.events import (
     Steered,
     StepDone,
 )
-from accel_nb.ui.table import Table
+from accel_nb.ui.table import MAX_ROWS, Room, Table
 
 Status = Literal["running", "done", "failed", "interrupted"]
 TableKind = Literal["step", "metric", "memory"]
@@ -41,7 +41,8 @@ MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
 """Of more checkpoints every second one is marked, again and again, so that they leave room for what went wrong."""
 MAX_METRICS = 32
-MAX_MEMORY_ROWS = 100_000
+MAX_BYTES: Mapping[TableKind, int] = {"step": 64_000_000, "metric": 16_000_000, "memory": 8_000_000}
+"""What all tables of a kind hold together, however many ranks and metrics there are; older rows are thinned for it."""
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
 WAITING_ROWS = 64
@@ -135,7 +136,7 @@ class Mean:
 class PanelState:
     """The state of one panel: a pure fold over events."""
 
-    def __init__(self, title: str, num_workers: int, *, max_rows: int | None = None) -> None:
+    def __init__(self, title: str, num_workers: int, *, max_rows: int = MAX_ROWS) -> None:
         self.title = cap_text(title)
         self.num_workers = num_workers
         self.status: Status = "running"
@@ -152,7 +153,7 @@ class PanelState:
         self.metrics: dict[str, float] = {}
         self._tracks: dict[int, RankTrack] = {}
         self._means: dict[tuple[TableKind, str], Mean] = {}
-        self._max_rows = max_rows
+        self._rooms = {kind: Room(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
         self._start = math.nan
 
     @property
@@ -444,10 +445,8 @@ class PanelState:
     def _table(self, kind: TableKind, rank: int, name: str, num_columns: int) -> Table:
         table = self.tables.get((kind, rank, name))
         if table is None:
-            options = {} if self._max_rows is None else {"max_rows": self._max_rows}
-            if kind == "memory":
-                options = {"max_rows": min(MAX_MEMORY_ROWS, self._max_rows or MAX_MEMORY_ROWS)}
-            table = Table(num_columns, key=num_columns - 1 if kind == "memory" else 1, **options)
+            key = num_columns - 1 if kind == "memory" else 1
+            table = Table(num_columns, key=key, room=self._rooms[kind])
             self.tables[kind, rank, name] = table
         return table
 

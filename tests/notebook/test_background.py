@@ -8,6 +8,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from accel_nb.runs import Registry
+from accel_nb.runs.record import read_metrics
 from tests.conftest import wait_for
 from tests.support.kernel import Kernel, Output, running_kernel
 
@@ -93,6 +95,9 @@ def test_a_run_is_steered_attached_to_and_comes_back_between_two_cells(kernel: K
     rates = kernel.value("(optimizer.param_groups[0]['lr'], scheduler.base_lrs[0])")
     assert rates == pytest.approx((0.02, 0.02))
     assert len(list(tmp_path.glob("step_*"))) == 2
+    run = Registry().find("deep")
+    assert (run.outcome, len(run.checkpoints), run.config["background"][0]) == ("done", 2, True)
+    assert read_metrics(Registry().folder / run.id)
     # Replicas took the same steps: another cell trains on from them, and finds them equal.
     code = "import torch\nheld = accelerator.gather(model.weight.detach()).flatten().tolist()"
     output = kernel.run(f"%%accelerate --cpus 2\n{code}")

@@ -32,6 +32,16 @@ def feed(part):
 """
 
 RUN_ALL = 'feed(events)\npanel.finish("done")'
+RUN_CORE = """
+import threading
+asked, pressed = [], threading.Event()
+panel = Panel("<b>digits</b>", 2, rung="core widget", on_control=lambda action: (asked.append(action), pressed.set()))
+feed(events)
+panel.refresh(force=True)
+pressed.wait(60)
+panel.finish("interrupted")
+print(asked)
+"""
 RUN_LONG = 'panel.feed(training_events(20_000))\npanel.finish("done")'
 
 
@@ -112,6 +122,26 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
     expect(chart).not_to_have_attribute("data-points-drawn", str(all_points))
     page.keyboard.press("0")
     expect(chart).to_have_attribute("data-points-drawn", str(all_points))
+
+
+@pytest.mark.parametrize("notebook", [RUN_CORE], indirect=True, ids=["core"])
+def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabServer, notebook: str, pictures: Path):
+    open_notebook(page, lab, notebook)
+    execute(page, "notebook:run-all-cells")
+    output = page.locator(".jp-CodeCell .jp-OutputArea").last
+    expect(output.locator("img.widget-image")).to_be_visible(timeout=60_000)
+    expect(output).to_contain_text("running <b>digits</b>: 600 steps")
+    output.scroll_into_view_if_needed()
+    for theme in ("Dark", "Light"):
+        use_theme(page, f"JupyterLab {theme}")
+        output.screenshot(path=pictures / f"panel-core-{theme.lower()}.png")
+    output.get_by_role("button", name="pause").click()
+    output.get_by_role("button", name="go on drawing").click()
+    output.get_by_role("button", name="stop after step").click()
+    wait_until_ran(page, 1)
+    expect(output.get_by_role("button")).to_have_count(0)
+    expect(output.locator("img")).to_have_count(1)
+    expect(output).to_contain_text("{'kind': 'stop'}")
 
 
 @pytest.mark.parametrize("notebook", [RUN_LONG], indirect=True, ids=["long"])

@@ -10,7 +10,7 @@ from accel_nb.ui.fallback import DisplayFacts, choose_rung
 from accel_nb.ui.panel import Panel
 from tests.ui.synthetic import training_events
 
-EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "matplotlib"}), True)
+EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets", "matplotlib"}), True)
 
 
 @pytest.mark.parametrize(
@@ -20,12 +20,16 @@ EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "matplotlib"}
         ({}, "static", "picture"),
         ({"platform": "vscode"}, "live", "widget"),
         ({"platform": "colab"}, "live", "widget"),
-        ({"platform": "kaggle"}, "live", "picture"),
+        ({"platform": "kaggle"}, "live", "core widget"),
+        ({"platform": "kaggle"}, "static", "picture"),
         ({"platform": "deepnote"}, "live", "picture"),
         ({"importable": frozenset({"matplotlib"})}, "live", "picture"),
         ({"importable": frozenset({"anywidget"})}, "static", "text"),
         ({"importable": frozenset()}, "live", "text"),
-        ({"has_bundle": False}, "live", "picture"),
+        ({"importable": frozenset({"ipywidgets", "matplotlib"})}, "live", "core widget"),
+        ({"platform": "deepnote", "importable": frozenset({"ipywidgets", "matplotlib"})}, "live", "picture"),
+        ({"importable": frozenset({"ipywidgets"})}, "live", "text"),
+        ({"has_bundle": False}, "live", "core widget"),
         ({"has_kernel": False}, "live", "text"),
     ],
 )
