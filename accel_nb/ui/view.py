@@ -149,6 +149,8 @@ class PanelState:
         self.can_be_steered = False
         self.can_save = False
         self.said = ""
+        # How many runs there are to compare with.
+        self.num_earlier = 0
         self.metrics: dict[str, float] = {}
         self._tracks: dict[int, RankTrack] = {}
         self._means: dict[tuple[TableKind, str], Mean] = {}
@@ -231,13 +233,14 @@ class PanelState:
 
     def curve(self, name: str = "loss") -> Table | None:
         """Return the table with the mean of a step value or metric; of the only rank where there is no mean."""
-        kind, metric = ("step", "") if name in STEP_COLUMNS else ("metric", name)
-        mean = self.tables.get((kind, MEAN_RANK, metric))
+        return self.mean("step", "") if name in STEP_COLUMNS else self.mean("metric", name)
+
+    def mean(self, kind: TableKind, name: str) -> Table | None:
+        """Return a table's mean over the ranks, or that of the only rank; None before its first row."""
+        mean = self.tables.get((kind, MEAN_RANK, name))
         if mean is not None and len(mean):
             return mean
-        return next(
-            (table for (k, _, n), table in self.tables.items() if (k, n) == (kind, metric) and len(table)), None
-        )
+        return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, name) and len(table)), None)
 
     def device(self, rank: int) -> str:
         """Return the device that a rank reported, or nothing."""
@@ -300,6 +303,7 @@ class PanelState:
             "can_be_steered": self.can_be_steered,
             "can_save": self.can_save,
             "said": self.said,
+            "num_earlier": self.num_earlier,
         }
 
     def notes(self) -> list[str]:

@@ -2,11 +2,12 @@
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
+import type { Answer, IDetail } from './answers';
+import { EarlierRuns, type AxisName } from './earlierRuns';
 import {
   MEAN_RANK,
   TABLE_COLUMNS,
   type IBlock,
-  type IDetailMessage,
   type IFacts,
   type IMark,
   type IPanelMessage
@@ -27,8 +28,6 @@ export interface ICurve {
   readonly tables: ReadonlyMap<number, ColumnTable>;
   readonly column: number;
 }
-
-export type AxisName = 'step' | 'samples' | 'time';
 
 export class PanelModel {
   private readonly steps = new Map<number, ColumnTable>();
@@ -112,14 +111,27 @@ export class PanelModel {
     return true;
   }
 
-  /** Take what the kernel has of a part of a curve; rows of ranks that are not here yet come by themselves. */
-  refine(detail: IDetailMessage): void {
-    for (const block of detail.blocks) {
-      const table = this.tablesOf(block)?.get(block.rank);
-      table?.refine(block.values, block.numRows, detail.first, detail.last);
+  /** Take what the kernel answers. */
+  take(answer: Answer): void {
+    switch (answer.kind) {
+      case 'detail':
+        this.refine(answer);
+        break;
+      case 'earlier':
+        this.earlier.takeList(answer.runs);
+        break;
+      case 'earlier curve':
+        this.earlier.takeCurve(answer);
+        break;
     }
     this.tell();
   }
+
+  /** The runs that this one can be compared with. */
+  readonly earlier = new EarlierRuns(
+    question => this.ask(question),
+    () => this.tell()
+  );
 
   /** Ask for every row of a part of a curve, its steps from `first` to `last`. */
   look(curve: ICurve, first: number, last: number): void {
@@ -133,6 +145,14 @@ export class PanelModel {
   onChange(listener: () => void, signal: AbortSignal): void {
     this.listeners.add(listener);
     signal.addEventListener('abort', () => this.listeners.delete(listener));
+  }
+
+  /** Take what the kernel has of a part of a curve; rows of ranks that are not here yet come by themselves. */
+  private refine(detail: IDetail): void {
+    for (const block of detail.blocks) {
+      const table = this.tablesOf(block)?.get(block.rank);
+      table?.refine(block.values, block.numRows, detail.first, detail.last);
+    }
   }
 
   private tell(): void {

@@ -70,6 +70,8 @@ export interface IFacts {
   readonly canSave: boolean;
   /** What became of the last thing that was asked for. */
   readonly said: string;
+  /** How many runs there are to compare with; the kernel is asked which. */
+  readonly numEarlier: number;
 }
 
 export interface IPanelMessage {
@@ -80,16 +82,6 @@ export interface IPanelMessage {
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
-}
-
-/** Every row that the kernel has of a part of a curve: what travelled before may be its extremes only. */
-export interface IDetailMessage {
-  readonly kind: 'detail';
-  readonly table: 'step' | 'metric';
-  readonly name: string;
-  readonly first: number;
-  readonly last: number;
-  readonly blocks: readonly IBlock[];
 }
 
 /** Thrown for a message that is not one of ours; the panel then stays as it is. */
@@ -111,35 +103,7 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
   };
 }
 
-/** Whether a message answers a look at a part of a curve; it is then for `parseDetail`. */
-export function isDetail(content: unknown): boolean {
-  return (
-    typeof content === 'object' &&
-    content !== null &&
-    'kind' in content &&
-    content.kind === 'detail'
-  );
-}
-
-export function parseDetail(content: unknown, buffers: readonly ArrayBufferView[]): IDetailMessage {
-  const message = asRecord(content, 'message');
-  const { table } = message;
-  if (message.version !== PROTOCOL_VERSION) {
-    throw new ProtocolError('not a panel message of this version');
-  }
-  const name = asText(message.name);
-  const blocks = parseBlocks(message.blocks, buffers);
-  if (table !== 'step' && table !== 'metric') {
-    throw new ProtocolError('unknown table');
-  }
-  if (blocks.some(block => block.table !== table || block.name !== name)) {
-    throw new ProtocolError('a block of another curve');
-  }
-  const [first, last] = [asNumber(message.first) ?? NaN, asNumber(message.last) ?? NaN];
-  return { kind: 'detail', table, name, first, last, blocks };
-}
-
-function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
+export function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
   const numbers = alignedNumbers(buffers[0]);
   let offset = 0;
   const blocks = asList(value, 'blocks', MAX_BLOCKS).map(item => {
@@ -208,7 +172,8 @@ function parseFacts(value: unknown): IFacts {
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
     canBeSteered: facts.can_be_steered === true,
     canSave: facts.can_save === true,
-    said: asText(facts.said)
+    said: asText(facts.said),
+    numEarlier: asCount(facts.num_earlier ?? 0, 'num_earlier')
   };
 }
 
@@ -233,28 +198,28 @@ function parseMarks(value: unknown): IMark[] {
   });
 }
 
-function asRecord(value: unknown, what: string): Record<string, unknown> {
+export function asRecord(value: unknown, what: string): Record<string, unknown> {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw new ProtocolError(`${what} is not an object`);
   }
   return value as Record<string, unknown>;
 }
 
-function asList(value: unknown, what: string, limit: number): unknown[] {
+export function asList(value: unknown, what: string, limit: number): unknown[] {
   if (!Array.isArray(value) || value.length > limit) {
     throw new ProtocolError(`${what} is not a list of at most ${limit}`);
   }
   return value as unknown[];
 }
 
-function asCount(value: unknown, what: string): number {
+export function asCount(value: unknown, what: string): number {
   if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0) {
     throw new ProtocolError(`${what} is not a count`);
   }
   return value;
 }
 
-function asRank(value: unknown): number {
+export function asRank(value: unknown): number {
   if (
     typeof value !== 'number' ||
     !Number.isInteger(value) ||
@@ -267,7 +232,7 @@ function asRank(value: unknown): number {
 }
 
 /** JSON has no NaN and no infinities: they travel by name. */
-function asNumber(value: unknown): number | null {
+export function asNumber(value: unknown): number | null {
   switch (value) {
     case null:
     case undefined:
@@ -285,7 +250,7 @@ function asNumber(value: unknown): number | null {
   return value;
 }
 
-function asText(value: unknown): string {
+export function asText(value: unknown): string {
   if (value === undefined || value === null) {
     return '';
   }

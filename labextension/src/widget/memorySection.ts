@@ -6,7 +6,7 @@ import { MemoryChart, type IMemoryReading } from '../chart/memoryChart';
 import { MEMORY_CATEGORIES } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { PanelModel } from '../model/panelModel';
-import { element, setText } from './dom';
+import { element, paintSwatch, setText } from './dom';
 
 /** Ranks whose map is drawn; the figures of the others are the kernel's to show. */
 export const MAX_MEMORY_MAPS = 8;
@@ -31,7 +31,7 @@ export class MemorySection {
   ) {
     const items = MEMORY_CATEGORIES.map(category => {
       const swatch = element('span', 'accel-nb-swatch accel-nb-is-square');
-      swatch.style.background = category.colour;
+      paintSwatch(swatch, category.colour, false);
       return element(
         'span',
         'accel-nb-legend-item',
