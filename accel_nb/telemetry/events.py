@@ -119,11 +119,43 @@ class Steered:
     text: str
 
 
-Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted | CheckpointSaved | Steered
+@dataclass(frozen=True, slots=True)
+class RatePlanned:
+    """The learning rate that a schedule is going to give, ``rates`` at ``steps``; between them it goes straight."""
+
+    kind: ClassVar[str] = "rate plan"
+    rank: int
+    step: int
+    time: float
+    steps: tuple[int, ...]
+    rates: tuple[float, ...]
+
+
+Event = (
+    StepDone
+    | MemorySample
+    | MetricLogged
+    | Prepared
+    | RankFailed
+    | Interrupted
+    | CheckpointSaved
+    | Steered
+    | RatePlanned
+)
 
 _KINDS: dict[str, type[Event]] = {
     event.kind: event
-    for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted, CheckpointSaved, Steered)
+    for event in (
+        StepDone,
+        MemorySample,
+        MetricLogged,
+        Prepared,
+        RankFailed,
+        Interrupted,
+        CheckpointSaved,
+        Steered,
+        RatePlanned,
+    )
 }
 
 

@@ -17,13 +17,14 @@ from accel_nb.telemetry.events import (
     MetricLogged,
     Prepared,
     RankFailed,
+    RatePlanned,
     Steered,
     StepDone,
 )
 from accel_nb.ui.table import Table
 
 Status = Literal["running", "done", "failed", "interrupted"]
-TableKind = Literal["step", "metric", "memory"]
+TableKind = Literal["step", "metric", "memory", "plan"]
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
 """How many rows of each table a reader has."""
@@ -36,11 +37,16 @@ STEP_COLUMNS = ("step", "loss", "learning rate", "step time", "samples", "time")
 METRIC_COLUMNS = ("step", "value")
 MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
 
+PLAN_COLUMNS = ("step", "learning rate")
+"""What schedules are going to give; each plan is a table of its own, named by a number."""
+
 MAX_TEXT = 256
 MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
 """Of more checkpoints every second one is marked, again and again, so that they leave room for what went wrong."""
 MAX_METRICS = 32
+MAX_PLANS = 8
+MAX_PLAN_ROWS = 4000
 MAX_MEMORY_ROWS = 100_000
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
@@ -207,7 +213,8 @@ class PanelState:
         limits = {} if max_bytes is None or not behind else {"max_rows": max(2, max_bytes // row_bytes)}
         blocks: list[Block] = []
         for key, known in behind.items():
-            columns = self.tables[key].rows_since(known, **limits)
+            # A plan is sent once, and as it is.
+            columns = self.tables[key].rows_since(known, **({} if key[0] == "plan" else limits))
             if columns is None:
                 return None
             blocks.append(Block(*key, columns))
@@ -357,6 +364,8 @@ class PanelState:
             self._fold_checkpoint(event, track)
         elif isinstance(event, Steered):
             self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
+        elif isinstance(event, RatePlanned):
+            self._fold_plan(event, track)
 
     def _fold_checkpoint(self, event: CheckpointSaved, track: RankTrack) -> None:
         x, url = float(event.step) + track.offset, str(event.url)
@@ -365,6 +374,15 @@ class PanelState:
             dropped = set(map(id, known[1::2]))
             self.marks = [mark for mark in self.marks if id(mark) not in dropped]
         self._mark(x, "checkpoint", event.rank, f"saved to {url}")
+
+    def _fold_plan(self, event: RatePlanned, track: RankTrack) -> None:
+        num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
+        rows = [(float(step) + track.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)]
+        if num_plans >= MAX_PLANS or len(rows) > MAX_PLAN_ROWS or rows != sorted(rows, key=lambda row: row[0]):
+            raise ValueError("no plan, or one too many")
+        table = self._table("plan", event.rank, str(num_plans), len(PLAN_COLUMNS))
+        for row in rows:
+            table.append(row)
 
     def _fold_step(self, event: StepDone, track: RankTrack) -> None:
         loss, rate, step_s, time = (

@@ -77,7 +77,7 @@ export function parseAnswer(content: unknown, buffers: readonly ArrayBufferView[
 function parseDetail(message: Record<string, unknown>, blocks: IBlock[]): IDetail {
   const { table } = message;
   const name = asText(message.name);
-  if (table !== 'step' && table !== 'metric') {
+  if (!isCurve(table)) {
     throw new ProtocolError('unknown table');
   }
   if (blocks.some(block => block.table !== table || block.name !== name)) {
@@ -85,6 +85,10 @@ function parseDetail(message: Record<string, unknown>, blocks: IBlock[]): IDetai
   }
   const [first, last] = [asNumber(message.first) ?? NaN, asNumber(message.last) ?? NaN];
   return { kind: 'detail', table, name, first, last, blocks };
+}
+
+function isCurve(table: unknown): table is 'step' | 'metric' {
+  return table === 'step' || table === 'metric';
 }
 
 function parseRun(value: unknown): IEarlierRun {
@@ -97,7 +101,7 @@ function parseRun(value: unknown): IEarlierRun {
 }
 
 function parseCurve(message: Record<string, unknown>, blocks: IBlock[]): IEarlierCurve {
-  if (blocks.some(block => block.table === 'memory' || block.numRows > MAX_POINTS)) {
+  if (blocks.some(({ table, numRows }) => !isCurve(table) || numRows > MAX_POINTS)) {
     throw new ProtocolError('no curve of an earlier run');
   }
   return {

@@ -16,6 +16,9 @@ import {
 /** The series of tables that one panel may hold; a flood of names or ranks beyond is not kept. */
 const MAX_TABLES = 2048;
 
+/** The id of the curve that schedules plan. */
+export const LEARNING_RATE = 'step:learning rate';
+
 /** One curve to choose from: a column of the step table, or a logged metric. */
 export interface ICurve {
   readonly id: string;
@@ -57,6 +60,11 @@ export class PanelModel {
   /** Memory rows by rank. */
   get memory(): ReadonlyMap<number, ColumnTable> {
     return this.memoryByRank;
+  }
+
+  /** What schedules are going to give, over steps. */
+  get plans(): ColumnTable[] {
+    return [...this.plansByName.values()].flatMap(tables => [...tables.values()]);
   }
 
   /** What can be drawn over steps, the loss first. */
@@ -165,6 +173,7 @@ export class PanelModel {
     this.steps.clear();
     this.metrics.clear();
     this.memoryByRank.clear();
+    this.plansByName.clear();
     this.currentMarks = [];
   }
 
@@ -183,6 +192,8 @@ export class PanelModel {
     tables.set(block.rank, made);
     if (block.table === 'metric') {
       this.metrics.set(block.name, tables);
+    } else if (block.table === 'plan') {
+      this.plansByName.set(block.name, tables);
     }
     return made;
   }
@@ -195,18 +206,21 @@ export class PanelModel {
         return this.memoryByRank;
       case 'metric':
         return this.metrics.get(block.name);
+      case 'plan':
+        return this.plansByName.get(block.name);
     }
   }
 
   private numTables(): number {
     let sum = this.steps.size + this.memoryByRank.size;
-    for (const tables of this.metrics.values()) {
+    for (const tables of [...this.metrics.values(), ...this.plansByName.values()]) {
       sum += tables.size;
     }
     return sum;
   }
 
   private readonly metrics = new Map<string, Map<number, ColumnTable>>();
+  private readonly plansByName = new Map<string, Map<number, ColumnTable>>();
   private readonly memoryByRank = new Map<number, ColumnTable>();
   private readonly listeners = new Set<() => void>();
   private currentFacts: IFacts | null = null;

@@ -23,7 +23,8 @@ const MAX_NOTES = 16;
 export const TABLE_COLUMNS = {
   step: ['step', 'loss', 'learning rate', 'step time', 'samples', 'time'],
   metric: ['step', 'value'],
-  memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total']
+  memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total'],
+  plan: ['step', 'learning rate']
 } as const;
 
 export type TableKind = keyof typeof TABLE_COLUMNS;
@@ -128,7 +129,7 @@ export function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[])
 }
 
 function isTableKind(value: unknown): value is TableKind {
-  return value === 'step' || value === 'metric' || value === 'memory';
+  return typeof value === 'string' && Object.prototype.hasOwnProperty.call(TABLE_COLUMNS, value);
 }
 
 /** Copy the buffer: it need not start on a multiple of eight. */

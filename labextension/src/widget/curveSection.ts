@@ -1,12 +1,12 @@
 /** The chart with its legend: which lines to draw, what they read under the pointer, and the keys that move it. */
 
-import type { IAxis } from '../chart/axis';
+import { STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
 import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
 import { earlierColour } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
-import type { ICurve, PanelModel } from '../model/panelModel';
+import { LEARNING_RATE, type ICurve, type PanelModel } from '../model/panelModel';
 import { MEAN_RANK } from '../model/protocol';
 import { element, paintSwatch, setText } from './dom';
 
@@ -78,7 +78,7 @@ export class CurveSection {
       smoothing: this.smoothing,
       hidden: this.hidden,
       marks: this.model.marks,
-      beside: this.compares ? this.earlierLines(curve) : []
+      beside: [...this.plannedLines(curve), ...(this.compares ? this.earlierLines(curve) : [])]
     });
     this.node.dataset.pointsDrawn = String(this.chart.numDrawn);
     this.plot.setAttribute('aria-label', `${curve.label} over ${axis.label}. ${KEYS_HINT}`);
@@ -88,6 +88,21 @@ export class CurveSection {
   /** What the chart is drawn over. */
   get axis(): IAxis {
     return this.model.axes[this.axisName];
+  }
+
+  /** What the schedule is going to give; where the future has no samples and no time yet, it has no place. */
+  private plannedLines(curve: ICurve): IBesideLine[] {
+    if (curve.id !== LEARNING_RATE || this.axisName !== 'step') {
+      return [];
+    }
+    return this.model.plans.map(table => ({
+      label: 'planned',
+      table,
+      column: 1,
+      axis: STEP_AXIS,
+      colour: null,
+      isSmoothed: false
+    }));
   }
 
   private earlierLines(curve: ICurve): IBesideLine[] {
