@@ -131,6 +131,27 @@ class RatePlanned:
     rates: tuple[float, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class MemoryMapped:
+    """What the allocator of one rank's device has cut its memory into, and who holds most of it, at one moment.
+
+    Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size and state (`telemetry.blocks`).
+    """
+
+    kind: ClassVar[str] = "memory map"
+    rank: int
+    step: int
+    time: float
+    num_segments: int
+    reserved: int
+    in_use: int
+    largest_free: int
+    segments: tuple[int, ...]
+    blocks: tuple[int, ...]
+    holders: tuple[str, ...]
+    held: tuple[int, ...]
+
+
 Event = (
     StepDone
     | MemorySample
@@ -141,6 +162,7 @@ Event = (
     | CheckpointSaved
     | Steered
     | RatePlanned
+    | MemoryMapped
 )
 
 _KINDS: dict[str, type[Event]] = {
@@ -155,6 +177,7 @@ _KINDS: dict[str, type[Event]] = {
         CheckpointSaved,
         Steered,
         RatePlanned,
+        MemoryMapped,
     )
 }
 

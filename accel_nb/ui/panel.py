@@ -42,6 +42,9 @@ BYTES_PER_S = 64_000
 ENVELOPE_BYTES = 2000
 """About what a message weighs beside its rows."""
 
+NUMBER_BYTES = 8
+"""About what a number of a map of memory weighs."""
+
 MAX_QUESTIONS = 16
 """How many of a browser's questions may wait."""
 
@@ -180,6 +183,7 @@ class WidgetSurface:
         self._cursor: Cursor = {}
         self._seq = 0
         self._num_marks = 0
+        self._num_mapped = 0
         self._said = ""
         self._next_at = 0.0
         self._cost_s = 0.0
@@ -211,7 +215,8 @@ class WidgetSurface:
         # A panel that is drawn late begins with a snapshot, of as many points as one can tell apart.
         needs_snapshot = self._wants_snapshot if self._seq else state.num_rows > RESYNC_POINTS
         found = None if needs_snapshot else state.columns_since(self._cursor, int(room))
-        if found is not None and not found[0] and not force and state.said == self._said:
+        has_news = state.said != self._said or state.num_mapped != self._num_mapped
+        if found is not None and not found[0] and not force and not has_news:
             self._next_at = started + num_bytes / BYTES_PER_S
             return
         assert self._widget is not None, "open comes first"
@@ -225,6 +230,7 @@ class WidgetSurface:
         self._sent_at = started
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
         num_bytes += len(buffer) + ENVELOPE_BYTES
+        num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("maps", ()))
         interval_s = max(MIN_INTERVAL_S, self._cost_s / DUTY, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
@@ -258,6 +264,9 @@ class WidgetSurface:
                 {"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks
             ]
             self._num_marks = len(state.marks)
+        if state.maps and (kind == "snapshot" or state.num_mapped != self._num_mapped):
+            message["maps"] = state.memory_maps()
+            self._num_mapped = state.num_mapped
         self._seq += 1
         return message, buffer, cursor
 

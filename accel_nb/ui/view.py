@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from accel_nb.telemetry.blocks import MAX_BLOCKS, MAX_SEGMENTS
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     Event,
     Interrupted,
+    MemoryMapped,
     MemorySample,
     MetricLogged,
     Prepared,
@@ -47,6 +49,9 @@ MAX_CHECKPOINT_MARKS = 64
 MAX_METRICS = 32
 MAX_PLANS = 8
 MAX_PLAN_ROWS = 4000
+MAX_MAPS = 8
+"""Ranks whose map of blocks is kept: as many as are drawn."""
+MAX_HOLDERS = 16
 MAX_MEMORY_ROWS = 100_000
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
@@ -155,6 +160,9 @@ class PanelState:
         self.can_be_steered = False
         self.can_save = False
         self.said = ""
+        # The latest map of each rank's blocks, and how often there was a new one.
+        self.maps: dict[int, MemoryMapped] = {}
+        self.num_mapped = 0
         # How many runs there are to compare with.
         self.num_earlier = 0
         self.metrics: dict[str, float] = {}
@@ -313,6 +321,24 @@ class PanelState:
             "num_earlier": self.num_earlier,
         }
 
+    def memory_maps(self) -> list[dict[str, Any]]:
+        """Return the latest map of each rank's blocks, ready for JSON."""
+        return [
+            {
+                "rank": rank,
+                "step": found.step,
+                "num_segments": found.num_segments,
+                "reserved": found.reserved,
+                "in_use": found.in_use,
+                "largest_free": found.largest_free,
+                "segments": found.segments,
+                "blocks": found.blocks,
+                "holders": [cap_text(name) for name in found.holders],
+                "held": found.held,
+            }
+            for rank, found in sorted(self.maps.items())
+        ]
+
     def notes(self) -> list[str]:
         """Return what went wrong, a short line each."""
         lines = [f"rank {rank} failed: {reason}" for rank, reason in sorted(self.failures.items())[:4]]
@@ -366,6 +392,8 @@ class PanelState:
             self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
         elif isinstance(event, RatePlanned):
             self._fold_plan(event, track)
+        elif isinstance(event, MemoryMapped):
+            self._fold_map(event)
 
     def _fold_checkpoint(self, event: CheckpointSaved, track: RankTrack) -> None:
         x, url = float(event.step) + track.offset, str(event.url)
@@ -374,6 +402,16 @@ class PanelState:
             dropped = set(map(id, known[1::2]))
             self.marks = [mark for mark in self.marks if id(mark) not in dropped]
         self._mark(x, "checkpoint", event.rank, f"saved to {url}")
+
+    def _fold_map(self, event: MemoryMapped) -> None:
+        numbers = (*event.segments, *event.blocks, *event.held, event.reserved, event.in_use, event.largest_free)
+        is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.held) <= MAX_HOLDERS
+        is_bounded = len(event.segments) <= MAX_SEGMENTS and len(event.blocks) <= 4 * MAX_BLOCKS
+        if not (is_whole and is_bounded and all(0 <= number < 2**53 for number in numbers)):
+            raise ValueError("no map of memory")
+        if event.rank in self.maps or len(self.maps) < MAX_MAPS:
+            self.maps[event.rank] = event
+            self.num_mapped += 1
 
     def _fold_plan(self, event: RatePlanned, track: RankTrack) -> None:
         num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
