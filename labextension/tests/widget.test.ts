@@ -159,6 +159,28 @@ describe('the widget', () => {
     });
   });
 
+  it('asks for a map of memory where there is an allocator to look into', () => {
+    const { el, model, receive } = start();
+    const button = () =>
+      [...el.querySelectorAll('button')].find(item => item.textContent === 'blocks')!;
+    receive(0);
+    vi.runAllTimers();
+    expect(button().hidden).toBe(true);
+    const ranks = [{ rank: 0, device: 'cuda:0', step_ms: 5, is_straggler: false }];
+    receive(1, { facts: { ...FACTS, ranks } });
+    vi.runAllTimers();
+    expect(button().hidden).toBe(false);
+    button().click();
+    expect(model.sent.at(-1)).toEqual({
+      kind: 'control',
+      version: 1,
+      action: { kind: 'map_memory' }
+    });
+    receive(2, { facts: { ...FACTS, ranks, status: 'done' } });
+    vi.runAllTimers();
+    expect(button().hidden).toBe(true);
+  });
+
   it('survives forged messages and traits', () => {
     const warn = vi.spyOn(console, 'warn').mockImplementation(() => undefined);
     const { model, points } = start({ final: { kind: 'snapshot', facts: '<img>' }, snapshot: null });

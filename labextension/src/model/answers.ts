@@ -1,16 +1,7 @@
 /** What the kernel answers when a panel asks: `accel_nb/ui/asked.py`. Checked field by field, as every message. */
 
-import {
-  asCount,
-  asList,
-  asNumber,
-  asRecord,
-  asText,
-  parseBlocks,
-  PROTOCOL_VERSION,
-  ProtocolError,
-  type IBlock
-} from './protocol';
+import { asCount, asList, asNumber, asRecord, asText, ProtocolError } from './checks';
+import { parseBlocks, PROTOCOL_VERSION, type IBlock } from './protocol';
 
 const MAX_RUNS = 16;
 const MAX_POINTS = 4000;

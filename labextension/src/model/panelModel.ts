@@ -4,6 +4,7 @@ import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
 import type { Answer, IDetail } from './answers';
 import { EarlierRuns, type AxisName } from './earlierRuns';
+import type { IMemoryMap } from './memoryMap';
 import {
   MEAN_RANK,
   TABLE_COLUMNS,
@@ -41,6 +42,11 @@ export class PanelModel {
 
   get marks(): readonly IMark[] {
     return this.currentMarks;
+  }
+
+  /** The latest map of each rank's blocks that was asked for; another one is another list. */
+  get maps(): readonly IMemoryMap[] {
+    return this.currentMaps;
   }
 
   /** The number of the last message that is in here. */
@@ -115,6 +121,7 @@ export class PanelModel {
     this.currentSeq = message.seq;
     this.currentFacts = message.facts;
     this.currentMarks = message.marks ?? this.currentMarks;
+    this.currentMaps = message.maps ?? this.currentMaps;
     this.tell();
     return true;
   }
@@ -175,6 +182,7 @@ export class PanelModel {
     this.memoryByRank.clear();
     this.plansByName.clear();
     this.currentMarks = [];
+    this.currentMaps = [];
   }
 
   private tableFor(block: IBlock): ColumnTable | null {
@@ -225,5 +233,6 @@ export class PanelModel {
   private readonly listeners = new Set<() => void>();
   private currentFacts: IFacts | null = null;
   private currentMarks: readonly IMark[] = [];
+  private currentMaps: readonly IMemoryMap[] = [];
   private currentSeq = 0;
 }

@@ -5,14 +5,22 @@
  */
 
 import { isMarkKind, type MarkKind } from '../chart/palette';
-import { capText } from '../chart/format';
+import {
+  asCount,
+  asList,
+  asNumber,
+  asRank,
+  asRecord,
+  asText,
+  MAX_RANKS,
+  ProtocolError
+} from './checks';
+import { parseMaps, type IMemoryMap } from './memoryMap';
 
 export const PROTOCOL_VERSION = 1;
 
-/** The rank under which the mean over all ranks travels. */
-export const MEAN_RANK = -1;
+export { MAX_RANKS, MEAN_RANK, ProtocolError } from './checks';
 
-export const MAX_RANKS = 1024;
 const MAX_BLOCKS = 8192;
 const MAX_BLOCK_ROWS = 1 << 22;
 const MAX_MARKS = 200;
@@ -83,10 +91,9 @@ export interface IPanelMessage {
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
+  /** The latest maps of memory, where they are other ones than before. */
+  readonly maps: readonly IMemoryMap[] | null;
 }
-
-/** Thrown for a message that is not one of ours; the panel then stays as it is. */
-export class ProtocolError extends Error {}
 
 export function parseMessage(content: unknown, buffers: readonly ArrayBufferView[]): IPanelMessage {
   const message = asRecord(content, 'message');
@@ -100,7 +107,8 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
     seq: asCount(message.seq, 'seq'),
     blocks: parseBlocks(message.blocks, buffers),
     facts: parseFacts(message.facts),
-    marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks)
+    marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks),
+    maps: message.maps === undefined || message.maps === null ? null : parseMaps(message.maps)
   };
 }
 
@@ -197,66 +205,4 @@ function parseMarks(value: unknown): IMark[] {
     const x = asNumber(mark.x) ?? NaN;
     return { x, kind: mark.kind, rank: asRank(mark.rank), text: asText(mark.text) };
   });
-}
-
-export function asRecord(value: unknown, what: string): Record<string, unknown> {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
-    throw new ProtocolError(`${what} is not an object`);
-  }
-  return value as Record<string, unknown>;
-}
-
-export function asList(value: unknown, what: string, limit: number): unknown[] {
-  if (!Array.isArray(value) || value.length > limit) {
-    throw new ProtocolError(`${what} is not a list of at most ${limit}`);
-  }
-  return value as unknown[];
-}
-
-export function asCount(value: unknown, what: string): number {
-  if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0) {
-    throw new ProtocolError(`${what} is not a count`);
-  }
-  return value;
-}
-
-export function asRank(value: unknown): number {
-  if (
-    typeof value !== 'number' ||
-    !Number.isInteger(value) ||
-    value < MEAN_RANK ||
-    value >= MAX_RANKS
-  ) {
-    throw new ProtocolError('not a rank');
-  }
-  return value;
-}
-
-/** JSON has no NaN and no infinities: they travel by name. */
-export function asNumber(value: unknown): number | null {
-  switch (value) {
-    case null:
-    case undefined:
-      return null;
-    case 'nan':
-      return NaN;
-    case 'inf':
-      return Infinity;
-    case '-inf':
-      return -Infinity;
-  }
-  if (typeof value !== 'number') {
-    throw new ProtocolError('not a number');
-  }
-  return value;
-}
-
-export function asText(value: unknown): string {
-  if (value === undefined || value === null) {
-    return '';
-  }
-  if (typeof value !== 'string') {
-    throw new ProtocolError('not a text');
-  }
-  return capText(value);
 }

@@ -5,6 +5,7 @@ import { download, fileName, toCsv, toPng } from '../chart/save';
 import { readTheme, watchTheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
 import type { ICurve, PanelModel } from '../model/panelModel';
+import { BlockSection } from './blockSection';
 import { CurveSection } from './curveSection';
 import { actionButton, chooser, element, setText, toggleButton } from './dom';
 import { EarlierList } from './earlierList';
@@ -76,19 +77,21 @@ class PanelView {
     );
     this.header = new Header(controls);
     this.steering = new Steering(send, signal);
+    this.blocks = new BlockSection(model);
     this.earlier = new EarlierList(model.earlier, signal);
     this.root.append(
       this.header.node,
       this.steering.node,
       this.earlier.node,
       this.body,
+      this.blocks.node,
       this.notes
     );
     host.append(this.root);
 
     const theme = readTheme(this.root);
     this.curve = new CurveSection(model, theme, signal);
-    this.memory = new MemorySection(model, theme);
+    this.memory = new MemorySection(model, theme, send, signal);
     this.body.append(this.curve.node, this.memory.node);
 
     this.chooser.title = 'What to draw';
@@ -199,6 +202,7 @@ class PanelView {
     this.steering.update(facts);
     this.compare.hidden = facts.numEarlier === 0;
     this.earlier.update();
+    this.blocks.update();
     setText(this.notes, facts.notes.join('  ·  '));
     if (this.isPaused) {
       return;
@@ -238,6 +242,7 @@ class PanelView {
   private readonly steering: Steering;
   private readonly compare: HTMLButtonElement;
   private readonly earlier: EarlierList;
+  private readonly blocks: BlockSection;
   private readonly curve: CurveSection;
   private readonly memory: MemorySection;
   private chooserNames = '';

@@ -1,0 +1,143 @@
+/** The allocator's blocks on each rank at one moment, and who holds most of them. There only once somebody has asked. */
+
+import { layOut } from '../chart/blockMap';
+import { capText, formatBytes, formatCount } from '../chart/format';
+import { BLOCK_STATES, type IMemoryMap } from '../model/memoryMap';
+import type { PanelModel } from '../model/panelModel';
+import { element } from './dom';
+
+const SVG = 'http://www.w3.org/2000/svg';
+const LINES = 6;
+const LINE_HEIGHT = 16;
+const GAP = 3;
+const MAX_NAME = 80;
+
+export class BlockSection {
+  constructor(private readonly model: PanelModel) {
+    const items = BLOCK_STATES.map((label, state) => {
+      const swatch = element('span', 'accel-nb-swatch accel-nb-is-square accel-nb-block');
+      swatch.dataset.state = String(state);
+      return element('span', 'accel-nb-legend-item', swatch, label);
+    });
+    this.node = element(
+      'div',
+      'accel-nb-blocks',
+      element(
+        'div',
+        'accel-nb-legend',
+        element('span', 'accel-nb-legend-title', 'memory blocks'),
+        element('span', 'accel-nb-legend-items', ...items)
+      ),
+      this.list
+    );
+    this.node.hidden = true;
+  }
+
+  readonly node: HTMLElement;
+
+  update(): void {
+    const { maps } = this.model;
+    if (maps === this.drawn) {
+      return;
+    }
+    this.drawn = maps;
+    this.node.hidden = maps.length === 0;
+    this.list.replaceChildren(...maps.map(drawMap));
+  }
+
+  private drawn: readonly IMemoryMap[] = [];
+  private readonly list = element('div', 'accel-nb-blocks-list');
+}
+
+function drawMap(map: IMemoryMap): HTMLElement {
+  const figures =
+    `${formatBytes(map.inUse)} in use of ${formatBytes(map.reserved)} reserved in ` +
+    `${formatCount(map.numSegments)} ${map.numSegments === 1 ? 'segment' : 'segments'}` +
+    ` · largest free block ${formatBytes(map.largestFree)}`;
+  const left = map.numSegments - map.segments.length;
+  const caption = element(
+    'div',
+    'accel-nb-map-caption',
+    element('span', 'accel-nb-map-name', `rank ${map.rank}, after step ${formatCount(map.step)}`),
+    element(
+      'span',
+      'accel-nb-map-figures',
+      left > 0 ? `${figures} · ${formatCount(left)} smaller not drawn` : figures
+    )
+  );
+  const holders = element('div', 'accel-nb-holders', ...drawHolders(map));
+  return element(
+    'div',
+    'accel-nb-block-row',
+    element('div', 'accel-nb-block-map', caption, drawBlocks(map, figures)),
+    holders
+  );
+}
+
+function drawBlocks(map: IMemoryMap, figures: string): SVGElement {
+  const { pieces, borders } = layOut(map, LINES);
+  const drawing = svg('svg', {
+    class: 'accel-nb-block-drawing',
+    height: LINES * (LINE_HEIGHT + GAP) - GAP,
+    role: 'img',
+    'aria-label': `Memory blocks of rank ${map.rank}: ${figures}`
+  });
+  for (const piece of pieces) {
+    const block = map.blocks[piece.block]!;
+    const rect = svg('rect', {
+      class: 'accel-nb-block',
+      'data-state': block.state,
+      x: percent(piece.left),
+      width: percent(piece.width),
+      y: piece.line * (LINE_HEIGHT + GAP),
+      height: LINE_HEIGHT
+    });
+    const title = svg('title', {});
+    title.textContent =
+      `${formatBytes(block.size)} ${BLOCK_STATES[block.state] ?? ''}, in segment ` +
+      `${block.segment + 1} of ${formatBytes(map.segments[block.segment] ?? null)}`;
+    rect.append(title);
+    drawing.append(rect);
+  }
+  for (const border of borders) {
+    drawing.append(
+      svg('rect', {
+        class: 'accel-nb-border',
+        x: percent(border.left),
+        width: 2,
+        y: border.line * (LINE_HEIGHT + GAP),
+        height: LINE_HEIGHT
+      })
+    );
+  }
+  return drawing;
+}
+
+function drawHolders(map: IMemoryMap): HTMLElement[] {
+  const most = Math.max(...map.holders.map(holder => holder.size), 1);
+  return map.holders.map(({ name, size }) => {
+    const fill = element('span', 'accel-nb-holder-fill');
+    fill.style.width = `${Math.round((100 * size) / most)}%`;
+    const label = element('span', 'accel-nb-holder-name', capText(name, MAX_NAME));
+    label.title = name;
+    return element(
+      'div',
+      'accel-nb-holder',
+      label,
+      element('span', 'accel-nb-holder-size', formatBytes(size)),
+      element('span', 'accel-nb-holder-bar', fill)
+    );
+  });
+}
+
+function svg(tag: string, attributes: Record<string, string | number>): SVGElement {
+  const made = document.createElementNS(SVG, tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    made.setAttribute(name, String(value));
+  }
+  return made;
+}
+
+function percent(share: number): string {
+  return `${Number((100 * share).toFixed(3))}%`;
+}
