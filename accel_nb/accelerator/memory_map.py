@@ -45,6 +45,6 @@ def map_memory(
         largest_free=found.largest_free,
         segments=found.segments,
         blocks=tuple(number for block in found.blocks for number in block),
-        holders=tuple(name for name, _ in holders),
+        holders=tuple(name.strip("`") for name, _ in holders),
         held=tuple(size for _, size in holders),
     )

@@ -145,7 +145,7 @@ class Panel:
                 self._guarded(self._open)
             for surface in self._surfaces:
                 self._guarded(lambda surface=surface: surface.close(self.state))
-            self._earlier.keep(self._number, self.state)
+            self._guarded(lambda: self._earlier.keep(self._number, self.state))
             self._is_off = self._is_finished = True
 
     def _open(self) -> Surface:

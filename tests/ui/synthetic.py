@@ -70,8 +70,8 @@ def memory_map(rank: int, step: int, *, start: float = 1.7e9) -> MemoryMapped:
     holders = {
         "weights, gradients and optimizer state of blocks.*.mlp": 460 * MIB,
         "weights, gradients and optimizer state of blocks.*.attention": 310 * MIB,
-        "`losses (line 12)`": 96 * MIB,
-        "`<b>cache</b> (line 3)`": 24 * MIB,
+        "losses (line 12)": 96 * MIB,
+        "<b>cache</b> (line 3)": 24 * MIB,
     }
     return MemoryMapped(
         rank=rank,

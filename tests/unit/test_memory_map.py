@@ -137,7 +137,7 @@ def test_a_rank_maps_its_device_with_those_who_hold_it():
     source = "model = make()\n\nkept = torch.zeros(1000, 1000)"
     event = memory_map.map_memory(snapshot, [], names, rank=0, step=3, device="cpu", source=source)
     assert event.blocks == (0, 0, 4 * MIB, IN_USE)
-    assert event.holders == ("`kept (line 3)`", "weights, gradients and optimizer state of Linear")
+    assert event.holders == ("kept (line 3)", "weights, gradients and optimizer state of Linear")
     assert event.held == (4_000_000, 4 * (256 * 256 + 256))
     assert from_message(to_message(event)) == event
 

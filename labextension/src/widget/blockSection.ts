@@ -10,7 +10,7 @@ const SVG = 'http://www.w3.org/2000/svg';
 const LINES = 6;
 const LINE_HEIGHT = 16;
 const GAP = 3;
-const MAX_NAME = 80;
+const MAX_NAME = 120;
 
 export class BlockSection {
   constructor(private readonly model: PanelModel) {
@@ -119,7 +119,6 @@ function drawHolders(map: IMemoryMap): HTMLElement[] {
     const fill = element('span', 'accel-nb-holder-fill');
     fill.style.width = `${Math.round((100 * size) / most)}%`;
     const label = element('span', 'accel-nb-holder-name', capText(name, MAX_NAME));
-    label.title = name;
     return element(
       'div',
       'accel-nb-holder',

@@ -56,8 +56,8 @@ export class MemorySection {
         'div',
         'accel-nb-legend accel-nb-is-compact',
         element('span', 'accel-nb-legend-title', 'memory'),
-        element('span', 'accel-nb-legend-items', ...items),
-        this.ask
+        this.ask,
+        element('span', 'accel-nb-legend-items', ...items)
       ),
       this.list,
       this.more
