@@ -167,7 +167,6 @@ def closed_over(total: Any) -> Any:
         (lambda step: noisy(step), False),
         (lambda step: len(vars()), False),
         (lambda step: missing(step), False),  # noqa: F821  # pyright: ignore
-        (lambda step: [item + 1 for item in calls], False),
         (functools.partial(warm, calls), True),
         (functools.partial(warm, object()), False),
         (Own, False),
