@@ -52,7 +52,7 @@ describe('a map of memory', () => {
     expect(section.node.querySelector('img')).toBeNull();
     expect(section.node.textContent).toContain(HOSTILE);
     expect(section.node.textContent).toContain('rank 0, after step 7');
-    expect(section.node.textContent).toContain('6 MiB in use of 22 MiB reserved in 3 segments');
+    expect(section.node.textContent).toContain('6 MiB of 22 MiB in use · 3 segments · largest free 10 MiB');
     expect(section.node.textContent).toContain('1 smaller not drawn');
     const states = [...section.node.querySelectorAll('rect.accel-nb-block')].map(rect =>
       rect.getAttribute('data-state')

@@ -50,20 +50,20 @@ export class BlockSection {
 }
 
 function drawMap(map: IMemoryMap): HTMLElement {
-  const figures =
-    `${formatBytes(map.inUse)} in use of ${formatBytes(map.reserved)} reserved in ` +
-    `${formatCount(map.numSegments)} ${map.numSegments === 1 ? 'segment' : 'segments'}` +
-    ` · largest free block ${formatBytes(map.largestFree)}`;
   const left = map.numSegments - map.segments.length;
+  const figures = [
+    `${formatBytes(map.inUse)} of ${formatBytes(map.reserved)} in use`,
+    `${formatCount(map.numSegments)} ${map.numSegments === 1 ? 'segment' : 'segments'}`,
+    `largest free ${formatBytes(map.largestFree)}`,
+    ...(left > 0 ? [`${formatCount(left)} smaller not drawn`] : [])
+  ].join(' · ');
+  const shown = element('span', 'accel-nb-map-figures', figures);
+  shown.title = figures;
   const caption = element(
     'div',
     'accel-nb-map-caption',
     element('span', 'accel-nb-map-name', `rank ${map.rank}, after step ${formatCount(map.step)}`),
-    element(
-      'span',
-      'accel-nb-map-figures',
-      left > 0 ? `${figures} · ${formatCount(left)} smaller not drawn` : figures
-    )
+    shown
   );
   const holders = element('div', 'accel-nb-holders', ...drawHolders(map));
   return element(
