@@ -87,7 +87,7 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     panel.get_by_role("combobox", name="What to draw").select_option("learning rate")
     expect(panel.locator(".accel-nb-legend-title").first).to_have_text("learning rate")
     expect(panel.get_by_role("button", name="planned")).to_be_visible()
-    expect(panel.locator("svg.accel-nb-block-drawing")).to_have_count(2)
+    expect(panel.locator(".accel-nb-block-drawing")).to_have_count(2)
     panel.get_by_role("button", name="log").click()
     panel.get_by_role("button", name="compare").click()
     for title in ("baseline", "<b>wide</b>"):

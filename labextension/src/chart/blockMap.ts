@@ -2,18 +2,16 @@
 
 import type { IMemoryMap } from '../model/memoryMap';
 
-/** A piece of a block on one line; `left` and `width` are shares of the line. */
-export interface IPiece {
-  readonly block: number;
-  readonly line: number;
-  readonly left: number;
-  readonly width: number;
-}
-
-/** Where a segment begins. */
+/** Where something begins; `left` is a share of the line. */
 export interface IBorder {
   readonly line: number;
   readonly left: number;
+}
+
+/** A piece of a block on one line; `width` is a share of the line too. */
+export interface IPiece extends IBorder {
+  readonly block: number;
+  readonly width: number;
 }
 
 /** A byte takes the same room wherever it is. */

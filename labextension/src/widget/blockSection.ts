@@ -1,12 +1,11 @@
 /** The allocator's blocks on each rank at one moment, and who holds most of them. There only once somebody has asked. */
 
-import { layOut } from '../chart/blockMap';
+import { layOut, type IBorder } from '../chart/blockMap';
 import { capText, formatBytes, formatCount } from '../chart/format';
 import { BLOCK_STATES, type IMemoryMap } from '../model/memoryMap';
 import type { PanelModel } from '../model/panelModel';
 import { element } from './dom';
 
-const SVG = 'http://www.w3.org/2000/svg';
 const LINES = 6;
 const LINE_HEIGHT = 16;
 const GAP = 3;
@@ -74,43 +73,32 @@ function drawMap(map: IMemoryMap): HTMLElement {
   );
 }
 
-function drawBlocks(map: IMemoryMap, figures: string): SVGElement {
+function drawBlocks(map: IMemoryMap, figures: string): HTMLElement {
   const { pieces, borders } = layOut(map, LINES);
-  const drawing = svg('svg', {
-    class: 'accel-nb-block-drawing',
-    height: LINES * (LINE_HEIGHT + GAP) - GAP,
-    role: 'img',
-    'aria-label': `Memory blocks of rank ${map.rank}: ${figures}`
-  });
+  const drawing = element('div', 'accel-nb-block-drawing');
+  drawing.style.height = `${LINES * (LINE_HEIGHT + GAP) - GAP}px`;
+  drawing.setAttribute('role', 'img');
+  drawing.setAttribute('aria-label', `Memory blocks of rank ${map.rank}: ${figures}`);
   for (const piece of pieces) {
     const block = map.blocks[piece.block]!;
-    const rect = svg('rect', {
-      class: 'accel-nb-block',
-      'data-state': block.state,
-      x: percent(piece.left),
-      width: percent(piece.width),
-      y: piece.line * (LINE_HEIGHT + GAP),
-      height: LINE_HEIGHT
-    });
-    const title = svg('title', {});
-    title.textContent =
+    const drawn = place(element('div', 'accel-nb-block'), piece);
+    drawn.style.width = percent(piece.width);
+    drawn.dataset.state = String(block.state);
+    drawn.title =
       `${formatBytes(block.size)} ${BLOCK_STATES[block.state] ?? ''}, in segment ` +
       `${block.segment + 1} of ${formatBytes(map.segments[block.segment] ?? null)}`;
-    rect.append(title);
-    drawing.append(rect);
+    drawing.append(drawn);
   }
-  for (const border of borders) {
-    drawing.append(
-      svg('rect', {
-        class: 'accel-nb-border',
-        x: percent(border.left),
-        width: 2,
-        y: border.line * (LINE_HEIGHT + GAP),
-        height: LINE_HEIGHT
-      })
-    );
-  }
+  drawing.append(...borders.map(border => place(element('div', 'accel-nb-border'), border)));
   return drawing;
+}
+
+/** Put something on its line of the drawing. */
+function place(made: HTMLElement, { line, left }: IBorder): HTMLElement {
+  made.style.left = percent(left);
+  made.style.top = `${line * (LINE_HEIGHT + GAP)}px`;
+  made.style.height = `${LINE_HEIGHT}px`;
+  return made;
 }
 
 function drawHolders(map: IMemoryMap): HTMLElement[] {
@@ -127,14 +115,6 @@ function drawHolders(map: IMemoryMap): HTMLElement[] {
       element('span', 'accel-nb-holder-bar', fill)
     );
   });
-}
-
-function svg(tag: string, attributes: Record<string, string | number>): SVGElement {
-  const made = document.createElementNS(SVG, tag);
-  for (const [name, value] of Object.entries(attributes)) {
-    made.setAttribute(name, String(value));
-  }
-  return made;
 }
 
 function percent(share: number): string {
