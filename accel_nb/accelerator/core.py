@@ -39,6 +39,7 @@ from accel_nb.accelerator.plugins import (
 )
 from accel_nb.accelerator.prepare import Kinds, Preparer, describe_object, notes_on
 from accel_nb.accelerator.profile import Profiler, profiled
+from accel_nb.accelerator.rate_plan import RatePlanner
 from accel_nb.accelerator.release import release_memory
 from accel_nb.accelerator.resuming import Resumer
 from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
@@ -68,7 +69,7 @@ from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import plain_view
 from accel_nb.strategies.plan import AUTO
-from accel_nb.telemetry.events import CheckpointSaved, Prepared, Sink, current_sink
+from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
 from accel_nb.telemetry.trackers.choose import checked_choice
@@ -232,6 +233,9 @@ class Accelerator(Tracked):
         self._compiler = Compiler(options.compile)
         self._float8 = Float8Layers(self._device, options.fp8) if precision.policy.name == "fp8" else None
         self._recomputer = Recomputer(options.activation_checkpointing)
+        self._rate_planner: RatePlanner | None = None
+        if self._world.is_main and not isinstance(self._sink, NullSink):
+            self._rate_planner = RatePlanner(self._sink, self._world.rank, self._stepper)
         self._preparer = Preparer(
             self,
             self._stepper,
@@ -245,7 +249,10 @@ class Accelerator(Tracked):
             seed=options.seed,
             is_placing=device_placement,
             rng_types=checked_types(rng_types),
+            hearing=self._rate_planner,
         )
+        if self._rate_planner is not None:
+            self._rate_planner.epoch_lengths = self._preparer.epoch_lengths
         self._state = TrainingState(
             self._comm, self._device, self._stepper, self._resolved, lambda preparer=self._preparer: preparer.objects
         )
@@ -733,6 +740,8 @@ class Accelerator(Tracked):
             self._autosave.begin_run()
         if self._helm is not None:
             self._helm.begin_run()
+        if self._rate_planner is not None:
+            self._rate_planner.begin_run()
         self._resumer.begin_run(resume)
 
     def end_run(self) -> list[str]:
