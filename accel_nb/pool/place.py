@@ -13,6 +13,11 @@ from accel_nb.runtime.hardware import cuda_of_torch, find_gpus, num_usable_cores
 from accel_nb.runtime.platforms import find_tpu
 
 
+def uses_gpus(gpus: int | Literal["all"] | None, cpus: int | None) -> bool:
+    """Whether `place_workers` would place workers on GPUs; asks for GPUs count where this machine has none."""
+    return cpus is None and (gpus is not None or bool(find_gpus()))
+
+
 def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
     """Return one spec for each worker; with neither given every visible GPU, else one worker for a TPU or the CPU.
 

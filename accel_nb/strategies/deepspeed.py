@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.checkpoint.whole import whole_weights
+from accel_nb.config.deepspeed_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime import sharded
@@ -36,7 +37,6 @@ from accel_nb.strategies.inplace import (
     take_forward_back,
     without_class_check,
 )
-from accel_nb.strategies.zero_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
 
 if TYPE_CHECKING:
     from accel_nb.strategies.zero import ZeroModel
