@@ -46,6 +46,11 @@ class DeepspeedOptions(Protocol):
         ...
 
     @property
+    def weights(self) -> str | None:
+        """Safetensors that models on the meta device are filled from; stage 3."""
+        ...
+
+    @property
     def allow_untested_optimizer(self) -> bool:
         """Take an optimizer that is not known to treat each element by itself."""
         ...
@@ -62,6 +67,7 @@ class DefaultDeepspeedOptions:
     prefetch_size: int = 50_000_000
     persistent_size: int = 100_000
     overlap_comm: bool = False
+    weights: str | None = None
     allow_untested_optimizer: bool = False
 
 

@@ -307,6 +307,17 @@ class DeepspeedOptions(Section):
         100_000, "Parameters of at most this size stay whole on each worker between steps; stage 3.", unit="elements"
     )
     overlap_comm: Switch = _option(False, "Average gradients while others are computed; stages 2 and 3, on GPUs.")
+    weights: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from, each "
+        "worker reading its part only; stage 3.",
+        metavar="PATH",
+        allowed="the path of a safetensors file, of an index of several, or of their folder, or none",
+    )
     allow_untested_optimizer: Switch = _option(
         False,
         "Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters "
@@ -924,7 +935,7 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     for name, needed in (("min_params", "size"), ("classes", "classes")):
         if f"fsdp.{name}" in given and config.fsdp.wrap != needed:
             idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
-    for name in ("offload_parameters", "prefetch_size", "persistent_size"):
+    for name in ("offload_parameters", "prefetch_size", "persistent_size", "weights"):
         if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
             idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
     for name in given:

@@ -133,7 +133,8 @@ def forecast_model(
 ) -> Forecast:
     """Forecast for a module; with a ``batch`` its activations are traced, for ``setting.share`` samples.
 
-    ``optimizer`` is a name, one or several. ``itemsize`` stands for the weights' own. What cannot be traced is said in the forecast's notes.
+    ``optimizer`` is a name, one or several. ``itemsize`` stands for the weights' own. What cannot be traced is said in
+    the forecast's notes.
     """
     notes: list[str] = []
     found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)

@@ -102,6 +102,8 @@ export interface IDeepspeedOptions {
   persistent_size?: number;
   /** Average gradients while others are computed; stages 2 and 3, on GPUs. */
   overlap_comm?: boolean;
+  /** Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from, each worker reading its part only; stage 3. */
+  weights?: string | null;
   /** Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters are cut anywhere. */
   allow_untested_optimizer?: boolean;
 }
@@ -327,6 +329,7 @@ export type OptionName =
   | 'deepspeed.prefetch_size'
   | 'deepspeed.persistent_size'
   | 'deepspeed.overlap_comm'
+  | 'deepspeed.weights'
   | 'deepspeed.allow_untested_optimizer'
   | 'xla.shard_params'
   | 'checkpoint.dir'
