@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
@@ -263,6 +263,29 @@ def test_a_model_without_memory_is_filled_part_by_part(tmp_path: Path) -> None:
         torch.testing.assert_close(weights, by_hand(range(3)), rtol=0, atol=2e-5)
         assert held < 0.7 * sum(value.nbytes for value in model.parameters())
         assert all("deepspeed.weights" in problem for problem in problems)
+
+
+def exports(world: World, folder: str) -> dict[str, Tensor]:
+    model, optimizer = language()
+    accelerator = build(world, zero_stage=3, persistent_size=0)
+    accelerator.prepare(model, optimizer)
+    run(accelerator, model, optimizer, range(2))
+    with pytest.raises(MisuseError, match="floating point"):
+        accelerator.save_model(model, folder, dtype=torch.int8)
+    accelerator.save_model(model, folder, max_shard_size=200, dtype=torch.bfloat16)
+    whole = accelerator.get_state_dict(model)
+    accelerator.close()
+    return whole
+
+
+def test_weights_are_exported_in_16_bits_a_file_at_a_time(tmp_path: Path) -> None:
+    expected = run_ranks(exports, 2, str(tmp_path))[0]
+    files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert len(files) > 3
+    found = {name: value for file in files for name, value in file.items()}
+    assert found.keys() == expected.keys() - {"head.weight"}  # which is tied, and there once
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name].bfloat16(), rtol=0, atol=0)
 
 
 def refusals(world: World) -> list[str]:
