@@ -22,7 +22,7 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("tpus", "max_restarts")
+PLANNED_OPTIONS = ("max_restarts",)
 """Options of the design that this version refuses by name."""
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -30,6 +30,9 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ddp.comm_hook": (
             "batched_power_sgd",
         ),  # PyTorch's own fails in its first compressed step, up to 2.13 at least
+        # To disk: DeepSpeed's operator for it is compiled with libaio where it runs.
+        "deepspeed.offload_optimizer": ("nvme",),
+        "deepspeed.offload_parameters": ("nvme",),
     }
 )
 """Values of served options that this version refuses by name."""
@@ -604,6 +607,12 @@ class Config(StrategySections):
     cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(_read_whole)] = _option(
         None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
     )
+    tpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(_read_whole)] = _option(
+        None,
+        "Run on the TPU, where one worker drives all chips: all, or as many as there are. None given: where there is "
+        "a TPU and no GPU.",
+        unit="chips",
+    )
     precision: Literal["no", "fp16", "bf16", "fp8", "auto"] = _option(
         "no",
         "Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device "
@@ -878,7 +887,7 @@ class Clash:
     message: str
 
 
-ALTERNATIVES = (("gpus", "cpus"),)
+ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
 """Options of which a run has at most one: the one from the higher layer sets the other aside."""
 
 

@@ -116,7 +116,7 @@ class AccelerateMagics(Magics):
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         resolved.check_world(len(specs))
         if config.dry_run:
             print(redact(describe_plan(resolved, specs)))
@@ -194,7 +194,7 @@ class AccelerateMagics(Magics):
         config, lines = resolved.config, []
         devices = request.other_devices(config)
         if devices is None:
-            specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+            specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
@@ -222,7 +222,7 @@ class AccelerateMagics(Magics):
 
     def _start(self, words: list[str]) -> str:
         config = self._resolve(shlex.join(words), "%accelerate start").config
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         self.session.start_workers(specs)
         return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 

@@ -209,6 +209,8 @@ export interface IOptions {
   gpus?: number | 'all' | null;
   /** Run on this many CPU workers instead of on accelerators. [workers] */
   cpus?: number | null;
+  /** Run on the TPU, where one worker drives all chips: all, or as many as there are. None given: where there is a TPU and no GPU. [chips] */
+  tpus?: number | 'all' | null;
   /** Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'fp8' | 'auto';
   /** How the workers share the training. auto chooses by worker count and devices, and for models that could be too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is refused. */
@@ -276,6 +278,7 @@ export interface IOptions {
 export type OptionName =
   | 'gpus'
   | 'cpus'
+  | 'tpus'
   | 'precision'
   | 'strategy'
   | 'memory'
