@@ -129,6 +129,9 @@ class ZeroModel:
         if self._stage < 3:
             self._engine.module_forward_pre_hook.remove()
             self._engine.module_forward_post_hook.remove()
+        else:  # who clips computes the norm, and once; `compute_grad_norm` says so in the other stages
+            norm = torch.zeros((), device=comm.world.device)
+            self._zero._get_norm_groups = lambda: [norm]
         self._flats: list[tuple[Any, list[_Place]]] = list(self._find_flats())
         # What a state has once for all of a flat part is shown anew whenever it is read.
         self._on_read = optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())

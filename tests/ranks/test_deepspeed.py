@@ -286,7 +286,7 @@ def exports(world: World, folder: str) -> dict[str, Tensor]:
 def test_weights_are_exported_in_16_bits_a_file_at_a_time(tmp_path: Path) -> None:
     expected = run_ranks(exports, 2, str(tmp_path))[0]
     files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
-    assert len(files) > 3
+    assert len(files) > 2
     found = {name: value for file in files for name, value in file.items()}
     assert found.keys() == expected.keys() - {"head.weight"}  # which is tied, and there once
     for name, value in found.items():
