@@ -124,7 +124,7 @@ def shown(**options: Any) -> Any:
     return show_deepspeed(resolve([Layer("code", options, "test")]), on_gpus=False)
 
 
-@pytest.mark.parametrize(("stage", "offload"), itertools.product([1, 2, 3], ["no", "cpu"]))
+@pytest.mark.parametrize(("stage", "offload"), list(itertools.product([1, 2, 3], ["no", "cpu"])))
 def test_what_is_shown_accounts_for_every_value_and_reads_back(stage: int, offload: str) -> None:
     given = {"zero_stage": stage, "offload_optimizer": offload, "bucket_size": 1234}
     if stage == 3:
