@@ -19,6 +19,7 @@ from accel_nb.accelerator.activations import Recomputer
 from accel_nb.accelerator.autosave import Autosave
 from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.enter import enter
+from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.join import joined
 from accel_nb.accelerator.metrics import gather_for_metrics
 from accel_nb.accelerator.places import AcceleratorState, GradientState
@@ -110,7 +111,7 @@ class Accelerator(Tracked):
         sink: Sink | None = None,
         registry: Registry | None = None,
         log_with: Any = None,
-        fsdp_plugin: object = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         deepspeed_plugin: DeepSpeedPlugin | None = None,
         deepspeed_plugins: object = None,
         megatron_lm_plugin: object = None,
@@ -150,8 +151,8 @@ class Accelerator(Tracked):
                 ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
                 ``all`` that are installed, a tracker of your own, or a list of these.
             deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
-            fsdp_plugin: Refused, as all that follow: known names that this version does not serve yet.
-            deepspeed_plugins: Not served: there is one configuration.
+            fsdp_plugin: Train by FSDP2, with options under well-known names.
+            deepspeed_plugins: Refused, as all that follow; there is one configuration.
             megatron_lm_plugin: Not served.
             torch_tp_plugin: Not served yet.
             parallelism_config: Not served yet.
@@ -160,7 +161,6 @@ class Accelerator(Tracked):
         """
         refuse_later(
             {
-                "fsdp_plugin": fsdp_plugin,
                 "deepspeed_plugins": deepspeed_plugins,
                 "megatron_lm_plugin": megatron_lm_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
@@ -185,7 +185,8 @@ class Accelerator(Tracked):
         folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
         self._project = replace(project, project_dir=folder)
         records = (
-            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, self._project, *handlers,
+            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
+            self._project, *handlers,
         )  # fmt: skip
         self._resolved = _resolve(config, arguments, records)
         if step_scheduler_with_optimizer and self._resolved.config.schedule == "calls":

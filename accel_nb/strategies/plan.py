@@ -26,8 +26,9 @@ def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
                 f"use {' or '.join([AUTO, *fitting])}, or change the number of workers"
             )
         return chosen
-    fitting = [strategy for strategy in map(registry.get, registry.names) if strategy.capabilities.fits(world)]
-    if not fitting:
-        reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
-        raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
-    return max(fitting, key=lambda strategy: strategy.capabilities.rank)
+    ranked = sorted(map(registry.get, registry.names), key=lambda strategy: strategy.capabilities.rank, reverse=True)
+    for strategy in ranked:
+        if strategy.capabilities.fits(world):
+            return strategy
+    reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
+    raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
