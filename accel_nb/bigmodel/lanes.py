@@ -7,7 +7,9 @@ so that what it does is the same whatever the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,12 +19,18 @@ from torch import Tensor
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
 
+_MOST_THREADS = 8
+
 
 class HostTensor:
     """A weight that lies in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
+
+    def is_at_hand(self) -> bool:
+        """Return True."""
+        return True
 
     def will_read(self) -> None:
         """Do nothing: it is there."""
@@ -47,6 +55,10 @@ class Lane(Protocol):
         """Return a new buffer of bytes."""
         ...
 
+    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+        """Whether a buffer is better filled beside the computation than right before it."""
+        ...
+
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
         """Fill parts of a buffer once what ``marks`` stand for is over; return a ticket for `ready`. Any thread."""
         ...
@@ -61,26 +73,72 @@ class Lane(Protocol):
 
 
 class HostLane:
-    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready."""
+    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready.
+
+    To read what the system has in its cache is to copy it, which takes the cores that compute: beside a computation
+    both would be late. It is done right before, by as many threads as torch computes with.
+    """
 
     device = torch.device("cpu")
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self._num_threads = num_threads or min(_MOST_THREADS, torch.get_num_threads())
 
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory in large pages where the system has them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
+    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+        """Whether a disk has to deliver something, for which no core waits."""
+        return not all(source.is_at_hand() for source in sources)
+
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
-        """Read now."""
+        """Read now; this thread takes part."""
         for source, _ in jobs:
-            source.will_read()
-        for source, out in jobs:
-            source.read_into(out)
+            if not source.is_at_hand():
+                source.will_read()
+        parts = deque(_parts(jobs))
+        num_helpers = min(self._num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
+        if num_helpers < 1:
+            _read(parts)
+            return
+        with ThreadPoolExecutor(num_helpers, "accel_nb-fill") as pool:  # when it ends nobody writes to the buffer
+            helpers = [pool.submit(_read, parts) for _ in range(num_helpers)]
+            try:
+                _read(parts)
+            finally:
+                parts.clear()
+        for helper in helpers:
+            helper.result()
 
     def ready(self, ticket: None) -> None:
         """Do nothing."""
 
     def mark(self, buffer: Tensor) -> None:
         """Do nothing: the CPU has ended what it did."""
+
+
+def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tensor]]:
+    """Divide tensors that are read as they are."""
+    for source, out in jobs:
+        if isinstance(source, HostTensor) or source.dtype != out.dtype:
+            yield source, out
+            continue
+        flat = out.view(-1)
+        per_part = CHUNK_BYTES // out.dtype.itemsize
+        for begin in range(0, flat.numel(), per_part):
+            count = min(per_part, flat.numel() - begin)
+            yield source.part(begin, count), flat[begin : begin + count]
+
+
+def _read(parts: deque[tuple[Source, Tensor]]) -> None:
+    """Read parts until others have taken the last."""
+    while True:
+        try:
+            source, out = parts.popleft()
+        except IndexError:
+            return
+        source.read_into(out)
 
 
 class Queue(Protocol):
@@ -173,6 +231,10 @@ class SideLane:
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory of the device."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+        """Return True: copies run beside the computing."""
+        return True
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
         """Read through staging, and queue the copies; the ticket is a mark of the queue."""

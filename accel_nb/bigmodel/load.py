@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.device_map import check_device_map, place_of, plan_device_map
+from accel_nb.bigmodel.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload import dispatch_model
+from accel_nb.bigmodel.placement import place_of
 from accel_nb.bigmodel.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.bigmodel.sizes import Device, parse_dtype, to_torch_device
