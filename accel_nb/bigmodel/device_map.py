@@ -340,7 +340,7 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
 def _spread(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
     """Exchange the places of blocks of one size, which share nothing, so that those away lie evenly among all.
 
-    What each place holds stays the same. Where several devices compute nothing is exchanged: activations would move more.
+    What each place holds stays the same. Where several devices compute nothing is exchanged: activations would move.
     """
     small = {part: place for name, place in places.items() for part in tree.smallest(name)}
     if len({str(place) for place in small.values()} - {"cpu", "disk"}) > 1:

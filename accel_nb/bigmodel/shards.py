@@ -7,8 +7,10 @@ import json
 import mmap
 import os
 import stat
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,8 @@ _STAGING_BYTES = 4 << 20
 _SECTOR_BYTES = 4096
 """Reading past the system's cache is in whole sectors, to whole pages."""
 _DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
+_POPULATE_READ = 22
+"""Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
 
 
 class ShardFile:
@@ -68,6 +72,7 @@ class ShardFile:
             raise ConfigError(f"the checkpoint's file {path} cannot be read: {kind}") from error
         self.close = weakref.finalize(self, os.close, self.fd)
         self._direct: int | None = None
+        self._mapping: mmap.mmap | None = None
         self._staging: list[mmap.mmap] = []
         try:
             status = os.fstat(self.fd)
@@ -105,6 +110,16 @@ class ShardFile:
             weakref.finalize(self, os.close, fd)
             self._direct = fd
         return self._direct is not None
+
+    def mapping(self) -> mmap.mmap:
+        """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
+        if self._mapping is None:
+            pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            if sys.platform == "linux":
+                with suppress(OSError):  # before Linux 5.14 each page is mapped when it is touched
+                    pages.madvise(_POPULATE_READ)
+            self._mapping = pages
+        return self._mapping
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
         """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
@@ -224,6 +239,13 @@ class FileTensor:
     def part(self, begin: int, count: int) -> FileTensor:
         """Return ``count`` elements from ``begin`` on as a tensor of one dim."""
         return FileTensor(self.name, self.file, self.offset + begin * self.dtype.itemsize, self.dtype, (count,))
+
+    def mapped(self) -> Tensor:
+        """Return a tensor over the file's pages."""
+        if not self.numel:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
+        return flat.view(self.shape)
 
     def is_at_hand(self) -> bool:
         """Whether reading it is a matter of copying, and not of waiting for a disk."""

@@ -18,6 +18,7 @@ from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload import _dispatch, stream_of
 from accel_nb.bigmodel.shards import ShardFile, as_bytes, open_checkpoint
+from accel_nb.errors import ConfigError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single
 from tests.support.transformer import Transformer
@@ -123,3 +124,34 @@ def test_a_model_that_the_cache_cannot_keep_is_read_past_it(
     assert stream is not None
     sources = [piece.source for unit in stream._order for piece in unit.pieces]
     assert any(source.is_at_hand() for source in sources) == (room > 0)
+
+
+def test_a_mapped_model_computes_from_its_files_and_never_changes_them(tmp_path: Path) -> None:
+    resident = Transformer()
+    path = save_single(resident, tmp_path)
+    before = path.read_bytes()
+    with init_empty_weights():
+        model = Transformer()
+    load_checkpoint_and_dispatch(model, path, {"": "cpu"}, mmap=True)
+    files = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(str(path))]
+    begin, end = (int(place, 16) for place in files[0].split()[0].split("-"))
+    assert all(begin <= parameter.data_ptr() < end for parameter in model.parameters())
+    assert model.head.weight is model.embedding.weight
+    with torch.no_grad():
+        torch.testing.assert_close(model(TOKENS), resident(TOKENS))
+        for parameter in model.parameters():
+            parameter.add_(1)
+    pairs = zip(model.parameters(), resident.parameters(), strict=True)
+    assert all(torch.equal(own, value + 1) for own, value in pairs)
+    assert path.read_bytes() == before
+
+
+def test_a_mapped_model_is_converted_in_memory_of_its_own(tmp_path: Path) -> None:
+    resident = Transformer()
+    with init_empty_weights():
+        model = Transformer()
+    load_checkpoint_and_dispatch(model, save_single(resident, tmp_path), {"": "cpu"}, dtype="bfloat16", mmap=True)
+    with torch.no_grad():
+        assert torch.equal(model(TOKENS), resident.bfloat16()(TOKENS))
+    with pytest.raises(ConfigError, match="leave one out"):
+        load_checkpoint_and_dispatch(model, tmp_path, mmap=True, broadcast_from_rank0=True)
