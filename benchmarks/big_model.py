@@ -136,9 +136,9 @@ def big_model(quick: bool = False) -> Report:
         "dropped the files from its cache; that of the host below a virtual machine is its own."
     )
     report.notes.append(
-        "Loading to memory counts until one forward has touched all weights. accelerate maps files, and computes from the "
-        "page cache without a copy of its own: compared with ours under mmap=True. Such weights are valid as long as "
-        "nobody writes to the files. By default ours are the process's own, as those in the row with copies are."
+        "Loading to memory counts until one forward has touched all weights. accelerate maps files, and computes from "
+        "the page cache without a copy of its own: compared with ours under mmap=True. Such weights are valid as long "
+        "as nobody writes to the files. By default ours are the process's own, as those in the row with copies are."
     )
     return report
 

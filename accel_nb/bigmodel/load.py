@@ -57,8 +57,8 @@ def load_checkpoint_in_model(
     else that of the model's own tensor; those of modules in ``keep_in_fp32_modules`` stay float32. Memory is taken for
     the tensors themselves and, where they are converted or sent to a device, for a few MiB a thread. With ``mmap`` what
     goes to the CPU as it is stored is not copied: it lies in the files' pages, which the system may drop and read
-    again. Nobody may write to the files while the model is used: one cut short ends the process. Tensors start anywhere in
-    them, for which kernels may round otherwise.
+    again. Nobody may write to the files while the model is used: one cut short ends the process. Tensors start
+    anywhere in them, for which kernels may round otherwise.
 
     All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
     model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
