@@ -20,6 +20,8 @@ from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
 
 _MOST_THREADS = 8
+_DISK_THREADS = 4
+"""Enough reads at once for a disk; those who wait for it need no core each."""
 
 
 class HostTensor:
@@ -94,11 +96,12 @@ class HostLane:
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
         """Read now; this thread takes part."""
-        for source, _ in jobs:
-            if not source.is_at_hand():
-                source.will_read()
+        away = [source for source, _ in jobs if not source.is_at_hand()]
+        for source in away:
+            source.will_read()
+        num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
         parts = deque(_parts(jobs))
-        num_helpers = min(self._num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
+        num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
         if num_helpers < 1:
             _read(parts)
             return
