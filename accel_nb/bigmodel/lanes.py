@@ -7,9 +7,10 @@ so that what it does is the same whatever the device.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -102,17 +103,7 @@ class HostLane:
         num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
-        if num_helpers < 1:
-            _read(parts)
-            return
-        with ThreadPoolExecutor(num_helpers, "accel_nb-fill") as pool:  # when it ends nobody writes to the buffer
-            helpers = [pool.submit(_read, parts) for _ in range(num_helpers)]
-            try:
-                _read(parts)
-            finally:
-                parts.clear()
-        for helper in helpers:
-            helper.result()
+        _read_with(num_helpers, parts)
 
     def ready(self, ticket: None) -> None:
         """Do nothing."""
@@ -132,6 +123,33 @@ def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tens
         for begin in range(0, flat.numel(), per_part):
             count = min(per_part, flat.numel() - begin)
             yield source.part(begin, count), flat[begin : begin + count]
+
+
+def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
+    """Read parts in this thread and others, of which none writes to memory any more when this ends."""
+    failures: list[Exception] = []
+
+    def help_reading() -> None:
+        try:
+            _read(parts)
+        except Exception as error:
+            failures.append(error)
+            parts.clear()
+
+    helpers: list[threading.Thread] = []
+    try:
+        with suppress(RuntimeError):  # a limit of memory may leave no room for a thread
+            for _ in range(num_helpers):
+                helper = threading.Thread(target=help_reading, name="accel_nb-fill")
+                helper.start()
+                helpers.append(helper)
+        _read(parts)
+    finally:
+        parts.clear()
+        for helper in helpers:
+            helper.join()
+    if failures:
+        raise failures[0]
 
 
 def _read(parts: deque[tuple[Source, Tensor]]) -> None:
