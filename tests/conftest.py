@@ -68,6 +68,17 @@ def wait_for(condition: Callable[[], object], deadline_s: float = SETTLE_S) -> b
     return True
 
 
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Compute in one thread: on a busy machine small operations wait for the others longer than they take."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def records_runs_elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep the runs of tests out of the user's registry."""

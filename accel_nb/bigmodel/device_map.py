@@ -1,4 +1,4 @@
-"""Where each part of a model goes: planned from sizes and limits, checked, and shown as a table."""
+"""Where each part of a model goes: planned from sizes and limits, and checked."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from accel_nb.bigmodel.placement import DeviceMap, describe_device_map, place_of
 from accel_nb.bigmodel.sizes import (
     Device,
     Held,
@@ -21,9 +22,6 @@ from accel_nb.bigmodel.sizes import (
     prefixes,
 )
 from accel_nb.errors import ConfigError
-
-DeviceMap = dict[str, Device]
-"""Names of modules or tensors (``""`` is the whole model) and their places."""
 
 WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
 _AHEAD = 2
@@ -136,6 +134,7 @@ def infer_auto_device_map(
     *,
     activations: int | str = 0,
     kv_cache: int | str = 0,
+    spread: bool = False,
 ) -> DeviceMap:
     """Plan where each part of a model goes: accelerators in their order, then ``cpu``, then ``disk``.
 
@@ -143,7 +142,8 @@ def infer_auto_device_map(
     that stay whole (None: the blocks that the model repeats). The first device keeps room for weights that come to it
     from elsewhere: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are kept free too, in
     bytes. ``fallback_allocation`` gives a device that the next part in order does not fit on a later one that does.
-    ``verbose`` prints the plan.
+    ``spread`` puts blocks that are away evenly between those that stay, where one device computes: while a block that
+    stays computes, the next one arrives. ``verbose`` prints the plan.
 
     Raises `ConfigError` with all that is wrong, a part that is larger than the device that computes it included.
     """
@@ -152,6 +152,8 @@ def infer_auto_device_map(
     tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
     work = Workload.parse(activations, kv_cache)
     plan = _fit(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
+    if spread:
+        plan.places = _spread(tree, plan.places)
     places = _merged(tree, plan.places) if clean_result else plan.places
     if verbose:
         print(describe_device_map(model, places, max_memory=max_memory, dtype=dtype, special_dtypes=special_dtypes))
@@ -235,6 +237,7 @@ def plan_device_map(
         offload_buffers=offload_buffers,
         activations=activations,
         kv_cache=kv_cache,
+        spread=way != "sequential",
     )
 
 
@@ -334,6 +337,33 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
     return plan
 
 
+def _spread(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
+    """Exchange the places of blocks of one size, which share nothing, so that those away lie evenly among all.
+
+    What each place holds stays the same. Where several devices compute nothing is exchanged: activations would move.
+    """
+    small = {part: place for name, place in places.items() for part in tree.smallest(name)}
+    if len({str(place) for place in small.values()} - {"cpu", "disk"}) > 1:
+        return dict(places)
+    by_size: dict[int, list[str]] = {}
+    for name in tree.modules:  # in the model's order
+        if name in small and tree.is_block(name) and tree.family(name) == {name}:
+            by_size.setdefault(tree.nbytes(tree.inside(name)), []).append(name)
+    order = sorted(set(small.values()), key=lambda place: {"cpu": 1, "disk": 2}.get(str(place), 0))
+    for blocks in by_size.values():
+        counts = [sum(small[name] == place for name in blocks) for place in order]
+        for place, count in zip(order, counts, strict=True):
+            further = [name for at, name in enumerate(blocks) if _is_further(at, len(blocks), len(blocks) - count)]
+            small.update((name, place) for name in blocks if name not in further)
+            blocks = further
+    return small
+
+
+def _is_further(at: int, total: int, further: int) -> bool:
+    """Whether one of ``total`` belongs to the ``further`` ones, which lie evenly among all and end with the last."""
+    return (at + 1) * further // total > at * further // total
+
+
 def _has_placed(part: str, plan: _Plan) -> bool:
     return any(is_within(name, part) for name in plan.places)
 
@@ -417,61 +447,8 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
         raise ConfigError(problems)
 
 
-def place_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
-    """Return where a tensor or module goes: the map's entry for it or for what it lies in, else None."""
-    return next((device_map[prefix] for prefix in reversed(prefixes(name)) if prefix in device_map), None)
-
-
 def _nearest(name: str, known: Iterable[str]) -> str:
     from difflib import get_close_matches
 
     near = get_close_matches(name, known, n=1)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def describe_device_map(
-    model: nn.Module,
-    device_map: Mapping[str, Device],
-    *,
-    max_memory: Mapping[Device, int | str] | None = None,
-    dtype: torch.dtype | str | None = None,
-    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
-) -> str:
-    """Return a table: for each device what it may hold, what it does hold, and which parts."""
-    limits = get_max_memory(max_memory)
-    held = list_tensors(model, dtype, special_dtypes)
-    used: dict[str, int] = {}
-    parts: dict[str, list[str]] = {}
-    for name, device in device_map.items():
-        parts.setdefault(str(device), []).append(name or "the whole model")
-    for tensor in held:
-        place = str(place_of(tensor.name, device_map))
-        used[place] = used.get(place, 0) + tensor.nbytes
-    rows = [["device", "limit", "weights", "filled", "parts"]]
-    room = {str(device): limit for device, limit in limits.items()}
-    for place in dict.fromkeys([*room, *parts]):
-        limit = room.get(place)
-        share = "" if not limit else _bar(used.get(place, 0) / limit)
-        rows.append(
-            [
-                place,
-                "" if limit is None else format_bytes(limit),
-                format_bytes(used.get(place, 0)),
-                share,
-                _shortened(parts.get(place, [])),
-            ]
-        )
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-    return "\n".join(lines)
-
-
-def _bar(share: float, width: int = 10) -> str:
-    full = min(width, round(share * width))
-    return f"{'#' * full}{'.' * (width - full)} {share:4.0%}"
-
-
-def _shortened(parts: Sequence[str], most: int = 3) -> str:
-    if len(parts) <= most + 1:
-        return ", ".join(parts)
-    return f"{', '.join(parts[: most - 1])}, ... {parts[-1]} ({len(parts)} in all)"

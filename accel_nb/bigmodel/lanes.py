@@ -7,7 +7,10 @@ so that what it does is the same whatever the device.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -17,12 +20,20 @@ from torch import Tensor
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
 
+_MOST_THREADS = 8
+_DISK_THREADS = 4
+"""Enough reads at once for a disk; those who wait for it need no core each."""
+
 
 class HostTensor:
     """A weight that lies in memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
+
+    def is_at_hand(self) -> bool:
+        """Return True."""
+        return True
 
     def will_read(self) -> None:
         """Do nothing: it is there."""
@@ -47,6 +58,10 @@ class Lane(Protocol):
         """Return a new buffer of bytes."""
         ...
 
+    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+        """Whether a buffer is better filled beside the computation than right before it."""
+        ...
+
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
         """Fill parts of a buffer once what ``marks`` stand for is over; return a ticket for `ready`. Any thread."""
         ...
@@ -61,26 +76,90 @@ class Lane(Protocol):
 
 
 class HostLane:
-    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready."""
+    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready.
+
+    To read what the system has in its cache is to copy it, which takes the cores that compute: beside a computation
+    both would be late. It is done right before, by as many threads as torch computes with.
+    """
 
     device = torch.device("cpu")
+
+    def __init__(self, num_threads: int | None = None) -> None:
+        self._num_threads = num_threads or min(_MOST_THREADS, torch.get_num_threads())
 
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory in large pages where the system has them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
+    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+        """Whether a disk has to deliver something, for which no core waits."""
+        return not all(source.is_at_hand() for source in sources)
+
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
-        """Read now."""
-        for source, _ in jobs:
+        """Read now; this thread takes part."""
+        away = [source for source, _ in jobs if not source.is_at_hand()]
+        for source in away:
             source.will_read()
-        for source, out in jobs:
-            source.read_into(out)
+        num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
+        parts = deque(_parts(jobs))
+        num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
+        _read_with(num_helpers, parts)
 
     def ready(self, ticket: None) -> None:
         """Do nothing."""
 
     def mark(self, buffer: Tensor) -> None:
         """Do nothing: the CPU has ended what it did."""
+
+
+def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tensor]]:
+    """Divide tensors that are read as they are."""
+    for source, out in jobs:
+        if isinstance(source, HostTensor) or source.dtype != out.dtype:
+            yield source, out
+            continue
+        flat = out.view(-1)
+        per_part = CHUNK_BYTES // out.dtype.itemsize
+        for begin in range(0, flat.numel(), per_part):
+            count = min(per_part, flat.numel() - begin)
+            yield source.part(begin, count), flat[begin : begin + count]
+
+
+def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
+    """Read parts in this thread and others, of which none writes to memory any more when this ends."""
+    failures: list[Exception] = []
+
+    def help_reading() -> None:
+        try:
+            _read(parts)
+        except Exception as error:
+            failures.append(error)
+            parts.clear()
+
+    helpers: list[threading.Thread] = []
+    try:
+        with suppress(RuntimeError):  # a limit of memory may leave no room for a thread
+            for _ in range(num_helpers):
+                helper = threading.Thread(target=help_reading, name="accel_nb-fill")
+                helper.start()
+                helpers.append(helper)
+        _read(parts)
+    finally:
+        parts.clear()
+        for helper in helpers:
+            helper.join()
+    if failures:
+        raise failures[0]
+
+
+def _read(parts: deque[tuple[Source, Tensor]]) -> None:
+    """Read parts until others have taken the last."""
+    while True:
+        try:
+            source, out = parts.popleft()
+        except IndexError:
+            return
+        source.read_into(out)
 
 
 class Queue(Protocol):
@@ -173,6 +252,10 @@ class SideLane:
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory of the device."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
+        """Return True: copies run beside the computing."""
+        return True
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
         """Read through staging, and queue the copies; the ticket is a mark of the queue."""

@@ -10,10 +10,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.device_map import check_device_map, place_of, plan_device_map
+from accel_nb.bigmodel.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload import dispatch_model
+from accel_nb.bigmodel.placement import place_of
 from accel_nb.bigmodel.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.bigmodel.sizes import Device, parse_dtype, to_torch_device
@@ -47,24 +48,32 @@ def load_checkpoint_in_model(
     strict: bool = False,
     *,
     broadcast_from_rank0: bool = False,
+    mmap: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Loaded:
     """Read safetensors (a file, an index, a folder) into a model, each tensor straight to its place in ``device_map``.
 
     What the map puts on ``disk`` is left there and stays on the meta device. Floating-point tensors become ``dtype``,
     else that of the model's own tensor; those of modules in ``keep_in_fp32_modules`` stay float32. Memory is taken for
-    the tensors themselves and, where they are converted or sent to a device, for a few MiB a thread.
+    the tensors themselves and, where they are converted or sent to a device, for a few MiB a thread. With ``mmap`` what
+    goes to the CPU as it is stored is not copied: it lies in the files' pages, which the system may drop and read
+    again. Nobody may write to the files while the model is used: one cut short ends the process. Tensors start
+    anywhere in them, for which kernels may round otherwise.
 
     All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
     model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
     ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself, unless
     ``broadcast_from_rank0``: then rank 0 reads, where alone the files must be, and sends what it reads to the others;
-    every rank must call, and nothing may stay on disk. Raises `ConfigError` with everything that is wrong.
+    every rank must call, and nothing may stay on disk or be mapped. Raises `ConfigError` with everything that is wrong.
     """
     comm = current_comm() if broadcast_from_rank0 else LocalComm()
     if device_map is not None:
         check_device_map(model, device_map, must_exist=True)
     wanted = None if dtype is None else parse_dtype(dtype)
+    if mmap and broadcast_from_rank0:
+        raise ConfigError(
+            "mmap needs the files on every rank, and broadcast_from_rank0 reads them on one; leave one out"
+        )
     matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
     _refuse_leaving(matched, device_map, comm)
     targets: dict[int, Tensor] = {}
@@ -82,6 +91,8 @@ def load_checkpoint_in_model(
             to_quantize.append((at, device))
         elif slot.may_stay(device):
             targets[at] = slot.tensor.detach()
+        elif device.type == "cpu" and mmap and source is not None and source.dtype == slot.dtype:
+            slot.set(model, source.mapped())
         elif device.type == "cpu":
             on_host.append(at)
         else:
@@ -125,6 +136,7 @@ def load_checkpoint_and_dispatch(
     buffer_bytes: int | str | None = None,
     keep_in_fp32_modules: Sequence[str] | None = None,
     broadcast_from_rank0: bool = False,
+    mmap: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> nn.Module:
     """Load safetensors into a model and let it compute from wherever its weights fit; returns the model, in place.
@@ -153,6 +165,7 @@ def load_checkpoint_and_dispatch(
         keep_in_fp32_modules,
         strict,
         broadcast_from_rank0=broadcast_from_rank0,
+        mmap=mmap,
         on_progress=on_progress,
     )
     if device_map is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +16,21 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
-from accel_nb.bigmodel.device_map import Tree, check_device_map, main_device, place_of
+from accel_nb.bigmodel.device_map import Tree, check_device_map, main_device
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source, build_lane
 from accel_nb.bigmodel.meta import moved_parameter
+from accel_nb.bigmodel.placement import place_of
 from accel_nb.bigmodel.shards import SUFFIX, FileTensor, ShardFile
-from accel_nb.bigmodel.sizes import Device, Held, find_blocks, format_bytes, list_tensors, parse_bytes, to_torch_device
+from accel_nb.bigmodel.sizes import (
+    Device,
+    Held,
+    cache_room,
+    find_blocks,
+    format_bytes,
+    list_tensors,
+    parse_bytes,
+    to_torch_device,
+)
 from accel_nb.bigmodel.stream import OffloadError, Piece, Unit, WeightStream
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.hardware import num_usable_cores
@@ -228,6 +238,7 @@ def _dispatch(
     handle = Dispatched(model)
     units = _units(tree, model, away, sources, handle)
     budget = _budget(tree, units, buffer_bytes)
+    _bypass_cache_if_too_small(sources.values())
     for piece in handle.pieces:
         for holder, leaf in piece.places:
             holder[leaf] = piece.empty
@@ -402,6 +413,14 @@ def _budget(tree: Tree, units: Sequence[Unit], buffer_bytes: int | str | None) -
             f"{format_bytes(budget)}: {format_bytes(largest.nbytes - budget)} too little"
         )
     return budget
+
+
+def _bypass_cache_if_too_small(sources: Iterable[Source]) -> None:
+    """Read past the system's cache what would push itself out of it before the next forward."""
+    in_files = [source for source in sources if isinstance(source, FileTensor)]
+    if sum(source.nbytes for source in in_files) > cache_room():
+        for file in {source.file for source in in_files}:
+            file.bypass_cache()
 
 
 def _tensor(model: nn.Module, name: str) -> Tensor:

@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from accel_nb.bigmodel.bnb import BnbQuantizationConfig
-from accel_nb.bigmodel.device_map import describe_device_map, main_device, place_of, plan_device_map
+from accel_nb.bigmodel.device_map import main_device, plan_device_map
 from accel_nb.bigmodel.kernels import Quantization
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.placement import Placement, describe_device_map, place_of
 from accel_nb.bigmodel.quantize import quantize_model, quantized_layers, report_quantization
 from accel_nb.bigmodel.quantized_files import prepare_for
 from accel_nb.bigmodel.shards import open_checkpoint
@@ -44,12 +45,12 @@ def load(
     """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
 
     Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
-    evaluation mode. ``verbose`` prints the forecast before anything is loaded. ``example`` are the arguments of a
-    forward of the batch and length that are planned for: what it takes is found out without values, and room is left
-    for its activations, and for keys and values of each block (``activations``, ``kv_cache``: in bytes, if you know
-    better). ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time as
-    they come; a checkpoint that was written quantised needs no word of it. The rest is as in
-    `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
+    evaluation mode. ``verbose`` shows the forecast before anything is loaded: as bars in a notebook, else as a table.
+    ``example`` are the arguments of a forward of the batch and length that are planned for: what it takes is found out
+    without values, and room is left for its activations, and for keys and values of each block (``activations``,
+    ``kv_cache``: in bytes, if you know better). ``quantization`` (``int8``, ``int4``, ...: see `Quantization`)
+    quantises linear layers one at a time as they come; a checkpoint that was written quantised needs no word of it. The
+    rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
     """
     if (model_class is None) == (builder is None):
         given = "neither is given" if builder is None else "both are given"
@@ -83,9 +84,8 @@ def load(
             kv_cache=_first_given(kv_cache, demand and demand.kv_cache),
         )
     if verbose:
-        print(forecast(model, device_map, max_memory=max_memory, dtype=dtype))
-        if demand is not None:
-            print(_describe(demand, model, device_map, checkpoint, dtype))
+        more = [] if demand is None else [_describe(demand, model, device_map, checkpoint, dtype)]
+        forecast(model, device_map, max_memory=max_memory, dtype=dtype, notes=more).show()
     load_checkpoint_and_dispatch(
         model,
         checkpoint,
@@ -107,17 +107,17 @@ def forecast(
     *,
     max_memory: Mapping[Device, int | str] | None = None,
     dtype: torch.dtype | str | None = None,
-) -> str:
-    """Return, as text, what each device is going to hold and what has to be moved for each forward."""
+    notes: Sequence[str] = (),
+) -> Placement:
+    """Return what each device is going to hold, and in ``notes`` first what has to be moved for each forward."""
     main = main_device(device_map.values())
     away = _bytes_away(model, device_map, dtype)
-    lines = [describe_device_map(model, device_map, max_memory=max_memory, dtype=dtype)]
-    for place, name in (("disk", "disk"), ("cpu", "memory")):
-        if away[place]:
-            lines.append(
-                f"each forward moves {format_bytes(away[place])} from {name} to {main}, ahead of the computation"
-            )
-    return "\n".join(lines)
+    moves = [
+        f"each forward moves {format_bytes(away[place])} from {name} to {main}"
+        for place, name in (("disk", "disk"), ("cpu", "memory"))
+        if away[place]
+    ]
+    return describe_device_map(model, device_map, max_memory=max_memory, dtype=dtype, notes=[*moves, *notes])
 
 
 def _bytes_away(

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
+import mmap
 import os
 import stat
+import sys
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -44,6 +48,12 @@ _MAX_INDEX_BYTES = 100_000_000
 _MAX_DIM = 2**62
 CHUNK_BYTES = 8 << 20
 """What is read at a time where bytes must be converted or sent on."""
+_STAGING_BYTES = 4 << 20
+_SECTOR_BYTES = 4096
+"""Reading past the system's cache is in whole sectors, to whole pages."""
+_DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
+_POPULATE_READ = 22
+"""Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
 
 
 class ShardFile:
@@ -61,6 +71,9 @@ class ShardFile:
             kind = "it is a link" if path.is_symlink() and not may_link else error.strerror
             raise ConfigError(f"the checkpoint's file {path} cannot be read: {kind}") from error
         self.close = weakref.finalize(self, os.close, self.fd)
+        self._direct: int | None = None
+        self._mapping: mmap.mmap | None = None
+        self._staging: list[mmap.mmap] = []
         try:
             status = os.fstat(self.fd)
             if not stat.S_ISREG(status.st_mode):
@@ -73,17 +86,81 @@ class ShardFile:
 
     def read(self, offset: int, out: memoryview) -> None:
         """Fill ``out`` from ``offset`` on; raises `OSError` if the file has become shorter."""
+        if self._direct is not None and len(out) >= _STAGING_BYTES:
+            self._read_direct(self._direct, offset, out)
+            return
         while out:
             count = os.preadv(self.fd, [out], offset)
             if count == 0:
-                raise OSError(f"{self.path} ends before byte {offset}: it was cut short while in use")
+                raise self._cut_short(offset)
             offset += count
             out = out[count:]
 
+    def bypass_cache(self) -> bool:
+        """Read large tensors past the system's cache from now on; returns whether system and file allow it.
+
+        For files of which the cache could not keep enough until they are read again: filling it takes more of the
+        processor than the reading does.
+        """
+        if self._direct is None and _DIRECT_FLAG:
+            try:
+                fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC | _DIRECT_FLAG)
+            except OSError:
+                return False
+            weakref.finalize(self, os.close, fd)
+            self._direct = fd
+        return self._direct is not None
+
+    def mapping(self) -> mmap.mmap:
+        """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
+        if self._mapping is None:
+            pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            if sys.platform == "linux":
+                with suppress(OSError):  # before Linux 5.14 each page is mapped when it is touched
+                    pages.madvise(_POPULATE_READ)
+            self._mapping = pages
+        return self._mapping
+
+    def is_cached(self, offset: int, nbytes: int) -> bool:
+        """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
+        if self._direct is not None or not hasattr(os, "RWF_NOWAIT"):
+            return False
+        probe = bytearray(1)
+        try:
+            return all(
+                os.preadv(self.fd, [probe], at, os.RWF_NOWAIT) == 1
+                for at in (*range(offset, offset + nbytes, CHUNK_BYTES), *([offset + nbytes - 1] if nbytes else []))
+            )
+        except OSError:  # it would have to wait, or the file system cannot tell
+            return False
+
     def will_read(self, offset: int, nbytes: int) -> None:
         """Tell the system what is going to be read, so that a disk works ahead of us."""
-        if hasattr(os, "posix_fadvise"):
+        if self._direct is None and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def _read_direct(self, fd: int, offset: int, out: memoryview) -> None:
+        """Read whole sectors into a staging buffer, and copy from there: tensors begin anywhere in a file."""
+        try:
+            staging = self._staging.pop()
+        except IndexError:
+            staging = mmap.mmap(-1, _STAGING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        source = ctypes.addressof(ctypes.c_char.from_buffer(staging))
+        target = ctypes.addressof(ctypes.c_char.from_buffer(out))
+        done = 0
+        try:
+            while done < len(out):
+                skipped = (offset + done) % _SECTOR_BYTES
+                count = min(os.preadv(fd, [staging], offset + done - skipped) - skipped, len(out) - done)
+                if count <= 0:
+                    raise self._cut_short(offset + done)
+                ctypes.memmove(target + done, source + skipped, count)  # other threads go on meanwhile
+                done += count
+        finally:
+            self._staging.append(staging)
+
+    def _cut_short(self, offset: int) -> OSError:
+        return OSError(f"{self.path} ends before byte {offset}: it was cut short while in use")
 
     def _read_header(self) -> Iterator[FileTensor]:
         length = bytearray(8)
@@ -162,6 +239,17 @@ class FileTensor:
     def part(self, begin: int, count: int) -> FileTensor:
         """Return ``count`` elements from ``begin`` on as a tensor of one dim."""
         return FileTensor(self.name, self.file, self.offset + begin * self.dtype.itemsize, self.dtype, (count,))
+
+    def mapped(self) -> Tensor:
+        """Return a tensor over the file's pages."""
+        if not self.numel:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
+        return flat.view(self.shape)
+
+    def is_at_hand(self) -> bool:
+        """Whether reading it is a matter of copying, and not of waiting for a disk."""
+        return self.file.is_cached(self.offset, self.nbytes)
 
     def will_read(self) -> None:
         """Tell the system that this is going to be read."""

@@ -149,12 +149,18 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
 
 def host_room() -> int:
     """Return the bytes of memory that this process may still take: of the machine, its control group, its limits."""
-    rooms = [psutil.virtual_memory().available, *_cgroup_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
+    rooms = [cache_room()]
     process = psutil.Process().memory_info()
     for kind, used in ((resource.RLIMIT_AS, process.vms), (resource.RLIMIT_DATA, getattr(process, "data", 0))):
         limit, _ = resource.getrlimit(kind)
         if limit != resource.RLIM_INFINITY:
             rooms.append(limit - used)
+    return max(0, min(rooms))
+
+
+def cache_room() -> int:
+    """Return the bytes that the system may still take for this process, with what it caches of files."""
+    rooms = [psutil.virtual_memory().available, *_cgroup_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
     return max(0, min(rooms))
 
 

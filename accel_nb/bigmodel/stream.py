@@ -1,8 +1,8 @@
 """Weights that pass through a few buffers: read ahead of the computation in the order that it was seen to take.
 
 A *unit* is what is needed at once: a block, or a module with weights of its own. Buffers are bounded in bytes and used
-again. What is needed soonest is read first; what is needed last gives way, so that buffers beyond those of the
-read-ahead keep a part of the model from one forward to the next.
+again. What is needed soonest is read first, unless the lane gains nothing by that; what is needed last gives way, so
+that buffers beyond those of the read-ahead keep a part of the model from one forward to the next.
 """
 
 from __future__ import annotations
@@ -251,10 +251,11 @@ class WeightStream:
         for step in range(len(order) - 1):
             other = order[(own.next + step) % len(order)]
             left -= other.nbytes
-            if left < 0 or (len(near) > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
+            if left < 0 or (step > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
                 break
             ahead += other.nbytes
-            near.append(other)
+            if other in self._stays or self._lane.gains_by_reading_ahead([piece.source for piece in other.pieces]):
+                near.append(other)
         self._near[threading.get_ident()] = near
         if any(other not in self._stays for other in near):
             self._wake_readers()

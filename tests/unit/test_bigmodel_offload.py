@@ -38,6 +38,8 @@ from tests.conftest import wait_for
 from tests.support.checkpoints import save_sharded, save_single
 from tests.support.transformer import Transformer
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 BLOCK = compute_module_sizes(Transformer())["blocks.0"]
 TOKENS = torch.arange(24).reshape(2, 12)
 
@@ -510,7 +512,7 @@ from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 torch.set_num_threads(1)
 with init_empty_weights():
-    model = Transformer(width=1024, depth=12, vocabulary=512, length=32)
+    model = Transformer(width=640, depth=14, vocabulary=512, length=32)
 torch.nn.functional.linear(torch.randn(64, 64), torch.randn(64, 64))
 size = sum(parameter.nbytes for parameter in model.parameters())
 used = int(next(line for line in open("/proc/self/status") if line.startswith("VmData")).split()[1]) * 1024
@@ -534,7 +536,7 @@ print(tokens.tolist())
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 def test_a_model_larger_than_the_memory_limit_generates(tmp_path: Path, project: Path) -> None:
-    resident = Transformer(width=1024, depth=12, vocabulary=512, length=32)
+    resident = Transformer(width=640, depth=14, vocabulary=512, length=32)
     save_single(resident, tmp_path)
     tokens = torch.arange(4)[None]
     with torch.inference_mode():

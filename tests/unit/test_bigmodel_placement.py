@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
+import builtins
 import random
+import re
 import threading
+from collections import Counter
+from itertools import pairwise
+from typing import Any
 
 import pytest
 import torch
+from IPython.core.interactiveshell import InteractiveShell
+from IPython.utils.capture import capture_output
 from torch import nn
+from traitlets.config import Config
 
 from accel_nb.bigmodel.device_map import (
     check_device_map,
     clean_device_map,
-    describe_device_map,
     get_balanced_memory,
     infer_auto_device_map,
-    place_of,
     plan_device_map,
 )
 from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
+from accel_nb.bigmodel.placement import describe_device_map, place_of
 from accel_nb.bigmodel.sizes import (
     _cgroup_rooms,
     compute_module_sizes,
@@ -245,9 +252,72 @@ def test_a_map_is_cleaned_to_the_fewest_names() -> None:
     assert clean_device_map({"a.b": "cpu", "c": "cpu"}) == {"": "cpu"}
 
 
-def test_a_plan_is_shown_as_a_table() -> None:
+@pytest.mark.parametrize("limits", [{"cpu": 9 * BLOCK}, {0: 6 * BLOCK, "cpu": 5 * BLOCK}, {0: 20 * BLOCK}])
+def test_blocks_that_are_away_lie_evenly_between_those_that_stay(limits: dict[Any, int]) -> None:
+    model = Transformer(depth=12)
+    planned = {way: plan_device_map(model, way, limits) for way in ("sequential", "auto")}
+    held = {
+        way: Counter({str(place): 0 for place in places.values()}) for way, places in planned.items()
+    }  # fmt: skip
+    for tensor in list_tensors(model):
+        for way, places in planned.items():
+            held[way][str(place_of(tensor.name, places))] += tensor.nbytes
+    assert held["auto"] == held["sequential"], "every place holds as much as before"
+    order = [str(place_of(f"blocks.{at}", planned["auto"])) for at in range(12)]
+    main = "cpu" if "cpu" in limits and 0 not in limits else "0"
+    away = [at for at, place in enumerate(order) if place != main]
+    gaps = [second - first for first, second in pairwise([-1, *away])]
+    assert bool(away) == (limits != {0: 20 * BLOCK})
+    assert not gaps or max(gaps) - min(gaps) <= 1, order
+    assert order.count("disk") == 0 or order.index("disk") > 0
+
+
+def test_blocks_of_several_devices_stay_together() -> None:
+    model = Transformer(depth=12)
+    limits: dict[Any, int] = {0: 6 * BLOCK, 1: 3 * BLOCK, "cpu": 4 * BLOCK}
+    places = plan_device_map(model, "auto", limits)
+    order = [str(place_of(f"blocks.{at}", places)) for at in range(12)]
+    assert order == sorted(order, key=["0", "1", "cpu", "disk"].index)
+
+
+def test_a_plan_is_shown_as_a_table_and_as_bars() -> None:
     model = Transformer()
     limits = {0: 3 * BLOCK, "cpu": "1GB"}
-    table = describe_device_map(model, infer_auto_device_map(model, limits), max_memory=limits)
+    placement = describe_device_map(model, infer_auto_device_map(model, limits), max_memory=limits)
+    table = str(placement)
     assert table.splitlines()[0].split() == ["device", "limit", "weights", "filled", "parts"]
     assert "%" in table
+    on_device, in_memory = placement.places
+    assert on_device.nbytes + in_memory.nbytes == sum(tensor.nbytes for tensor in list_tensors(model))
+    bars = re.findall(r"width: ([0-9.]+)%; height: 100%", placement._repr_html_())
+    shares = [on_device.nbytes / (3 * BLOCK), in_memory.nbytes / 10**9]
+    assert [float(bar) for bar in bars] == pytest.approx([100 * share for share in shares], abs=0.06)
+
+
+def test_bars_are_drawn_beyond_a_limit_without_one_and_with_names_that_are_no_markup() -> None:
+    model = nn.ModuleDict({"<script>": nn.Linear(4, 4), "plain": nn.Linear(4, 8)})
+    placement = describe_device_map(
+        model, {"<script>": "cpu", "plain": "disk"}, max_memory={"cpu": 40}, notes=["<b>moved</b>"]
+    )
+    drawn = placement._repr_html_()
+    assert "<script>" not in drawn
+    assert "&lt;script&gt;" in drawn
+    assert "&lt;b&gt;moved&lt;/b&gt;" in drawn
+    assert re.findall(r"width: ([0-9.]+)%; height: 100%", drawn) == ["100.0", "100.0"]
+    assert "80 B of 40 B (200%)" in drawn
+    assert "160 B" in drawn
+
+
+def test_a_notebook_shows_bars_and_a_script_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    placement = describe_device_map(Transformer(), {"": "cpu"}, max_memory={"cpu": "1GB"})
+    placement.show()
+    assert capsys.readouterr().out == f"{placement}\n"
+    shell = InteractiveShell.instance(config=Config({"HistoryManager": {"enabled": False}}))
+    try:
+        with capture_output() as captured:
+            placement.show()
+    finally:
+        shell.clear_instance()
+        builtins.__dict__.pop("__IPYTHON__", None)
+    [shown] = captured.outputs
+    assert shown.data == {"text/plain": str(placement), "text/html": placement._repr_html_()}
