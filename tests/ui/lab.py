@@ -163,7 +163,7 @@ class LabServer:
 def open_notebook(page: Page, server: LabServer, notebook: str) -> None:
     """Open a notebook, in the light theme, and wait until its kernel really answers.
 
-    "idle" alone is shown before there is a kernel. The theme is a setting of the server, which a test before may have made.
+    "idle" alone is shown before there is a kernel. The theme is a setting of the server: a test before may have set it.
     """
     page.goto(server.url(notebook))
     page.wait_for_function(_HAS_KERNEL, timeout=KERNEL_S * 1000)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shutil
 import time
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,7 @@ def record(lab: LabServer, name: str, outcome: Any, *, started: float, line: str
 @pytest.mark.timeout(300)
 def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, content: Locator, pictures: Path):
     settings = {"accel_nb": {"options": {"seed": "7"}, "other": "kept"}}
+    shutil.rmtree(lab.registry.folder, ignore_errors=True)  # the runs of tests before, if there were any
     for day, outcome in enumerate(("done", "failed", "interrupted")):
         record(lab, f"run {day}", outcome, started=1.7e9 + 86_400 * day)
     open_notebook(page, lab, write(lab, "form.ipynb", MODEL, LONG, **settings))
