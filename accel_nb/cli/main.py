@@ -14,7 +14,7 @@ from accel_nb.runtime.secrets import redact
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
-accel-nb completion bash       a script that completes commands in the shell: eval "$(accel-nb completion bash)"
+accel-nb completion bash|zsh|fish   a script that completes commands in the shell
 accel-nb config show [flags]   every option, its value and where it came from
 accel-nb config init           begin a file of options for this machine (--out FILE)
 accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE)
