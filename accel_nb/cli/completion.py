@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
 
+from accel_nb.cli.parser import Parser
 from accel_nb.config.layers import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, PLANNED_VALUES, Option
 from accel_nb.errors import ConfigError
@@ -23,7 +24,10 @@ def run(words: Sequence[str]) -> str:
     """Return the script for a shell; raises `ConfigError` for one that it does not know."""
     from accel_nb.cli.main import HELP
 
-    shell = " ".join(words)
+    description = "Print a script that completes commands in a shell."
+    parser = Parser(prog="accel-nb completion", description=description)
+    parser.add_argument("shell", metavar="|".join(WRITERS))
+    shell = parser.parse_args(words).shell
     if shell not in WRITERS:
         near = did_you_mean(shell, list(WRITERS))
         raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(WRITERS)}")

@@ -89,9 +89,6 @@ def test_wrong_use_is_one_line(words: list[str], message: str, capsys: pytest.Ca
     assert message in capsys.readouterr().err
 
 
-def test_colours_are_for_terminals() -> None:
+def test_the_table_counts_what_passed() -> None:
     report = Report(("cpu",), (Row("a", "ok", 0.1, "fine"), Row("b", "failed", 0.2, "one\ntwo"), Row("c", "not run")))
-    assert "\x1b[31mFAILED" in report.as_table(has_colours=True)
-    plain = report.as_table()
-    assert "\x1b" not in plain
-    assert plain.splitlines()[-1] == "1 of 3 checks passed in 0 s"
+    assert report.as_table().splitlines()[-1] == "1 of 3 checks passed in 0 s"
