@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -44,6 +45,13 @@ SAVE = "import sys\ntorch.save(model.state_dict(), sys.argv[1])\nlen(loader)"
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "accel_nb.cli", "launch", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def start_torchrun(*words: str) -> subprocess.Popen[str]:
+    """Start PyTorch's own launcher with one rank of this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *words]
+    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
 def launch(*words: str, **options: Any) -> tuple[int, str, str]:

@@ -7,6 +7,7 @@ over a file and sends what the function returns, pickled, through a pipe.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import gc
 import importlib
@@ -109,8 +110,22 @@ def _serve(connection: Connection) -> None:
             sys_path, module, name, size, args, timeout_s = connection.recv()
         except EOFError:
             return
+        _import_once(module, sys_path)
         with tempfile.TemporaryDirectory(prefix="accel_nb_ranks_") as folder:
             connection.send(_run(connection, sys_path, module, name, size, args, timeout_s, Path(folder)))
+
+
+def _import_once(module: str, sys_path: list[str]) -> None:
+    """Import a test module and all that it imports here, instead of in every rank; what it raises the ranks raise."""
+    if module in sys.modules:
+        return
+    sys.path[:] = sys_path
+    with contextlib.suppress(BaseException):
+        importlib.import_module(module)
+    num_threads = len(os.listdir("/proc/self/task"))
+    if num_threads > 1:
+        raise RuntimeError(f"{module} starts threads when it is imported ({num_threads - 1}): ranks may hang")
+    gc.freeze()
 
 
 def _run(
