@@ -17,14 +17,12 @@ TIMEOUT_S = 110
 
 SETUP = """\
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
-pixels, digits = load_digits(return_X_y=True)
-dataset = TensorDataset(torch.tensor(pixels).float() / 16, torch.tensor(digits))
+dataset = TensorDataset(torch.rand(1797, 64), torch.randint(10, (1797,)))
 loader = DataLoader(dataset, batch_size=128, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
