@@ -19,6 +19,8 @@ BUNDLE := accel_nb/ui/static/widget.js
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_ROOT_USER_ACTION := ignore
 export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
+# Tests start hundreds of processes: each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Trackers' packages are many and want versions of their own: they have an environment apart, which sees the project's.
 TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -60,11 +60,14 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a rank looks like from outside: the system's letter for its state, and its Python stack if it wrote one."""
+    """What a rank looks like from outside: the system's letter for its state, and its Python stack.
+
+    The rank was told to write its stack and does so when the system lets it: ``read_stack`` returns what is new by now.
+    """
 
     rank: int
     state: str
-    stack: str
+    read_stack: Callable[[], str]
 
 
 Arrival = Arrived | Printed | Measured | Ended | Seen

@@ -38,12 +38,13 @@ class HangDoctor:
     _places: dict[int, dict[str, Any]] = field(default_factory=dict)
     _before: dict[int, dict[str, Any]] = field(default_factory=dict)
     _seen: dict[int, Seen] = field(default_factory=dict)
+    _unread: set[int] = field(default_factory=set)
     _told: set[str] = field(default_factory=set)
 
     def heard(self) -> None:
         """Note that a rank has printed, measured or ended: the request goes on."""
         self._heard_at, self._asked_at = self.clock(), None
-        self._places, self._before, self._seen = {}, {}, {}
+        self._places, self._before, self._seen, self._unread = {}, {}, {}, set()
 
     def answered(self, rank: int, place: dict[str, Any]) -> None:
         """Take in where a rank says that it is."""
@@ -86,8 +87,13 @@ class HangDoctor:
         is_waited_for = any(place["is_waiting"] for place in still.values()) or len(waiting) < self.size
         for rank in sorted(waiting - self._places.keys() - self._before.keys()):
             look = self._seen.get(rank)
-            if look is not None and (is_waited_for or look.state in _STOPPED):
-                lines[rank] = _from_outside(rank, look)
+            if look is None or not (is_waited_for or look.state in _STOPPED):
+                continue
+            stack = look.read_stack().strip()
+            if stack or look.state in _STOPPED or rank in self._unread:
+                lines[rank] = _from_outside(rank, look.state, stack)
+            else:
+                self._unread.add(rank)  # a busy machine may not have let it write yet: once more
         for rank, line in lines.items():
             if line not in self._told:
                 self._told.add(line)
@@ -130,7 +136,6 @@ def _at(place: Mapping[str, Any]) -> str:
     return f"at line {place['line']} of {place['file']}: {place['text']}"
 
 
-def _from_outside(rank: int, look: Seen) -> str:
-    why = "it is stopped (SIGSTOP)" if look.state in _STOPPED else "native code holds its interpreter lock"
-    stack = f"\n{look.stack.strip()}" if look.stack.strip() else ""
-    return f"rank {rank} does not answer: {why}{stack}"
+def _from_outside(rank: int, state: str, stack: str) -> str:
+    why = "it is stopped (SIGSTOP)" if state in _STOPPED else "native code holds its interpreter lock"
+    return "\n".join([f"rank {rank} does not answer: {why}", *([stack] if stack else [])])

@@ -333,7 +333,7 @@ class LocalEngine:
                 record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
             )
         elif isinstance(record, Traced) and record.rank in self._links:
-            return [Seen(record.rank, record.state, self._links[record.rank].read_trace())]
+            return [Seen(record.rank, record.state, self._links[record.rank].read_trace)]
         elif isinstance(record, Exited):
             return self._drop(record.rank, record.code)
         return []

@@ -197,6 +197,8 @@ class Group:
                 timeout=timedelta(seconds=self._timeout_s),
                 **where,
             )
+            if self.backend == "gloo":  # a rank that ends at once would cut off those that still connect
+                c10d.barrier()
         except BaseException:
             self.close()
             raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -99,3 +100,16 @@ def test_a_strategy_is_named_in_its_own_file_and_the_schema_only(name):
 
 def test_no_module_is_named_after_nothing():
     assert [p for p in FILES if p.stem in ("utils", "helpers", "common", "misc")] == []
+
+
+def test_the_panel_and_the_sidebar_share_no_class():
+    sources = Path(__file__).parents[2] / "labextension"
+    panel = class_names([sources / "src/widget/widget.css"])
+    sidebar = class_names(sorted((sources / "style").glob("*.css")))
+    assert panel
+    assert sidebar
+    assert panel & sidebar == set(), "both stylesheets are on one page: a class of both is styled by either"
+
+
+def class_names(paths: list[Path]) -> set[str]:
+    return {name for path in paths for name in re.findall(r"\.(accel-nb-[a-z-]+)", path.read_text())}

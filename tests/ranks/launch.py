@@ -7,7 +7,6 @@ over a file and sends what the function returns, pickled, through a pipe.
 from __future__ import annotations
 
 import atexit
-import contextlib
 import functools
 import gc
 import importlib
@@ -96,6 +95,8 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch._dynamo
 
+    import accel_nb.accelerator  # noqa: F401
+    from accel_nb.config.layers import resolve
     from accel_nb.strategies import Registry
 
     if importlib.util.find_spec("deepspeed") is not None:  # which takes seconds; the tests of XLA have none
@@ -103,34 +104,25 @@ def _serve(connection: Connection) -> None:
     for strategy in Registry().names:
         Registry().get(strategy)
 
+    resolve([])  # builds the validators
     torch.set_num_threads(1)
-    gc.freeze()  # else a collection in a rank copies all that the ranks share
     while True:
         try:
             sys_path, module, name, size, args, timeout_s = connection.recv()
         except EOFError:
             return
-        _import_once(module, sys_path)
+        sys.path[:] = sys_path
+        if module not in sys.modules:
+            importlib.import_module(module)  # here and not in each of its ranks, which are very many
+            gc.collect()
+            gc.freeze()  # else a collection in a rank copies all that the ranks share
+            assert len(os.listdir("/proc/self/task")) == 1, f"{module} starts threads: no rank can be forked after that"
         with tempfile.TemporaryDirectory(prefix="accel_nb_ranks_") as folder:
-            connection.send(_run(connection, sys_path, module, name, size, args, timeout_s, Path(folder)))
-
-
-def _import_once(module: str, sys_path: list[str]) -> None:
-    """Import a test module and all that it imports here, instead of in every rank; what it raises the ranks raise."""
-    if module in sys.modules:
-        return
-    sys.path[:] = sys_path
-    with contextlib.suppress(BaseException):
-        importlib.import_module(module)
-    num_threads = len(os.listdir("/proc/self/task"))
-    if num_threads > 1:
-        raise RuntimeError(f"{module} starts threads when it is imported ({num_threads - 1}): ranks may hang")
-    gc.freeze()
+            connection.send(_run(connection, module, name, size, args, timeout_s, Path(folder)))
 
 
 def _run(
-    connection: Connection, sys_path: list[str], module: str, name: str, size: int, args: bytes, timeout_s: float,
-    folder: Path,
+    connection: Connection, module: str, name: str, size: int, args: bytes, timeout_s: float, folder: Path
 ) -> list[tuple[str, Any, str]]:  # fmt: skip
     pids: list[int] = []
     pipes: list[Connection] = []
@@ -139,7 +131,7 @@ def _run(
         pid = os.fork()
         if pid == 0:
             connection.close()
-            _be_rank(theirs, sys_path, module, name, rank, size, args, folder)
+            _be_rank(theirs, module, name, rank, size, args, folder)
         theirs.close()
         pids.append(pid)
         pipes.append(ours)
@@ -171,9 +163,7 @@ def _tail(path: Path) -> str:
     return path.read_text(errors="replace")[-_TAIL:] if path.exists() else ""
 
 
-def _be_rank(
-    pipe: Connection, sys_path: list[str], module: str, name: str, rank: int, size: int, args: bytes, folder: Path
-) -> None:
+def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, args: bytes, folder: Path) -> None:
     log = os.open(folder / f"{rank}.log", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(log, 1)
     os.dup2(log, 2)
@@ -186,9 +176,8 @@ def _be_rank(
         from accel_nb.runtime.world import World
 
         faulthandler.enable(log)
-        sys.path[:] = sys_path
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
-        fn = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         group = Group.open(world, folder / "store", timeout_s=60)
         value = pickle.dumps(fn(world, *pickle.loads(args)))
         group.close()

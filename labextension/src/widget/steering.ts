@@ -43,8 +43,8 @@ export class Steering {
     });
     const rates = element(
       'span',
-      'accel-nb-field',
-      element('span', 'accel-nb-field-label', 'learning rate'),
+      'accel-nb-setting',
+      element('span', 'accel-nb-setting-label', 'learning rate'),
       actionButton(
         '÷ 2',
         'Halve the learning rate',
