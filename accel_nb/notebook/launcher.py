@@ -169,9 +169,7 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
             beside.stop()
 
 
-def _run(
-    session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec], max_restarts: int
-) -> list[Any]:
+def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec], max_restarts: int) -> list[Any]:
     """Run the call, and again if it fails, so often as it may be restarted."""
     resolved.check_world(len(specs))
     for num_left in range(max_restarts, -1, -1):
