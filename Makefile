@@ -112,7 +112,7 @@ wheel: $(STAMPS)/develop
 lab: $(STAMPS)/develop
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
-bench: $(STAMPS)/develop
+bench: $(STAMPS)/develop browser
 	$(BIN)/python -m benchmarks
 
 lint: $(STAMPS)/develop

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from accel_nb.accelerator import Accelerator
     from accel_nb.accelerator.batch_size import find_executable_batch_size
+    from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
     from accel_nb.accelerator.local_sgd import LocalSGD
     from accel_nb.accelerator.logging import get_logger
     from accel_nb.accelerator.places import (
@@ -60,6 +61,7 @@ __all__ = [
     "DataLoaderConfiguration",
     "DistributedDataParallelKwargs",
     "DistributedType",
+    "FullyShardedDataParallelPlugin",
     "GeneralTracker",
     "GradScalerKwargs",
     "DeepSpeedPlugin",
@@ -114,6 +116,7 @@ _HOMES = {
     "DataLoaderConfiguration": "accel_nb.accelerator.plugins",
     "DistributedDataParallelKwargs": "accel_nb.accelerator.plugins",
     "DistributedType": "accel_nb.accelerator.places",
+    "FullyShardedDataParallelPlugin": "accel_nb.accelerator.fsdp_plugin",
     "GeneralTracker": "accel_nb.telemetry.trackers",
     "GradScalerKwargs": "accel_nb.accelerator.plugins",
     "DeepSpeedPlugin": "accel_nb.accelerator.plugins",

@@ -32,6 +32,7 @@ NAMES = (
     "idle_memory",
     "weights_back",
     "panel_cost",
+    "panel_scale",
     "trackers",
     "checkpoint",
     "resume",

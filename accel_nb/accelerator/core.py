@@ -19,6 +19,7 @@ from accel_nb.accelerator.activations import Recomputer
 from accel_nb.accelerator.autosave import Autosave
 from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.enter import enter
+from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.join import joined
 from accel_nb.accelerator.metrics import gather_for_metrics
 from accel_nb.accelerator.places import AcceleratorState, GradientState
@@ -38,6 +39,7 @@ from accel_nb.accelerator.plugins import (
 )
 from accel_nb.accelerator.prepare import Kinds, Preparer, describe_object, notes_on
 from accel_nb.accelerator.profile import Profiler, profiled
+from accel_nb.accelerator.rate_plan import RatePlanner
 from accel_nb.accelerator.release import release_memory
 from accel_nb.accelerator.resuming import Resumer
 from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
@@ -67,7 +69,7 @@ from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import plain_view
 from accel_nb.strategies.plan import AUTO
-from accel_nb.telemetry.events import CheckpointSaved, Prepared, Sink, current_sink
+from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter
 from accel_nb.telemetry.trackers.choose import checked_choice
@@ -109,7 +111,7 @@ class Accelerator(Tracked):
         sink: Sink | None = None,
         registry: Registry | None = None,
         log_with: Any = None,
-        fsdp_plugin: object = None,
+        fsdp_plugin: FullyShardedDataParallelPlugin | None = None,
         deepspeed_plugin: DeepSpeedPlugin | None = None,
         deepspeed_plugins: object = None,
         megatron_lm_plugin: object = None,
@@ -149,8 +151,8 @@ class Accelerator(Tracked):
                 ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
                 ``all`` that are installed, a tracker of your own, or a list of these.
             deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
-            fsdp_plugin: Refused, as all that follow: known names that this version does not serve yet.
-            deepspeed_plugins: Not served: there is one configuration.
+            fsdp_plugin: Train by FSDP2, with options under well-known names.
+            deepspeed_plugins: Refused, as all that follow; there is one configuration.
             megatron_lm_plugin: Not served.
             torch_tp_plugin: Not served yet.
             parallelism_config: Not served yet.
@@ -159,7 +161,6 @@ class Accelerator(Tracked):
         """
         refuse_later(
             {
-                "fsdp_plugin": fsdp_plugin,
                 "deepspeed_plugins": deepspeed_plugins,
                 "megatron_lm_plugin": megatron_lm_plugin,
                 "torch_tp_plugin": torch_tp_plugin,
@@ -184,7 +185,8 @@ class Accelerator(Tracked):
         folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
         self._project = replace(project, project_dir=folder)
         records = (
-            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, self._project, *handlers,
+            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
+            self._project, *handlers,
         )  # fmt: skip
         self._resolved = _resolve(config, arguments, records)
         if step_scheduler_with_optimizer and self._resolved.config.schedule == "calls":
@@ -231,6 +233,9 @@ class Accelerator(Tracked):
         self._compiler = Compiler(options.compile)
         self._float8 = Float8Layers(self._device, options.fp8) if precision.policy.name == "fp8" else None
         self._recomputer = Recomputer(options.activation_checkpointing)
+        self._rate_planner: RatePlanner | None = None
+        if self._world.is_main and not isinstance(self._sink, NullSink):
+            self._rate_planner = RatePlanner(self._sink, self._world.rank, self._stepper)
         self._preparer = Preparer(
             self,
             self._stepper,
@@ -244,7 +249,10 @@ class Accelerator(Tracked):
             seed=options.seed,
             is_placing=device_placement,
             rng_types=checked_types(rng_types),
+            hearing=self._rate_planner,
         )
+        if self._rate_planner is not None:
+            self._rate_planner.epoch_lengths = self._preparer.epoch_lengths
         self._state = TrainingState(
             self._comm, self._device, self._stepper, self._resolved, lambda preparer=self._preparer: preparer.objects
         )
@@ -732,6 +740,8 @@ class Accelerator(Tracked):
             self._autosave.begin_run()
         if self._helm is not None:
             self._helm.begin_run()
+        if self._rate_planner is not None:
+            self._rate_planner.begin_run()
         self._resumer.begin_run(resume)
 
     def end_run(self) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from accel_nb.config import Layer
 from accel_nb.config.files import read_document
-from accel_nb.config.foreign import Imported
 from accel_nb.config.foreign_deepspeed import import_deepspeed
+from accel_nb.config.imported import Imported
 from accel_nb.errors import ConfigError
 
 _DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed", "non_blocking")
@@ -469,7 +469,6 @@ HANDLERS = (
 
 _LATER = {
     "deepspeed_plugins": "several configurations at a time are not served; give one as deepspeed_plugin",
-    "fsdp_plugin": 'FSDP2 is chosen by strategy="fsdp" here, with config={"fsdp": {...}} for its options; leave it out',
     "megatron_lm_plugin": "Megatron-LM is not served; leave it out",
     "parallelism_config": "meshes of several dimensions are not served yet; leave it out",
     "torch_tp_plugin": "tensor parallelism is not served yet; leave it out",

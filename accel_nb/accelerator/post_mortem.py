@@ -43,15 +43,8 @@ def examine(
     if not is_out_of_memory(error):
         return None
     device = torch.device(device)
-    objects = [*(item for known in accelerators for item in known.prepared_objects), *namespace.values()]
-    models = [item for item in objects if isinstance(item, nn.Module)]
-    optimizers = [item for item in objects if isinstance(item, Optimizer)]
     frames = list(_frames(error))
-    held = Holdings(device)
-    held.add_trained(models, optimizers)
-    lines = _bound_at(source)
-    names = {name: value for name, value in namespace.items() if not name.startswith("_")}
-    held.add_names({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
+    held, models = hold(accelerators, namespace, device=device, source=source)
     for frame in frames:
         if frame.f_locals is not namespace:
             held.add_names({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
@@ -69,8 +62,30 @@ def examine(
         "room": free + (use.reserved if device.type != "cpu" else counted),
         "line": _line(frames),
         "module": _module(frames, models),
-        "holders": _largest(held),
+        "holders": largest(held, _MAX_HOLDERS),
     }
+
+
+def hold(
+    accelerators: Sequence[Accelerator], namespace: Mapping[str, Any], *, device: torch.device, source: str
+) -> tuple[Holdings, list[nn.Module]]:
+    """Count what models, optimizers and variables hold on a device; return it with the models that there are."""
+    objects = [*(item for known in accelerators for item in known.prepared_objects), *namespace.values()]
+    models = [item for item in objects if isinstance(item, nn.Module)]
+    held = Holdings(device)
+    held.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
+    lines = _bound_at(source)
+    names = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    held.add_names({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
+    return held, models
+
+
+def largest(held: Holdings, number: int) -> list[tuple[str, int]]:
+    """Return what holds most and how many bytes, the largest first."""
+    rows = [(f"`{name}`", size) for name, size in held.names.items()]
+    rows += [(f"weights, gradients and optimizer state of {module}", size) for module, size in held.modules.items()]
+    rows += [(f"kept for the backward pass behind {module}", size) for module, size in held.behind.items()]
+    return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:number]
 
 
 def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
@@ -145,11 +160,3 @@ def _bound_at(source: str) -> dict[str, int]:
             if isinstance(holder, ast.Name) and node.func.attr in ("append", "extend", "add", "insert", "update"):
                 found[holder.id] = max(found.get(holder.id, 0), node.lineno)
     return found
-
-
-def _largest(held: Holdings) -> list[tuple[str, int]]:
-    """Return what holds most, the largest first."""
-    rows = [(f"`{name}`", size) for name, size in held.names.items()]
-    rows += [(f"weights, gradients and optimizer state of {module}", size) for module, size in held.modules.items()]
-    rows += [(f"kept for the backward pass behind {module}", size) for module, size in held.behind.items()]
-    return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:_MAX_HOLDERS]

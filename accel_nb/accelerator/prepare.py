@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.metrics import WholeReading
 from accel_nb.accelerator.seeding import synchronize_rng_states
 from accel_nb.accelerator.stepper import Stepper
-from accel_nb.accelerator.wrapped import OptimizerGate, gate_scheduler, release_scheduler
+from accel_nb.accelerator.wrapped import Hearing, OptimizerGate, gate_scheduler, release_scheduler
 from accel_nb.config.schema import DataOptions
 from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
 from accel_nb.errors import MisuseError
@@ -102,6 +102,7 @@ class Preparer:
         seed: int | None = None,
         is_placing: bool = True,
         rng_types: Sequence[str] = (),
+        hearing: Hearing | None = None,
     ) -> None:
         self._owner = weakref.ref(owner)
         self._stepper = stepper
@@ -118,6 +119,7 @@ class Preparer:
         self._is_placing = is_placing
         self._placing: Mapping[int, bool] = {}
         self._rng_types = tuple(rng_types)
+        self._hearing = hearing
         self.whole_reading = WholeReading()
         self._objects: dict[int, Any] = {}
         self._evaluated: set[int] = set()
@@ -135,6 +137,15 @@ class Preparer:
     def objects(self) -> list[Any]:
         """Everything that is prepared, in the order in which it came."""
         return list(self._objects.values())
+
+    def epoch_lengths(self) -> list[int]:
+        """Return how many batches this rank reads of each loader in an epoch, where that is known."""
+        lengths: list[int] = []
+        for item in self._objects.values():
+            if isinstance(item, DataLoader):
+                with suppress(TypeError):  # a stream
+                    lengths.append(len(item))
+        return lengths
 
     def prepare(
         self,
@@ -323,7 +334,7 @@ class Preparer:
             return
         # Of a batch that all ranks share, one process would take as many steps.
         is_ahead = self._schedule == "samples" and batch == "per-worker"
-        gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1)
+        gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1, self._hearing)
         setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
 
     def _shard(

@@ -21,8 +21,19 @@ from accel_nb.accelerator.autosave import Autosave
 from accel_nb.accelerator.rates import first_rate, scale_rates, set_rates
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.errors import CheckpointError
-from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
+from accel_nb.telemetry.actions import (
+    Action,
+    Inspect,
+    MapMemory,
+    SaveNow,
+    ScaleRate,
+    SetInterval,
+    SetRate,
+    StopAfterStep,
+)
 from accel_nb.telemetry.meters import StepMeter
+
+NO_MAP = "not mapped: the device has no allocator of its own to look into"
 
 
 class TrainingStopped(KeyboardInterrupt):
@@ -41,9 +52,16 @@ class Due:
 class Steering:
     """One rank's part in it. `propose` and `decide` are called in the monitor thread, the rest in the main one."""
 
-    def __init__(self, tell: Callable[[int, int, str], object], look: Callable[[str], str]) -> None:
+    def __init__(
+        self,
+        tell: Callable[[int, int, str], object],
+        look: Callable[[str], str],
+        map_memory: Callable[[int], str] = lambda step: NO_MAP,
+    ) -> None:
+        """``tell`` says what was done, ``look`` what a name holds; ``map_memory`` reports after a step, and says so."""
         self._tell = tell
         self._look = look
+        self._map_memory = map_memory
         self._changed = threading.Condition()
         self.begin_run()
 
@@ -92,6 +110,8 @@ class Steering:
     def _do(self, action: Action, helm: Helm) -> str:
         if isinstance(action, Inspect):
             return "\n".join(f"{name} = {self._look(name)}" for name in action.names)
+        if isinstance(action, MapMemory):
+            return self._map_memory(helm.num_steps)
         return helm.do(action)
 
 

@@ -135,7 +135,19 @@ class OptimizerGate:
             setattr(self.optimizer, name, self._saved[name])
 
 
-def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate, stride: int = 1) -> LRScheduler:
+class Hearing(Protocol):
+    """Hears of a schedule's steps as long as it waits for one."""
+
+    is_waiting: bool
+
+    def hear(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
+        """Hear that a schedule is about to be stepped by ``stride``; ``is_plain`` says that it was given no epoch."""
+        ...
+
+
+def gate_scheduler(
+    scheduler: LRScheduler, gate: OptimizerGate, stride: int = 1, hearing: Hearing | None = None
+) -> LRScheduler:
     """Let ``scheduler.step`` do nothing where its optimizer was asked to step since the last call and did not.
 
     So a scheduler that is stepped for each batch counts optimizer steps, and one that is stepped for each epoch
@@ -151,6 +163,8 @@ def gate_scheduler(scheduler: LRScheduler, gate: OptimizerGate, stride: int = 1)
         seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
         if is_held or gate.is_replaying:
             return None
+        if hearing is not None and hearing.is_waiting:
+            hearing.hear(self, stride, not args and not kwargs)
         if stride > 1:
             _advance(self, own_step, stride - 1)
         return own_step(self, *args, **kwargs)

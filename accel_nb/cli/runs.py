@@ -47,7 +47,7 @@ def _command(commands: Any, act: Any, text: str) -> Parser:
 def _list(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[str]]:
     if options.limit < 1:
         raise ConfigError(f"accel-nb runs list: --limit {options.limit} is not at least 1")
-    found = registry.runs()[: options.limit]
+    found = registry.runs(options.limit)
     rows = [("run", "name", "outcome", "started", "took", "metrics")]
     rows += [
         (run.id, run.name, run.outcome, _clock(run.started), _took(run), _metrics(run.metrics, _MAX_SHOWN))
@@ -69,7 +69,7 @@ def _show(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[st
         ("steps", run.num_steps),
         ("metrics", _metrics(run.metrics, None)),
         ("checkpoints", ", ".join(run.checkpoints[-_MAX_SHOWN:])),
-        ("code", _code(run)),
+        ("code", run.code),
         *((name, _plain(value)) for name, value in run.environment.items()),
     ]
     lines = _table([(name, str(value)) for name, value in facts if value not in (None, "")])
@@ -103,15 +103,8 @@ def _comparable(run: Run) -> dict[str, str]:
     facts |= {name: _number(value) for name, value in run.metrics.items()}
     facts |= {name: str(value) for name, (value, _) in run.config.items()}
     if run.git is not None:
-        facts["code"] = _code(run) or ""
+        facts["code"] = run.code or ""
     return facts | {name: _plain(value) for name, value in run.environment.items()}
-
-
-def _code(run: Run) -> str | None:
-    if run.git is None:
-        return None
-    changed = run.git.get("num_changed")
-    return f"{str(run.git.get('commit'))[:12]} on {run.git.get('branch')}" + (f", {changed} changed" if changed else "")
 
 
 def _plain(value: Any) -> str:

@@ -18,7 +18,7 @@ def _in(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-_RECORDS = _in(
+_RECORDS = _in("accel_nb.accelerator.fsdp_plugin", "FullyShardedDataParallelPlugin") | _in(
     _PLUGINS,
     "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin "
     "DistributedDataParallelKwargs "
@@ -176,7 +176,7 @@ _PARTS = {
         "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
     ),
     'FSDP2 is served as strategy="fsdp", and ZeRO as strategy="deepspeed", without this name': (
-        "DeepSpeedSequenceParallelConfig FullyShardedDataParallelPlugin MegatronLMPlugin "
+        "DeepSpeedSequenceParallelConfig MegatronLMPlugin "
         "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
         "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
         "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "

@@ -3,48 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.config.layers import Layer, quoted, resolve
+from accel_nb.config.foreign_fsdp import fsdp_outcome
+from accel_nb.config.imported import Imported, Left, Outcome, account
+from accel_nb.config.layers import quoted
 from accel_nb.errors import ConfigError
 
 _UNSET = (None, "", "no", "NO", "none", "None")
-
-
-@dataclass(frozen=True, slots=True)
-class Left:
-    """Why a value cannot come along."""
-
-    reason: str
-
-
-Outcome = dict[str, Any] | str | Left
-"""Options, the reason why none are needed, or why there are none."""
-
-
-@dataclass(slots=True)
-class Imported:
-    """What became of a foreign file: options, and one line for each of its values.
-
-    ``taken`` maps a foreign name to the options it became; ``needless`` and ``left`` map it to the reason.
-    """
-
-    options: dict[str, Any] = field(default_factory=dict)
-    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
-    needless: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
-
-    def table(self) -> str:
-        """Return a line for each value of the file, those that were left behind last."""
-        rows = [
-            (name, "->", ", ".join(f"{option}: {_text(value)}" for option, value in options.items()))
-            for name, options in self.taken.items()
-        ]
-        rows += [(name, "ok", reason) for name, reason in self.needless.items()]
-        rows += [(name, "LEFT", reason) for name, reason in self.left.items()]
-        width = max((len(name) for name, _, _ in rows), default=0)
-        return "\n".join(f"{name:<{width}}  {sign:<4}  {text}" for name, sign, text in rows)
 
 
 def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
@@ -63,32 +29,15 @@ def import_accelerate(document: Mapping[str, Any], source: str) -> Imported:
             found.needless[name] = "not set"
             continue
         rule = _RULES.get(name)
+        section, _, inner = name.partition(".")
+        if section == "fsdp_config" and inner:
+            account(found, name, fsdp_outcome(inner.removeprefix("fsdp_"), value, _fsdp_values(values)), source)
+            continue
         if rule is None:
-            section = _SECTIONS.get(name.partition(".")[0])
-            found.left[name] = section or "no option of accel_nb stands for it"
+            found.left[name] = _SECTIONS.get(section) or "no option of accel_nb stands for it"
             continue
         account(found, name, rule(value, values), source)
     return found
-
-
-def account(found: Imported, name: str, outcome: Outcome, source: str) -> None:
-    """Note what becomes of one value; options that the schema refuses are left behind with its reason."""
-    if isinstance(outcome, str):
-        found.needless[name] = outcome
-    elif isinstance(outcome, Left):
-        found.left[name] = outcome.reason
-    else:
-        _take(found, name, outcome, source)
-
-
-def _take(found: Imported, name: str, options: dict[str, Any], source: str) -> None:
-    try:
-        resolve([Layer("file", options, f"{name} in {source}")])
-    except ConfigError as error:
-        found.left[name] = error.problems[0]
-        return
-    found.taken[name] = options
-    found.options.update(options)
 
 
 def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
@@ -101,11 +50,17 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     return flat
 
 
-def _text(value: Any) -> str:
-    return {True: "true", False: "false"}.get(value, quoted(value)) if isinstance(value, bool) else quoted(value)
-
-
 Rule = Callable[[Any, Mapping[str, Any]], Outcome]
+
+
+def _fsdp_values(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return FSDP's values by their names outside of the file, and how many workers a machine has, if that is said."""
+    inner = {name.partition("fsdp_config.fsdp_")[2]: value for name, value in values.items()}
+    inner.pop("", None)
+    workers, machines = values.get("num_processes"), values.get("num_machines", 1)
+    if isinstance(workers, int) and isinstance(machines, int) and machines > 0 and workers % machines == 0:
+        inner["workers_of_a_machine"] = workers // machines
+    return inner
 
 
 def _machine(value: Any, _values: Mapping[str, Any]) -> Outcome:
@@ -130,7 +85,11 @@ def _devices(value: Any, _values: Mapping[str, Any]) -> Outcome:
 
 
 def _one(value: Any, _values: Mapping[str, Any]) -> Outcome:
-    return "one machine" if value in (0, 1) else Left("several machines are started with torchrun")
+    return (
+        "one machine"
+        if value in (0, 1)
+        else Left("several machines are an argument of a launch: accel-nb launch --nnodes N")
+    )
 
 
 def _switch(value: Any, _values: Mapping[str, Any]) -> Outcome:
@@ -183,7 +142,7 @@ _RULES: Mapping[str, Rule] = {
 
 _SECTIONS: Mapping[str, str] = {
     "deepspeed_config": "no option of accel_nb stands for it",
-    "fsdp_config": "FSDP's options are not imported",
+    "fsdp_config": "no option of accel_nb stands for it",
     "fp8_config": "fp8 is torchao's here: set precision to fp8, and the options of the section fp8",
     "megatron_lm_config": "Megatron-LM is not served",
     "parallelism_config": "parallelism beyond data is not served by this version",

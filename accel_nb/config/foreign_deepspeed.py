@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from accel_nb.config.foreign import Imported, Left, Outcome, account
+from accel_nb.config.imported import Imported, Left, Outcome, account
 from accel_nb.config.layers import quoted
 from accel_nb.errors import ConfigError
 

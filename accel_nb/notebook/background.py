@@ -36,7 +36,7 @@ class BackgroundRun:
         execute: Callable[[PlacedOutput], tuple[list[Answer], Reason | None]],
         judge: Callable[[list[Answer], Reason | None], BaseException | None],
         arrive: Callable[[], object],
-        ended: Callable[[], object],
+        ended: Callable[[BaseException | None], object],
     ) -> None:
         self.running = running
         self.held = held
@@ -122,7 +122,7 @@ class BackgroundRun:
             first = (str(self.error).splitlines() or [""])[0]
             self.running.lines.append(f"{type(self.error).__name__}: {first} · `%accelerate wait` raises it")
         self._output.finish(self.running, status)
-        self._ended()
+        self._ended(self.error)
 
 
 class PlacedOutput:

@@ -11,6 +11,7 @@ from accel_nb.pool.steering import Wish, Wishes
 from accel_nb.telemetry.actions import (
     Action,
     Inspect,
+    MapMemory,
     SaveNow,
     ScaleRate,
     SetInterval,
@@ -78,7 +79,7 @@ class Controls:
         if isinstance(action, Inspect):
             return
         self.say(outcome(action, wish))
-        if wish.step is not None:
+        if wish.step is not None and not isinstance(action, MapMemory):  # which changes nothing
             self.tell(Steered(wish.rank, wish.step, time.time(), wish.text))
 
     def _is_flooded(self) -> bool:
@@ -103,6 +104,8 @@ def _asked(action: Action) -> str:
         return "saving after this step"
     if isinstance(action, SetInterval):
         return f"reporting every {action.steps:,} steps from the next one on"
+    if isinstance(action, MapMemory):
+        return "mapping the memory after this step"
     words: dict[type, Callable[[Any], str]] = {
         ScaleRate: lambda asked: f"learning rate times {asked.factor:g}",
         SetRate: lambda asked: f"learning rate {asked.value:g}",

@@ -19,10 +19,10 @@ import IPython
 import torch
 
 import accel_nb
-from accel_nb.accelerator import Accelerator, post_mortem
+from accel_nb.accelerator import Accelerator, memory_map, post_mortem
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.release import is_out_of_memory
-from accel_nb.accelerator.steering import Steering, TrainingStopped, current_steering, describe_value
+from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import AccelNbError, ShippingError
@@ -35,6 +35,7 @@ from accel_nb.pool.shipping import Delivery
 from accel_nb.pool.worker import Handled, Worker
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import LocalComm, TorchComm
+from accel_nb.runtime.device import allocator_snapshot
 from accel_nb.runtime.environment import patch_environment, set_variables
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import read_action
@@ -54,7 +55,7 @@ class CellProgram:
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._ignored = frozenset(self._namespace)
         self._returner = Returner()
-        self._steering = Steering(worker.tell_steered, self._describe_name)
+        self._steering = Steering(worker.tell_steered, self._describe_name, self._map_memory)
         self._accelerators: dict[str, tuple[str, Accelerator]] = {}
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
@@ -281,6 +282,23 @@ class CellProgram:
 
     def _describe_name(self, name: str) -> str:
         return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
+
+    def _map_memory(self, step: int) -> str:
+        """Report what fills this rank's device, in the middle of a run, and say what became of that."""
+        world = self._worker.world
+        try:
+            snapshot = allocator_snapshot(world.device)
+            if snapshot is None:
+                return NO_MAP
+            source = self._shell.cell_text
+            found = memory_map.map_memory(
+                snapshot, self._living(), self._namespace, rank=world.rank, step=step, device=world.device,
+                source=source,
+            )  # fmt: skip
+        except Exception as problem:  # the training goes on
+            return f"not mapped: {type(problem).__name__}: {problem}"
+        self._worker.emit(found)
+        return "memory mapped"
 
     def _call(self, call: dict[str, Any]) -> BaseException | None:
         """Make the call that was sent, keep what it returns, and return what it raised."""

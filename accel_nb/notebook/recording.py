@@ -5,14 +5,17 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Iterator, Mapping
 
 from accel_nb.config import Resolved
 from accel_nb.runs import Registry
+from accel_nb.ui.table import Table
 from accel_nb.ui.view import PanelState
 
 logger = logging.getLogger(__name__)
 
 GIT_PATIENCE_S = 0.2
+MAX_POINTS = 200
 
 
 def record_run(
@@ -30,6 +33,7 @@ def record_run(
             started=time.time() - duration_s,
             git_patience_s=GIT_PATIENCE_S,
         )
+        recording.log(_curves(state))
         loss = state.facts()["loss"]
         metrics = {} if loss is None else {"loss": loss}
         metrics |= {name: value for name, value in state.metrics.items() if math.isfinite(value)}
@@ -42,6 +46,18 @@ def record_run(
         )
     except Exception:
         logger.warning("the run is not recorded", exc_info=True)
+
+
+def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]]:
+    """Yield loss and metrics, means over ranks, as their extremes and their last values: enough for a small chart."""
+    curves: dict[tuple[str, str], Table] = {}
+    for (kind, _, name), table in sorted(state.tables.items()):  # the mean's rank is the lowest
+        if kind != "memory" and len(table):
+            curves.setdefault((kind, name), table)
+    for (_, name), table in curves.items():
+        steps, values = table.picked(MAX_POINTS)[:2].tolist()
+        for step, value in zip([*steps, table.columns[0][-1]], [*values, table.columns[1][-1]], strict=True):
+            yield int(step), {name or "loss": value if math.isfinite(value) else repr(value)}
 
 
 def _first_line(source: str) -> str:

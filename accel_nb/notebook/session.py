@@ -37,6 +37,7 @@ from accel_nb.pool.shipping import Ledger, referred_names
 from accel_nb.pool.steering import Wishes
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui import Panel
+from accel_nb.ui.earlier import EarlierRuns
 
 PROGRAM = "accel_nb.notebook.program:CellProgram"
 PRELOAD = ("torch._dynamo", "accel_nb.notebook.program:warm")
@@ -88,6 +89,8 @@ class Session:
     """The run that was started last."""
     exporters: Exporters = field(default_factory=Exporters)
     """Where the numbers of runs go beside the panel."""
+    earlier: EarlierRuns = field(default_factory=EarlierRuns)
+    """The runs that the next one can be compared with."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _ledger: Ledger = field(default_factory=Ledger)
@@ -166,12 +169,13 @@ class Session:
                 execute,
                 lambda answers, reason: self._judge(running, answers, reason),
                 self.arrive,
-                self._background_ended,
+                lambda error: self._background_ended(running, cell, resolved, error),
             )
         self.on_change()
         return self.background
 
-    def _background_ended(self) -> None:
+    def _background_ended(self, running: Running, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         self.exporters.flush()
         self.on_change()
         if self._termination is not None:
@@ -260,6 +264,7 @@ class Session:
             on_control=controls.take,
             can_save=controls.can_save,
             also=self.exporters.feed,
+            earlier=self.earlier,
         )
         controls.say, controls.tell = panel.say, lambda event: panel.feed([event])
         prefix = None if cell.call is None else cell.call.prefix

@@ -11,6 +11,7 @@ import psutil
 from accel_nb.config import Layer, environment_layer, parse_flags, resolve
 from accel_nb.config.flags import MAX_LINE, value_text
 from accel_nb.errors import AccelNbError, ConfigError
+from accel_nb.notebook.recent import runs_stamp, tell_run, tell_runs
 from accel_nb.notebook.session import Session
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
@@ -33,7 +34,7 @@ def describe_state(session: Session) -> SidebarState:
     ]
     notes = [f"{name} is only on the workers: {reason}" for name, reason in status.kept.items()]
     logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
-    return SidebarState([*gpus, cpu], status.state, workers, notes, logs)
+    return SidebarState([*gpus, cpu], status.state, workers, notes, logs, runs_stamp())
 
 
 def _resident_bytes(pid: int) -> int:
@@ -71,7 +72,13 @@ def settings_layers(settings: object) -> tuple[Layer, ...]:
 
 def answers_of(session: Session, settings: NotebookSettings) -> Mapping[str, Answer]:
     """Return what the sidebar may ask about, with what answers it."""
-    return {"notebook": settings.take, "options": explain_options, "log": lambda given: read_log(session, given)}
+    return {
+        "notebook": settings.take,
+        "options": explain_options,
+        "log": lambda given: read_log(session, given),
+        "runs": tell_runs,
+        "run": tell_run,
+    }
 
 
 def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, BinaryIO, Literal, get_args
 
 VERSION = 1
 RUN = "run.json"
@@ -15,6 +17,10 @@ METRICS = "metrics"
 """The file of metrics, without its ending: one JSON object a line; a text among the values is a checkpoint's place."""
 MAX_BYTES = 1024 * 1024
 MAX_METRICS_BYTES = 64 * 1024 * 1024
+_NUM_SAMPLES, _SAMPLE_BYTES = 32, 4096
+
+_NAMED_NUMBERS = ("nan", "inf", "-inf")
+"""What JSON has no number for."""
 
 Outcome = Literal["running", "done", "failed", "interrupted"]
 
@@ -48,6 +54,15 @@ class Run:
         """How long it took; None while it runs."""
         return None if self.ended is None else self.ended - self.started
 
+    @property
+    def code(self) -> str | None:
+        """The state of the code in words; None where it is not known."""
+        if self.git is None:
+            return None
+        changed = self.git.get("num_changed")
+        words = f"{str(self.git.get('commit'))[:12]} on {self.git.get('branch')}"
+        return f"{words}, {changed} changed" if changed else words
+
     def to_json(self) -> str:
         """Return the document that `from_json` reads."""
         return json.dumps({"version": VERSION, **asdict(self)}, indent=1, default=str)
@@ -62,25 +77,31 @@ class Run:
             for name in ("args", "checkpoints"):
                 fields[name] = tuple(str(item) for item in fields[name])
             fields["config"] = {str(name): (value, str(origin)) for name, (value, origin) in fields["config"].items()}
+            fields["metrics"] = {str(name): _number(value) for name, value in fields["metrics"].items()}
             run = cls(**fields)
             numbers = (run.started, run.ended or 0.0, run.exit_code or 0, run.num_steps or 0)
-            is_right = all(isinstance(item, str) for item in (run.id, run.name, run.target, run.kind))
-            if not is_right or run.outcome not in get_args(Outcome):
+            texts = (run.id, run.name, run.target, run.kind, "" if run.error is None else run.error)
+            tables = (run.environment, {} if run.git is None else run.git)
+            if not all(isinstance(item, str) for item in texts) or run.outcome not in get_args(Outcome):
                 raise ValueError("fields of wrong types")
+            if not all(isinstance(item, dict) for item in tables):
+                raise ValueError("tables of wrong types")
             if not all(isinstance(item, int | float) and math.isfinite(item) for item in numbers):
                 raise ValueError("numbers of wrong types")
-        except (TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
             raise ValueError(f"not a run: {error}") from None
         return run
 
 
-def read_run(folder: Path) -> Run:
-    """Return the run in a folder, with the metrics that it has logged so far; raises ValueError and OSError."""
-    with open(folder / RUN, encoding="utf-8") as file:
-        run = Run.from_json(file.read(MAX_BYTES))
+def read_run(folder: Path, *, sampled: bool = False) -> Run:
+    """Return the run in a folder, with the metrics that it has logged so far; raises ValueError and OSError.
+
+    ``sampled`` reads no more than 128 KiB of the metrics, as `read_metrics` does.
+    """
+    run = Run.from_json(_read_text(folder / RUN, MAX_BYTES))
     if run.id != folder.name:
         raise ValueError(f"{folder} holds the run {run.id!a}")
-    logged = list(read_metrics(folder))
+    logged = read_metrics(folder, sampled=sampled)
     if not logged:
         return run
     last = dict(run.metrics)
@@ -92,12 +113,15 @@ def read_run(folder: Path) -> Run:
     return replace(run, metrics=last, checkpoints=tuple(dict.fromkeys(checkpoints)), num_steps=run.num_steps or steps)
 
 
-def read_metrics(folder: Path) -> list[tuple[int | None, dict[str, float | str]]]:
-    """Return step and values of each line of a run's metrics; lines that are not whole are left out."""
+def read_metrics(folder: Path, *, sampled: bool = False) -> list[tuple[int | None, dict[str, float | str]]]:
+    """Return step and values of each line of a run's metrics; lines that are not whole are left out.
+
+    ``sampled`` reads of a long file only pieces, evenly spaced, with the first and the last lines among them.
+    """
     rows: list[tuple[int | None, dict[str, float | str]]] = []
+    path = folder / f"{METRICS}.jsonl"
     try:
-        with open(folder / f"{METRICS}.jsonl", encoding="utf-8", errors="replace") as file:
-            text = file.read(MAX_METRICS_BYTES)
+        text = _sampled_text(path) if sampled else _read_text(path, MAX_METRICS_BYTES)
     except OSError:
         return rows
     for line in text.splitlines():
@@ -105,13 +129,46 @@ def read_metrics(folder: Path) -> list[tuple[int | None, dict[str, float | str]]
             found = json.loads(line)
             values = {str(name): _value(value) for name, value in found["values"].items()}
             step = found["step"]
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             continue
         rows.append((step if isinstance(step, int) else None, values))
     return rows
 
 
 def _value(value: Any) -> float | str:
-    if isinstance(value, str) and value in ("nan", "inf", "-inf"):  # what JSON has no number for
-        return float(value)
-    return value if isinstance(value, str) else float(value)
+    return value if isinstance(value, str) and value not in _NAMED_NUMBERS else _number(value)
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str) and value not in _NAMED_NUMBERS:
+        raise ValueError("a text for a number")
+    return float(value)
+
+
+def _read_text(path: Path, limit: int) -> str:
+    with _open_file(path) as file:
+        return file.read(limit).decode("utf-8", "replace")
+
+
+def _sampled_text(path: Path) -> str:
+    """Return a text of at most `_NUM_SAMPLES` pieces, each without the lines that it cuts."""
+    with _open_file(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size <= _NUM_SAMPLES * _SAMPLE_BYTES:
+            return file.read(size).decode("utf-8", "replace")
+        pieces: list[bytes] = []
+        for index in range(_NUM_SAMPLES):
+            start = index * (size - _SAMPLE_BYTES) // (_NUM_SAMPLES - 1)
+            file.seek(start)
+            lines = file.read(_SAMPLE_BYTES).split(b"\n")
+            pieces += lines[1 if start else 0 : -1]
+        return b"\n".join(pieces).decode("utf-8", "replace")
+
+
+def _open_file(path: Path) -> BinaryIO:
+    """Open a plain file; raises OSError for a pipe or a device, which may give nothing for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(f"{path} is no plain file")
+    return open(descriptor, "rb")

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
 import secrets
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +19,7 @@ from typing import Any, Literal
 from accel_nb.config import Resolved
 from accel_nb.errors import ConfigError
 from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
-from accel_nb.runs.record import RUN, Outcome, Run, read_run
+from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_run
 from accel_nb.runtime.environment import variable
 from accel_nb.runtime.secrets import redacted, redacted_words
 
@@ -49,6 +51,17 @@ class Recording:
                 _write(self.folder / RUN, _stored(self.run))
             except OSError as error:
                 logger.warning("the end of run %s is not recorded: %s", self.run.id, error)
+
+    def log(self, rows: Iterable[tuple[int, Mapping[str, float | str]]]) -> None:
+        """Record values at steps; what JSON has no number for is given by its name."""
+        if self.folder is None:
+            return
+        lines = (json.dumps({"step": step, "values": values}, allow_nan=False) for step, values in rows)
+        try:
+            with open(self.folder / f"{METRICS}.jsonl", "a", encoding="utf-8") as file:
+                file.writelines(f"{line}\n" for line in lines)
+        except OSError as error:
+            logger.warning("the metrics of run %s are not recorded: %s", self.run.id, error)
 
 
 class Registry:
@@ -99,13 +112,23 @@ class Registry:
             return []
         return sorted((name for name in names if _ID.fullmatch(name)), reverse=True)
 
-    def runs(self) -> list[Run]:
-        """Return all runs that can be read, newest first."""
+    def runs(self, limit: int | None = None, *, sampled: bool = False) -> list[Run]:
+        """Return the runs that can be read, newest first; ``sampled`` looks at long metrics as `read_run` does."""
         found: list[Run] = []
         for name in self.ids():
+            if len(found) == limit:
+                break
             with suppress(OSError, ValueError):
-                found.append(read_run(self.folder / name))
+                found.append(read_run(self.folder / name, sampled=sampled))
         return found
+
+    def stamp(self, limit: int) -> str:
+        """Return a text that is another one when one of the newest ``limit`` runs has begun or ended."""
+        parts: list[str] = []
+        for name in self.ids()[:limit]:
+            with suppress(OSError):
+                parts.append(f"{name} {os.stat(self.folder / name / RUN).st_mtime_ns}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16] if parts else ""
 
     def find(self, wanted: str) -> Run:
         """Return a run by its id, the beginning or end of one, or its name: the newest of that name.

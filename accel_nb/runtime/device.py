@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -69,6 +71,18 @@ def memory(device: torch.device | str) -> DeviceMemory:
     resident = psutil.Process().memory_info().rss
     machine = psutil.virtual_memory()
     return DeviceMemory(resident, resident, machine.available, machine.total)
+
+
+def allocator_snapshot(device: torch.device | str) -> list[dict[str, Any]] | None:
+    """Return the segments and blocks of torch's own allocator, of all devices; None where it has none.
+
+    Without the history of allocations, which may be long.
+    """
+    if torch.device(device).type != "cuda":
+        return None
+    if "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters:
+        return torch.cuda.memory_snapshot(include_traces=False)
+    return torch.cuda.memory_snapshot()
 
 
 def get_rng_state(device: torch.device) -> torch.Tensor:

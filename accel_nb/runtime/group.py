@@ -7,6 +7,7 @@ shuts down exactly those. NCCL communicators are aborted instead.
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
 import os
@@ -73,6 +74,8 @@ class Group:
         """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(launch_store())
+        if group.backend == "gloo":
+            atexit.register(group._end_with_process, os.getpid())
         return group
 
     @staticmethod
@@ -182,6 +185,15 @@ class Group:
             except Exception as error:  # after a cut a backend may fail to say goodbye; the group is gone all the same
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
+
+    def _end_with_process(self, pid: int) -> None:
+        """End gloo's threads before the interpreter ends: one that lets go of a tensor after that ends the process.
+
+        Cut first, so that nobody waits for what other ranks will not send any more; a forked copy has no part in it.
+        """
+        if os.getpid() == pid:
+            self.cut()
+            self.close()
 
     def _open(self, store_path: str | None) -> None:
         self._follow_new_groups()

@@ -13,7 +13,8 @@ import psutil
 from accel_nb.runtime.environment import notebook_variables
 from accel_nb.runtime.hardware import count_tpu_chips
 
-Rung = Literal["widget", "picture", "text"]
+Rung = Literal["widget", "core widget", "picture", "text"]
+"""How well a front end can show the panel: with anywidget, with ipywidgets alone, without widgets, not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +56,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "kaggle",
         "Kaggle",
         lambda here: "KAGGLE_KERNEL_RUN_TYPE" in here.variables or here.has_path("/kaggle/input"),
-        rung="picture",
+        rung="core widget",
         advice=(
             "choose GPU T4 x2, not P100, in the session options: recent builds of torch do not run on a P100",
             "a T4 has no bf16: use --precision fp16 or auto",

@@ -26,10 +26,9 @@ def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
                 f"use {' or '.join([AUTO, *fitting])}, or change the number of workers"
             )
         return chosen
-    ordered = sorted(map(registry.get, registry.names), key=lambda one: one.capabilities.rank, reverse=True)
-    # The first that fits is the last that is asked: some look for packages.
-    chosen = next((strategy for strategy in ordered if strategy.capabilities.fits(world)), None)
-    if chosen is None:
-        reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
-        raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
-    return chosen
+    ranked = sorted(map(registry.get, registry.names), key=lambda strategy: strategy.capabilities.rank, reverse=True)
+    for strategy in ranked:
+        if strategy.capabilities.fits(world):
+            return strategy
+    reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
+    raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")

@@ -69,6 +69,13 @@ class SetInterval:
 
 
 @dataclass(frozen=True, slots=True)
+class MapMemory:
+    """Report after the step what the allocator of every rank's device has cut its memory into, and who holds it."""
+
+    kind: ClassVar[str] = "map_memory"
+
+
+@dataclass(frozen=True, slots=True)
 class Inspect:
     """Say what names hold on rank 0 after the step."""
 
@@ -81,10 +88,10 @@ class Inspect:
             raise ValueError(f"inspect takes 1 to {MAX_NAMES} names of variables")
 
 
-Action = StopAfterStep | SaveNow | ScaleRate | SetRate | SetInterval | Inspect
+Action = StopAfterStep | SaveNow | ScaleRate | SetRate | SetInterval | MapMemory | Inspect
 
 _KINDS: dict[str, type[Action]] = {
-    action.kind: action for action in (StopAfterStep, SaveNow, ScaleRate, SetRate, SetInterval, Inspect)
+    action.kind: action for action in (StopAfterStep, SaveNow, ScaleRate, SetRate, SetInterval, MapMemory, Inspect)
 }
 
 

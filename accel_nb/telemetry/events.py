@@ -119,11 +119,66 @@ class Steered:
     text: str
 
 
-Event = StepDone | MemorySample | MetricLogged | Prepared | RankFailed | Interrupted | CheckpointSaved | Steered
+@dataclass(frozen=True, slots=True)
+class RatePlanned:
+    """The learning rate that a schedule is going to give, ``rates`` at ``steps``; between them it goes straight."""
+
+    kind: ClassVar[str] = "rate plan"
+    rank: int
+    step: int
+    time: float
+    steps: tuple[int, ...]
+    rates: tuple[float, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryMapped:
+    """What the allocator of one rank's device has cut its memory into, and who holds most of it, at one moment.
+
+    Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size and state (`telemetry.blocks`).
+    """
+
+    kind: ClassVar[str] = "memory map"
+    rank: int
+    step: int
+    time: float
+    num_segments: int
+    reserved: int
+    in_use: int
+    largest_free: int
+    segments: tuple[int, ...]
+    blocks: tuple[int, ...]
+    holders: tuple[str, ...]
+    held: tuple[int, ...]
+
+
+Event = (
+    StepDone
+    | MemorySample
+    | MetricLogged
+    | Prepared
+    | RankFailed
+    | Interrupted
+    | CheckpointSaved
+    | Steered
+    | RatePlanned
+    | MemoryMapped
+)
 
 _KINDS: dict[str, type[Event]] = {
     event.kind: event
-    for event in (StepDone, MemorySample, MetricLogged, Prepared, RankFailed, Interrupted, CheckpointSaved, Steered)
+    for event in (
+        StepDone,
+        MemorySample,
+        MetricLogged,
+        Prepared,
+        RankFailed,
+        Interrupted,
+        CheckpointSaved,
+        Steered,
+        RatePlanned,
+        MemoryMapped,
+    )
 }
 
 

@@ -69,6 +69,8 @@ class SidebarState:
     workers: Sequence[WorkerLine] = ()
     notes: Sequence[str] = ()
     logs: Sequence[LogLine] = ()
+    runs: str = ""
+    """Another text when runs have begun or ended; empty where none is recorded."""
 
     def message(self) -> dict[str, Any]:
         """Return the state as the message that the sidebar takes."""
@@ -79,6 +81,7 @@ class SidebarState:
             "pool": {"state": self.pool, "workers": [asdict(worker) for worker in self.workers]},
             "notes": list(map(redact, self.notes)),
             "logs": [asdict(log) for log in self.logs],
+            "runs": self.runs,
         }
 
 

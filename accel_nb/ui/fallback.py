@@ -1,4 +1,7 @@
-"""How a panel is shown here: as a live widget, as a picture that is drawn anew, or as one line of text."""
+"""How a panel is shown here: as a live widget, as a picture that is drawn anew, or as one line of text.
+
+`accel_nb.ui.core` has the rung between the first two: the picture with buttons, made of widgets that ipywidgets brings.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,13 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from accel_nb.runtime.platforms import PLATFORMS, detect_platform
+from accel_nb.runtime.platforms import PLATFORMS, Rung, detect_platform
 from accel_nb.ui.view import PanelState
 
 Mode = Literal["live", "static", "off"]
-Rung = Literal["widget", "picture", "text"]
 
-PLATFORMS_WITHOUT_WIDGETS = frozenset(platform.name for platform in PLATFORMS if platform.rung != "widget")
-"""Front ends that are built without anywidget and cannot fetch it."""
+BEST_RUNGS = {platform.name: platform.rung for platform in PLATFORMS}
+"""What each front end shows: some are built without anywidget and cannot fetch it, others have no widgets at all."""
 
 PICTURE_INTERVAL_S = 2.0
 PICTURE_DUTY = 0.03
@@ -34,10 +36,12 @@ def choose_rung(facts: DisplayFacts, mode: Mode) -> Rung:
     """Return the best way to show a panel; every one of them leaves something to see in a saved notebook."""
     if not facts.has_kernel:
         return "text"
-    has_widgets = facts.has_bundle and "anywidget" in facts.importable
-    if mode == "live" and has_widgets and facts.platform not in PLATFORMS_WITHOUT_WIDGETS:
+    best = BEST_RUNGS[facts.platform] if mode == "live" else "picture"
+    if best == "widget" and facts.has_bundle and "anywidget" in facts.importable:
         return "widget"
-    return "picture" if "matplotlib" in facts.importable else "text"
+    if "matplotlib" not in facts.importable:
+        return "text"
+    return "core widget" if best in ("widget", "core widget") and "ipywidgets" in facts.importable else "picture"
 
 
 def find_display_facts() -> DisplayFacts:
@@ -50,7 +54,7 @@ def find_display_facts() -> DisplayFacts:
     return DisplayFacts(
         platform=detect_platform().name,
         has_kernel=getattr(get_ipython(), "kernel", None) is not None,
-        importable=frozenset(name for name in ("anywidget", "matplotlib") if find_spec(name) is not None),
+        importable=frozenset(name for name in ("anywidget", "ipywidgets", "matplotlib") if find_spec(name) is not None),
         has_bundle=(Path(__file__).parent / "static" / "widget.js").is_file(),
     )
 
@@ -87,34 +91,47 @@ class TextSurface:
         display({"text/plain": state.summary()}, raw=True)
 
 
-class PictureSurface:
-    """A PNG in the output, drawn anew every few seconds through its display id."""
+class Painter:
+    """Draws pictures, and knows when the kernel can spare the next one."""
 
     def __init__(self) -> None:
-        self._handle: Any = None
         self._next_at = 0.0
 
-    def open(self, state: PanelState) -> None:
-        """Show the first picture."""
-        from IPython.display import display
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for another picture."""
+        return time.monotonic() >= self._next_at
 
-        self._handle = display(self._bundle(state), raw=True, display_id=True)
-
-    def update(self, state: PanelState, *, force: bool) -> None:
-        """Draw again when it is time."""
-        if force or time.monotonic() >= self._next_at:
-            self._handle.update(self._bundle(state), raw=True)
-
-    def close(self, state: PanelState) -> None:
-        """Show the last picture."""
-        self._handle.update(self._bundle(state), raw=True)
-
-    def _bundle(self, state: PanelState) -> dict[str, Any]:
+    def draw(self, state: PanelState) -> dict[str, Any]:
+        """Return a picture and a line of text."""
         started = time.monotonic()
         bundle = static_bundle(state)
         now = time.monotonic()
         self._next_at = now + max(PICTURE_INTERVAL_S, (now - started) / PICTURE_DUTY)
         return bundle
+
+
+class PictureSurface:
+    """A PNG in the output, drawn anew every few seconds through its display id."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+        self._painter = Painter()
+
+    def open(self, state: PanelState) -> None:
+        """Show the first picture."""
+        from IPython.display import display
+
+        self._handle = display(self._painter.draw(state), raw=True, display_id=True)
+
+    def update(self, state: PanelState, *, force: bool) -> None:
+        """Draw again when it is time."""
+        if force or self._painter.is_due:
+            self._handle.update(self._painter.draw(state), raw=True)
+
+    def close(self, state: PanelState) -> None:
+        """Show the last picture."""
+        self._handle.update(static_bundle(state), raw=True)
 
 
 def static_bundle(state: PanelState) -> dict[str, Any]:

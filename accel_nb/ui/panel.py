@@ -6,14 +6,16 @@ import logging
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_nb.runtime.platforms import Rung
+from accel_nb.ui.asked import Asked, Question, read_question
+from accel_nb.ui.earlier import EarlierRun, EarlierRuns
 from accel_nb.ui.fallback import (
     Mode,
     PictureSurface,
-    Rung,
     Surface,
     TextSurface,
     choose_rung,
@@ -40,6 +42,12 @@ BYTES_PER_S = 64_000
 ENVELOPE_BYTES = 2000
 """About what a message weighs beside its rows."""
 
+NUMBER_BYTES = 8
+"""About what a number of a map of memory weighs."""
+
+MAX_QUESTIONS = 16
+"""How many of a browser's questions may wait."""
+
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
 MAX_SURFACES = 4
@@ -63,14 +71,18 @@ class Panel:
         on_control: Callable[[object], object] | None = None,
         can_save: bool = False,
         also: Callable[[Sequence[Event]], None] | None = None,
+        earlier: EarlierRuns | None = None,
     ) -> None:
-        """``also`` gets every event that the panel is fed, shown or not."""
+        """``also`` gets every event that the panel is fed, shown or not; ``earlier`` the run, when it has ended."""
         self._also = also
+        self._earlier = earlier or EarlierRuns()
+        self._number = self._earlier.begin()
         self.state = PanelState(title, num_workers)
         self.state.can_be_steered = on_control is not None
         self.state.can_save = can_save
+        self.state.num_earlier = len(self._earlier.others(self._number))
         self._mode: Mode = mode
-        self._rung = rung
+        self._rung: Rung | None = rung
         # Takes what the user asks for in the browser, unchecked, in the comm's thread.
         self._on_control = on_control
         self._surfaces: list[Surface] = []
@@ -133,17 +145,25 @@ class Panel:
                 self._guarded(self._open)
             for surface in self._surfaces:
                 self._guarded(lambda surface=surface: surface.close(self.state))
+            self._guarded(lambda: self._earlier.keep(self._number, self.state))
             self._is_off = self._is_finished = True
 
     def _open(self) -> Surface:
         rung = self._rung or choose_rung(find_display_facts(), self._mode)
-        if rung == "widget":
-            surface: Surface = WidgetSurface(self._on_control)
-        else:
-            surface = PictureSurface() if rung == "picture" else TextSurface()
+        surface = self._surface(rung)
         surface.open(self.state)
         self._surfaces = [*self._surfaces, surface][-MAX_SURFACES:]
         return surface
+
+    def _surface(self, rung: Rung) -> Surface:
+        if rung == "widget":
+            earlier, number = self._earlier, self._number
+            return WidgetSurface(self._on_control, lambda: earlier.others(number))
+        if rung == "core widget":
+            from accel_nb.ui.core import CoreSurface
+
+            return CoreSurface(self._on_control)
+        return PictureSurface() if rung == "picture" else TextSurface()
 
     def _guarded(self, action: Any) -> None:
         try:
@@ -156,22 +176,29 @@ class Panel:
 class WidgetSurface:
     """The widget: binary deltas while the cell runs, the whole state and a picture when it has ended."""
 
-    def __init__(self, on_control: Callable[[object], object] | None = None) -> None:
+    def __init__(
+        self,
+        on_control: Callable[[object], object] | None = None,
+        others: Callable[[], Sequence[EarlierRun]] = tuple,
+    ) -> None:
         self._on_control = on_control
+        # The runs that this one can be compared with.
+        self._others = others
         self._widget: PanelWidget | None = None
         self._handle: Any = None
         self._cursor: Cursor = {}
         self._seq = 0
         self._num_marks = 0
+        self._num_mapped = 0
         self._said = ""
         self._next_at = 0.0
         self._cost_s = 0.0
         self._sent_at = 0.0
-        # Set by the comm's thread, read in the main thread: a browser has lost its place, or looks closer.
+        # Set by the comm's thread, read in the main thread: a browser has lost its place, or asks for more.
         self._wants_snapshot = False
-        self._wants_detail: Detail | None = None
-        # The state of a run that is over, for as long as somebody keeps it.
-        self._ended: Callable[[], PanelState | None] = lambda: None
+        self._questions: deque[Question] = deque()
+        # The state of a run that is over, for as long as somebody keeps it; None before.
+        self._ended: Callable[[], PanelState | None] | None = None
 
     def open(self, state: PanelState) -> None:
         """Show the widget; the data follows as messages."""
@@ -194,7 +221,8 @@ class WidgetSurface:
         # A panel that is drawn late begins with a snapshot, of as many points as one can tell apart.
         needs_snapshot = self._wants_snapshot if self._seq else state.num_rows > RESYNC_POINTS
         found = None if needs_snapshot else state.columns_since(self._cursor, int(room))
-        if found is not None and not found[0] and not force and state.said == self._said:
+        has_news = state.said != self._said or state.num_mapped != self._num_mapped
+        if found is not None and not found[0] and not force and not has_news:
             self._next_at = started + num_bytes / BYTES_PER_S
             return
         assert self._widget is not None, "open comes first"
@@ -208,6 +236,7 @@ class WidgetSurface:
         self._sent_at = started
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
         num_bytes += len(buffer) + ENVELOPE_BYTES
+        num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("maps", ()))
         interval_s = max(MIN_INTERVAL_S, self._cost_s / DUTY, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
@@ -241,6 +270,9 @@ class WidgetSurface:
                 {"x": jsonable(mark.x), "kind": mark.kind, "rank": mark.rank, "text": mark.text} for mark in state.marks
             ]
             self._num_marks = len(state.marks)
+        if state.maps and (kind == "snapshot" or state.num_mapped != self._num_mapped):
+            message["maps"] = state.memory_maps()
+            self._num_mapped = state.num_mapped
         self._seq += 1
         return message, buffer, cursor
 
@@ -250,41 +282,23 @@ class WidgetSurface:
             self._wants_snapshot = True
         elif kind == "control" and self._on_control is not None:
             self._on_control(content.get("action"))
-        elif kind == "detail":
-            self._wants_detail = Detail.parse(content) or self._wants_detail
-            if (state := self._ended()) is not None:
-                self._answer(state)
+        elif (question := read_question(content)) is not None and len(self._questions) < MAX_QUESTIONS:
+            self._questions.append(question)
+            if self._ended is not None:
+                self._answer(self._ended())
 
-    def _answer(self, state: PanelState) -> int:
-        """Send the rows that a browser looks at; return how many bytes. Of several questions the last is answered."""
-        wanted, self._wants_detail = self._wants_detail, None
-        if wanted is None or self._widget is None:
+    def _answer(self, state: PanelState | None) -> int:
+        """Send what a browser has asked for; return how many bytes that was."""
+        waiting: dict[object, Question] = {}
+        while self._questions:
+            question = self._questions.popleft()
+            waiting[question.key] = question
+        if self._widget is None:
             return 0
-        headers, buffer = packed(state.detail(wanted.table, wanted.name, wanted.first, wanted.last))
-        message = {"kind": "detail", "version": PROTOCOL_VERSION, **asdict(wanted), "blocks": headers}
-        self._widget.send(message, buffers=[buffer])
-        return len(buffer) + ENVELOPE_BYTES
-
-
-@dataclass(frozen=True, slots=True)
-class Detail:
-    """The part of a curve that a browser looks at: steps from ``first`` to ``last``."""
-
-    table: Literal["step", "metric"]
-    name: str
-    first: float
-    last: float
-
-    @classmethod
-    def parse(cls, content: dict[str, Any]) -> Detail | None:
-        """Return what a message from a browser asks for; None for one that is not ours."""
-        table, name = content.get("table"), content.get("name")
-        first, last = _place(content.get("first")), _place(content.get("last"))
-        if table not in ("step", "metric") or not isinstance(name, str) or first is None or last is None:
-            return None
-        return cls(table, name, first, last)
-
-
-def _place(value: object) -> float | None:
-    """Return a number that can be a place on an axis; None for everything else that JSON has."""
-    return float(value) if isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300 else None
+        num_bytes = 0
+        for question in waiting.values():
+            message, blocks = question.answer(Asked(state, self._others()))
+            headers, buffer = packed(blocks)
+            self._widget.send({**message, "version": PROTOCOL_VERSION, "blocks": headers}, buffers=[buffer])
+            num_bytes += len(buffer) + ENVELOPE_BYTES
+        return num_bytes

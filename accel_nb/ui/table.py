@@ -5,6 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,14 +21,32 @@ KEPT_RAW = 4096
 THINNED_BLOCK = 4
 
 
-class Table:
-    """Columns of equal length; the first is x and must not decrease, ``key`` is the one whose extremes survive."""
+@dataclass(slots=True)
+class Room:
+    """How many rows each of several tables may hold: one more table leaves less to each."""
 
-    def __init__(self, num_columns: int, *, key: int = 1, max_rows: int = MAX_ROWS) -> None:
+    max_bytes: int = 1 << 62
+    max_rows: int = MAX_ROWS
+    num_columns: int = 0
+
+    def share(self, num_columns: int) -> None:
+        """Make room for another table."""
+        self.num_columns += num_columns
+        self.max_rows = min(self.max_rows, self.max_bytes // (8 * self.num_columns))
+
+
+class Table:
+    """Columns of equal length; the first is x and must not decrease, ``key`` is the one whose extremes survive.
+
+    Where there are more rows than ``room`` has for them, the older ones are thinned.
+    """
+
+    def __init__(self, num_columns: int, *, key: int = 1, room: Room | None = None) -> None:
         self.columns = [array("d") for _ in range(num_columns)]
         self.total = 0
         self._key = key
-        self._max_rows = max_rows
+        self._room = room or Room()
+        self._room.share(num_columns)
         self._thinned_below = 0
 
     def __len__(self) -> int:
@@ -38,7 +57,7 @@ class Table:
         for column, value in zip(self.columns, row, strict=True):
             column.append(value)
         self.total += 1
-        if len(self.columns[0]) > self._max_rows:
+        if len(self.columns[0]) > self._room.max_rows:
             self._thin()
 
     def rows_since(self, total: int, max_rows: int = MAX_ROWS) -> Sequence[Sequence[float]] | None:
@@ -65,23 +84,25 @@ class Table:
     def _picked(self, rows: slice, max_rows: int) -> NDArray[np.float64]:
         import numpy as np
 
-        values = np.array([np.frombuffer(column, dtype=np.float64)[rows] for column in self.columns])
-        num_rows = values.shape[1]
+        columns = [np.frombuffer(column, dtype=np.float64)[rows] for column in self.columns]
+        num_rows = len(columns[0])
         if num_rows <= max_rows:
-            return values
+            return np.array(columns)
         block = 2
         while -(-num_rows // block) * 2 > max(2, max_rows):
             block *= 2
-        return values[:, extreme_rows(values[self._key], block)]
+        picked = extreme_rows(columns[self._key], block)
+        return np.array([column[picked] for column in columns])
 
     def _thin(self) -> None:
         import numpy as np
 
-        end = max(0, len(self) - KEPT_RAW)
+        num_kept = min(KEPT_RAW, self._room.max_rows // 4)
+        end = max(0, len(self) - num_kept)
         rows = extreme_rows(np.array(self.columns[self._key])[:end], THINNED_BLOCK)
         for index, column in enumerate(self.columns):
             self.columns[index] = array("d", np.array(column)[rows].tobytes()) + column[end:]
-        self._thinned_below = self.total - KEPT_RAW
+        self._thinned_below = self.total - num_kept
 
 
 def extreme_rows(values: NDArray[np.float64], block: int) -> NDArray[np.intp]:

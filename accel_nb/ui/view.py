@@ -5,25 +5,28 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from accel_nb.telemetry.blocks import MAX_BLOCKS, MAX_SEGMENTS
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     Event,
     Interrupted,
+    MemoryMapped,
     MemorySample,
     MetricLogged,
     Prepared,
     RankFailed,
+    RatePlanned,
     Steered,
     StepDone,
 )
-from accel_nb.ui.table import Table
+from accel_nb.ui.table import MAX_ROWS, Room, Table
 
 Status = Literal["running", "done", "failed", "interrupted"]
-TableKind = Literal["step", "metric", "memory"]
+TableKind = Literal["step", "metric", "memory", "plan"]
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
 """How many rows of each table a reader has."""
@@ -36,12 +39,26 @@ STEP_COLUMNS = ("step", "loss", "learning rate", "step time", "samples", "time")
 METRIC_COLUMNS = ("step", "value")
 MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
 
+PLAN_COLUMNS = ("step", "learning rate")
+"""What schedules are going to give; each plan is a table of its own, named by a number."""
+
 MAX_TEXT = 256
 MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
 """Of more checkpoints every second one is marked, again and again, so that they leave room for what went wrong."""
 MAX_METRICS = 32
-MAX_MEMORY_ROWS = 100_000
+MAX_BYTES: Mapping[TableKind, int] = {
+    "step": 64_000_000,
+    "metric": 16_000_000,
+    "memory": 8_000_000,
+    "plan": 1_000_000,
+}
+"""What all tables of a kind hold together, however many ranks and metrics there are; older rows are thinned for it."""
+MAX_PLANS = 8
+MAX_PLAN_ROWS = 4000
+MAX_MAPS = 8
+"""Ranks whose map of blocks is kept: as many as are drawn."""
+MAX_HOLDERS = 16
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
 WAITING_ROWS = 64
@@ -135,7 +152,7 @@ class Mean:
 class PanelState:
     """The state of one panel: a pure fold over events."""
 
-    def __init__(self, title: str, num_workers: int, *, max_rows: int | None = None) -> None:
+    def __init__(self, title: str, num_workers: int, *, max_rows: int = MAX_ROWS) -> None:
         self.title = cap_text(title)
         self.num_workers = num_workers
         self.status: Status = "running"
@@ -149,10 +166,15 @@ class PanelState:
         self.can_be_steered = False
         self.can_save = False
         self.said = ""
+        # The latest map of each rank's blocks, and how often there was a new one.
+        self.maps: dict[int, MemoryMapped] = {}
+        self.num_mapped = 0
+        # How many runs there are to compare with.
+        self.num_earlier = 0
         self.metrics: dict[str, float] = {}
         self._tracks: dict[int, RankTrack] = {}
         self._means: dict[tuple[TableKind, str], Mean] = {}
-        self._max_rows = max_rows
+        self._rooms = {kind: Room(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
         self._start = math.nan
 
     @property
@@ -205,7 +227,8 @@ class PanelState:
         limits = {} if max_bytes is None or not behind else {"max_rows": max(2, max_bytes // row_bytes)}
         blocks: list[Block] = []
         for key, known in behind.items():
-            columns = self.tables[key].rows_since(known, **limits)
+            # A plan is sent once, and as it is.
+            columns = self.tables[key].rows_since(known, **({} if key[0] == "plan" else limits))
             if columns is None:
                 return None
             blocks.append(Block(*key, columns))
@@ -231,13 +254,14 @@ class PanelState:
 
     def curve(self, name: str = "loss") -> Table | None:
         """Return the table with the mean of a step value or metric; of the only rank where there is no mean."""
-        kind, metric = ("step", "") if name in STEP_COLUMNS else ("metric", name)
-        mean = self.tables.get((kind, MEAN_RANK, metric))
+        return self.mean("step", "") if name in STEP_COLUMNS else self.mean("metric", name)
+
+    def mean(self, kind: TableKind, name: str) -> Table | None:
+        """Return a table's mean over the ranks, or that of the only rank; None before its first row."""
+        mean = self.tables.get((kind, MEAN_RANK, name))
         if mean is not None and len(mean):
             return mean
-        return next(
-            (table for (k, _, n), table in self.tables.items() if (k, n) == (kind, metric) and len(table)), None
-        )
+        return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, name) and len(table)), None)
 
     def device(self, rank: int) -> str:
         """Return the device that a rank reported, or nothing."""
@@ -300,7 +324,26 @@ class PanelState:
             "can_be_steered": self.can_be_steered,
             "can_save": self.can_save,
             "said": self.said,
+            "num_earlier": self.num_earlier,
         }
+
+    def memory_maps(self) -> list[dict[str, Any]]:
+        """Return the latest map of each rank's blocks, ready for JSON."""
+        return [
+            {
+                "rank": rank,
+                "step": found.step,
+                "num_segments": found.num_segments,
+                "reserved": found.reserved,
+                "in_use": found.in_use,
+                "largest_free": found.largest_free,
+                "segments": found.segments,
+                "blocks": found.blocks,
+                "holders": [cap_text(name) for name in found.holders],
+                "held": found.held,
+            }
+            for rank, found in sorted(self.maps.items())
+        ]
 
     def notes(self) -> list[str]:
         """Return what went wrong, a short line each."""
@@ -353,6 +396,10 @@ class PanelState:
             self._fold_checkpoint(event, track)
         elif isinstance(event, Steered):
             self._mark(float(event.step) + track.offset, "steered", event.rank, str(event.text))
+        elif isinstance(event, RatePlanned):
+            self._fold_plan(event, track)
+        elif isinstance(event, MemoryMapped):
+            self._fold_map(event)
 
     def _fold_checkpoint(self, event: CheckpointSaved, track: RankTrack) -> None:
         x, url = float(event.step) + track.offset, str(event.url)
@@ -361,6 +408,25 @@ class PanelState:
             dropped = set(map(id, known[1::2]))
             self.marks = [mark for mark in self.marks if id(mark) not in dropped]
         self._mark(x, "checkpoint", event.rank, f"saved to {url}")
+
+    def _fold_map(self, event: MemoryMapped) -> None:
+        numbers = (*event.segments, *event.blocks, *event.held, event.reserved, event.in_use, event.largest_free)
+        is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.held) <= MAX_HOLDERS
+        is_bounded = len(event.segments) <= MAX_SEGMENTS and len(event.blocks) <= 4 * MAX_BLOCKS
+        if not (is_whole and is_bounded and all(0 <= number < 2**53 for number in numbers)):
+            raise ValueError("no map of memory")
+        if event.rank in self.maps or len(self.maps) < MAX_MAPS:
+            self.maps[event.rank] = event
+            self.num_mapped += 1
+
+    def _fold_plan(self, event: RatePlanned, track: RankTrack) -> None:
+        num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
+        rows = [(float(step) + track.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)]
+        if num_plans >= MAX_PLANS or len(rows) > MAX_PLAN_ROWS or rows != sorted(rows, key=lambda row: row[0]):
+            raise ValueError("no plan, or one too many")
+        table = self._table("plan", event.rank, str(num_plans), len(PLAN_COLUMNS))
+        for row in rows:
+            table.append(row)
 
     def _fold_step(self, event: StepDone, track: RankTrack) -> None:
         loss, rate, step_s, time = (
@@ -444,10 +510,8 @@ class PanelState:
     def _table(self, kind: TableKind, rank: int, name: str, num_columns: int) -> Table:
         table = self.tables.get((kind, rank, name))
         if table is None:
-            options = {} if self._max_rows is None else {"max_rows": self._max_rows}
-            if kind == "memory":
-                options = {"max_rows": min(MAX_MEMORY_ROWS, self._max_rows or MAX_MEMORY_ROWS)}
-            table = Table(num_columns, key=num_columns - 1 if kind == "memory" else 1, **options)
+            key = num_columns - 1 if kind == "memory" else 1
+            table = Table(num_columns, key=key, room=self._rooms[kind])
             self.tables[kind, rank, name] = table
         return table
 

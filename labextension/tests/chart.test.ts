@@ -2,7 +2,8 @@ import { describe, expect, it } from 'vitest';
 import { ColumnAxis, STEP_AXIS } from '../src/chart/axis';
 import { ColumnTable } from '../src/chart/columns';
 import { usualRange } from '../src/chart/range';
-import { fileName, toCsv } from '../src/chart/save';
+import { CurveChart, type ICurveInput } from '../src/chart/curveChart';
+import { fileName, placesOf, toCsv } from '../src/chart/save';
 import { SmoothedColumn } from '../src/chart/smooth';
 
 function table(numColumns: number, ...rows: number[][]): ColumnTable {
@@ -34,6 +35,66 @@ describe('axes', () => {
     const axis = new ColumnAxis('samples', new Map([[0, steps]]), 2, () => 1);
     expect([...axis.places(0, metric)]).toEqual([16, 16, 16]);
     expect(axis.placeOf(1)).toBe(8);
+  });
+});
+
+describe('a chart', () => {
+  const theme = { ink: '#000', faintInk: '#555', grid: '#ddd', font: '11px sans-serif' };
+  const own = table(2, [1, 4], [2, 8]);
+  const other = table(2, [10, 1], [20, 3], [30, 5]);
+  const draw = (input: Partial<ICurveInput>) => {
+    const chart = new CurveChart(
+      document.createElement('div'),
+      theme,
+      () => undefined,
+      () => undefined
+    );
+    chart.draw({
+      label: 'loss',
+      tables: new Map([[0, own]]),
+      column: 1,
+      meanRank: -1,
+      axis: STEP_AXIS,
+      smoothing: 0,
+      hidden: new Set<string>(),
+      marks: [],
+      beside: [],
+      ...input
+    });
+    return chart;
+  };
+  const beside = {
+    label: 'loss',
+    table: other,
+    column: 1,
+    axis: STEP_AXIS,
+    colour: '#8c6bb1',
+    isSmoothed: true
+  };
+
+  it('has the numbers of other runs in its file and its legend, each under a name of its own', () => {
+    const chart = draw({ beside: [beside, beside] });
+    expect(chart.columns().map(({ label, xs }) => [label, [...Array.from(xs)]])).toEqual([
+      ['loss (2)', [10, 20, 30]],
+      ['loss (3)', [10, 20, 30]],
+      ['loss', [1, 2]]
+    ]);
+    expect(chart.legend()[0]).toEqual({ label: 'loss (2)', colour: '#8c6bb1', isDashed: true });
+    expect(draw({ beside: [beside], hidden: new Set(['loss (2)']) }).legend()).toHaveLength(1);
+  });
+
+  it('smooths a thinned run over as many steps as its own', () => {
+    const [column] = draw({ beside: [beside], smoothing: 0.9 }).columns();
+    const expected = new SmoothedColumn(other, 1, 0.9 ** 10).values();
+    expect(column!.label).toBe('loss (2), smoothed');
+    expect([...Array.from(column!.ys)]).toEqual([...expected]);
+  });
+
+  it('breaks the legend of its picture into rows', () => {
+    const entries = ['a', 'b', 'c'].map(label => ({ label, colour: '#000', isDashed: false }));
+    const context = { font: '', measureText: () => ({ width: 60 }) as TextMetrics };
+    expect(placesOf(entries, 220, context).map(({ row }) => row)).toEqual([0, 0, 1]);
+    expect(placesOf(entries, 10, context).map(({ row }) => row)).toEqual([0, 1, 2]);
   });
 });
 

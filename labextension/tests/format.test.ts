@@ -1,5 +1,5 @@
 import { describe, expect, it } from 'vitest';
-import { capText, formatBytes, formatMilliseconds, formatNumber, formatSeconds } from '../src/chart/format';
+import { agoText, capText, formatBytes, formatMilliseconds, formatNumber, formatSeconds } from '../src/chart/format';
 
 describe('format', () => {
   it.each([
@@ -22,6 +22,12 @@ describe('format', () => {
     expect(formatMilliseconds(12_345)).toBe('12.3 s');
     expect(formatSeconds(2.5)).toBe('2.5 s');
     expect(formatSeconds(3720)).toBe('1h 2m');
+  });
+
+  it('tells ages in the largest unit', () => {
+    expect(agoText(1000, 1090)).toMatch(/1\s?m/);
+    expect(agoText(0, 3 * 86_400 + 5)).toMatch(/^3/);
+    expect(agoText(2000, 1000)).toBe(agoText(1000, 1000));
   });
 
   it('caps texts', () => {

@@ -35,6 +35,21 @@ describe('PanelModel', () => {
     expect(model.numPoints).toBe(1);
   });
 
+  it('keeps what schedules plan, until a snapshot says what there is', () => {
+    const model = new PanelModel();
+    const blocks = [
+      { table: 'plan', rank: 0, name: '0', rows: 2 },
+      { table: 'plan', rank: 0, name: '1', rows: 1 }
+    ];
+    const content = { ...stepMessage(0, []).content, blocks };
+    const numbers = Float64Array.of(1, 9, 0.1, 0.2, 10, 0.3);
+    model.apply(parseMessage(content, [new DataView(numbers.buffer)]));
+    expect(model.plans.map(plan => [...plan.column(1)])).toEqual([[0.1, 0.2], [0.3]]);
+    expect(model.curves()).toEqual([]);
+    model.apply(message(1, [], { kind: 'snapshot' }));
+    expect(model.plans).toEqual([]);
+  });
+
   it('tells its listeners until they stop', () => {
     const model = new PanelModel();
     const stopped = new AbortController();

@@ -12,7 +12,8 @@ const STATE = {
   devices: [{ name: 'cpu', kind: 'cpu', total_bytes: 1024, free_bytes: 1000 }],
   pool: { state: 'ready', workers: [{ rank: 0, device: 'cpu', pid: 7, memory_bytes: 64 }] },
   notes: [],
-  logs: [{ rank: 0, log: 'a', num_bytes: 12 }]
+  logs: [{ rank: 0, log: 'a', num_bytes: 12 }],
+  runs: 'a1'
 };
 
 describe('parseSidebarState', () => {
@@ -22,7 +23,8 @@ describe('parseSidebarState', () => {
       pool: 'ready',
       workers: [{ rank: 0, device: 'cpu', pid: 7, memoryBytes: 64 }],
       notes: [],
-      logs: [{ rank: 0, log: 'a', numBytes: 12 }]
+      logs: [{ rank: 0, log: 'a', numBytes: 12 }],
+      runs: 'a1'
     });
   });
 

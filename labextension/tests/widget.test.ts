@@ -1,6 +1,6 @@
-import { describe, expect, it, vi } from 'vitest';
+import { afterEach, beforeEach, describe, expect, it, vi } from 'vitest';
 import define from '../src/widget/index';
-import { stepMessage } from './messages';
+import { FACTS, stepMessage } from './messages';
 
 type Handler = (...values: unknown[]) => void;
 
@@ -69,6 +69,14 @@ function detail(steps: number[], { first, last }: { first: number; last: number 
 }
 
 describe('the widget', () => {
+  beforeEach(() => {
+    vi.useFakeTimers({ toFake: ['requestAnimationFrame', 'cancelAnimationFrame'] });
+  });
+
+  afterEach(() => {
+    vi.useRealTimers();
+  });
+
   it('adds up the deltas of a run that it saw from the start', () => {
     const { points, receive, model } = start();
     receive(0);
@@ -117,6 +125,60 @@ describe('the widget', () => {
     );
     stop?.click();
     expect(model.sent.at(-1)).toEqual({ kind: 'control', version: 1, action: { kind: 'stop' } });
+  });
+
+  it('compares with the runs that are ticked', () => {
+    const hostile = '<img src=x onerror=alert(1)>';
+    const { el, model, receive } = start();
+    receive(0);
+    const button = (label: string) =>
+      [...el.querySelectorAll('button')].find(item => item.textContent === label)!;
+    vi.runAllTimers();
+    expect(button('compare').hidden).toBe(true); // there is none
+    receive(1, { facts: { ...FACTS, num_earlier: 1 } });
+    vi.runAllTimers();
+    expect(button('compare').hidden).toBe(false);
+    button('compare').click();
+    expect(model.sent.at(-1)).toEqual({ kind: 'earlier', version: 1 });
+    const runs = [{ run: 4, title: hostile, summary: '20 steps' }];
+    model.emit('msg:custom', { kind: 'earlier', version: 1, blocks: [], runs }, []);
+    vi.runAllTimers();
+    const list = el.querySelector('.accel-nb-earlier')!;
+    expect(list.querySelector('img')).toBeNull();
+    expect(list.textContent).toContain(hostile);
+    const box = list.querySelector('input')!;
+    box.checked = true;
+    box.dispatchEvent(new Event('change'));
+    vi.runAllTimers();
+    expect(model.sent.at(-1)).toEqual({
+      kind: 'earlier',
+      version: 1,
+      run: 4,
+      table: 'step',
+      name: ''
+    });
+  });
+
+  it('asks for a map of memory where there is an allocator to look into', () => {
+    const { el, model, receive } = start();
+    const button = () =>
+      [...el.querySelectorAll('button')].find(item => item.textContent === 'blocks')!;
+    receive(0);
+    vi.runAllTimers();
+    expect(button().hidden).toBe(true);
+    const ranks = [{ rank: 0, device: 'cuda:0', step_ms: 5, is_straggler: false }];
+    receive(1, { facts: { ...FACTS, ranks } });
+    vi.runAllTimers();
+    expect(button().hidden).toBe(false);
+    button().click();
+    expect(model.sent.at(-1)).toEqual({
+      kind: 'control',
+      version: 1,
+      action: { kind: 'map_memory' }
+    });
+    receive(2, { facts: { ...FACTS, ranks, status: 'done' } });
+    vi.runAllTimers();
+    expect(button().hidden).toBe(true);
   });
 
   it('survives forged messages and traits', () => {

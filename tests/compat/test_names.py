@@ -80,7 +80,7 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
 @pytest.mark.parametrize(
     ("statement", "words"),
     [
-        ("from accelerate import FullyShardedDataParallelPlugin", 'strategy="fsdp"'),
+        ("from accelerate import MegatronLMPlugin", 'strategy="fsdp"'),
         ("import accelerate.utils.deepspeed", 'strategy="deepspeed"'),
         ("import accelerate.commands.launch", "command line"),
         ("from accelerate.tracking import filter_trackers", "log_with"),

@@ -30,14 +30,14 @@ for event in training_events(60):
 panel.finish("done")
 """
 
-LIVE, STATIC, TEXT = (("live", None), ("static", None), ("live", "text"))
+LIVE, STATIC, TEXT, CORE = (("live", None), ("static", None), ("live", "text"), ("live", "core widget"))
 
 
 @pytest.fixture(scope="module")
 def notebook() -> Any:
     """Run one cell for each way to show a panel, and one that trains nothing."""
     cells = [new_code_cell(SETUP)]
-    cells += [new_code_cell(RUN.format(mode=mode, rung=rung)) for mode, rung in (LIVE, STATIC, TEXT)]
+    cells += [new_code_cell(RUN.format(mode=mode, rung=rung)) for mode, rung in (LIVE, STATIC, TEXT, CORE)]
     cells += [new_code_cell('panel = Panel("run", 2)\npanel.refresh(force=True)\npanel.finish("done")')]
     made = new_notebook(cells=cells)
     NotebookClient(made, timeout=60, kernel_name="python3", store_widget_state=True).execute()
@@ -81,11 +81,16 @@ def test_the_last_rung_leaves_a_line(notebook: Any):
     assert set(data) == {"text/plain"}
 
 
+def test_a_panel_of_core_widgets_leaves_picture_and_text_only(notebook: Any):
+    (data,) = outputs(notebook, 4)
+    assert set(data) == {"image/png", "text/plain"}
+
+
 def test_a_cell_that_trains_nothing_leaves_nothing(notebook: Any):
-    assert outputs(notebook, 4) == []
+    assert outputs(notebook, 5) == []
 
 
 def test_html_of_a_notebook_without_widget_state_shows_the_picture(notebook: Any):
     bare = nbformat.from_dict({**notebook, "metadata": {}})
     html, _ = HTMLExporter().from_notebook_node(bare)
-    assert html.count('src="data:image/png;base64,') == 2
+    assert html.count('src="data:image/png;base64,') == 3

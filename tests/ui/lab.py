@@ -17,6 +17,8 @@ from pathlib import Path
 
 from playwright.sync_api import Page
 
+from accel_nb.runs import Registry
+
 AXE = Path(__file__).parents[2] / "node_modules" / "axe-core" / "axe.min.js"
 START_S = 90
 KERNEL_S = 90
@@ -103,6 +105,11 @@ class LabServer:
         if self._process.poll() is not None:
             raise RuntimeError(f"JupyterLab ended at once:\n{self.log()}")
 
+    @property
+    def registry(self) -> Registry:
+        """Return the registry that its kernels see."""
+        return Registry(self._folder / "state" / "accel_nb" / "runs")
+
     def log(self) -> str:
         """Return the end of the server's log."""
         return (self._folder / "server.log").read_text(errors="replace")[-4000:]
@@ -137,6 +144,7 @@ class LabServer:
             "JUPYTER_RUNTIME_DIR": "runtime",
             "JUPYTERLAB_SETTINGS_DIR": "settings",
             "JUPYTERLAB_WORKSPACES_DIR": "workspaces",
+            "XDG_STATE_HOME": "state",
         }
         for name in folders.values():
             (self._folder / name).mkdir()

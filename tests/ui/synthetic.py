@@ -5,8 +5,18 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from typing import Any
 
-from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, Prepared, StepDone
+from accel_nb.telemetry.blocks import fold
+from accel_nb.telemetry.events import (
+    Event,
+    MemoryMapped,
+    MemorySample,
+    MetricLogged,
+    Prepared,
+    RatePlanned,
+    StepDone,
+)
 
 MIB = 2**20
 
@@ -27,7 +37,7 @@ def training_events(
                 step=step,
                 time=time,
                 loss=math.nan if step == num_steps // 3 else loss,
-                learning_rate=1e-3 * min(1.0, 10 * step / num_steps) * (1 - step / (num_steps + 1)),
+                learning_rate=_rate(step, num_steps),
                 step_s=step_s * (0.6 + 0.02 * noise.random() + (0.3 if rank == num_ranks - 1 and rank else 0)),
                 num_samples=32,
                 skipped=step == num_steps // 5,
@@ -36,6 +46,50 @@ def training_events(
                 yield _memory(rank, step, time, noise)
         if step % 50 == 0:
             yield MetricLogged(0, step, time, "accuracy", 1 - 0.9 * math.exp(-4 * step / num_steps))
+
+
+def rate_plan(num_steps: int, *, start: float = 1.7e9) -> RatePlanned:
+    """Return what the schedule of `training_events` was going to do in half as many steps more."""
+    steps = tuple(range(1, 3 * num_steps // 2))
+    return RatePlanned(0, 1, start, steps, tuple(_rate(step, num_steps) for step in steps))
+
+
+def memory_map(rank: int, step: int, *, start: float = 1.7e9) -> MemoryMapped:
+    """Return the blocks of a device that never was, with crumbs between the large ones."""
+    noise = random.Random(rank)
+    segments: list[dict[str, Any]] = []
+    for index in range(12):
+        states = noise.choices(("active_allocated", "inactive", "active_pending_free"), (8, 3, 1), k=3 + index)
+        sizes = [noise.choice((1, 2, 8, 24, 96)) * MIB for _ in states]
+        if index == 5:
+            states += ["active_allocated", "inactive"] * 400
+            sizes += [MIB // 16] * 800
+        blocks = [{"size": size, "state": state} for size, state in zip(sizes, states, strict=True)]
+        segments.append({"device": 0, "total_size": sum(sizes), "blocks": blocks})
+    found = fold(segments, 0)
+    holders = {
+        "weights, gradients and optimizer state of blocks.*.mlp": 460 * MIB,
+        "weights, gradients and optimizer state of blocks.*.attention": 310 * MIB,
+        "losses (line 12)": 96 * MIB,
+        "<b>cache</b> (line 3)": 24 * MIB,
+    }
+    return MemoryMapped(
+        rank=rank,
+        step=step,
+        time=start,
+        num_segments=found.num_segments,
+        reserved=found.reserved,
+        in_use=found.in_use,
+        largest_free=found.largest_free,
+        segments=found.segments,
+        blocks=tuple(number for block in found.blocks for number in block),
+        holders=tuple(holders),
+        held=tuple(holders.values()),
+    )
+
+
+def _rate(step: int, num_steps: int) -> float:
+    return 1e-3 * min(1.0, 10 * step / num_steps) * max(0.0, 1 - 0.6 * step / num_steps)
 
 
 def _memory(rank: int, step: int, time: float, noise: random.Random) -> MemorySample:

@@ -19,10 +19,19 @@ import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
 from accel_nb.ui import Panel
-from tests.ui.synthetic import training_events
+from tests.ui.synthetic import memory_map, rate_plan, training_events
+
+from accel_nb.ui.earlier import EarlierRuns
 
 events = list(training_events({num_steps}))
-panel = Panel("digits", 2)
+earlier = EarlierRuns()
+
+def run_before(title, num_steps):
+    before = Panel(title, 2, rung="text", earlier=earlier)
+    before.feed(list(training_events(num_steps)))
+    before.finish("done")
+
+panel = Panel("digits", 2, earlier=earlier)
 
 def feed(part):
     for start in range(0, len(part), 16):
@@ -32,6 +41,24 @@ def feed(part):
 """
 
 RUN_ALL = 'feed(events)\npanel.finish("done")'
+RUN_CORE = """
+import threading
+asked, pressed = [], threading.Event()
+panel = Panel("<b>digits</b>", 2, rung="core widget", on_control=lambda action: (asked.append(action), pressed.set()))
+feed(events)
+panel.refresh(force=True)
+pressed.wait(60)
+panel.finish("interrupted")
+print(asked)
+"""
+RUN_COMPARED = f"""
+run_before("baseline", 400)
+run_before("<b>wide</b>", 900)
+panel = Panel("digits", 2, earlier=earlier)
+panel.feed([rate_plan({NUM_STEPS}), memory_map(0, 60), memory_map(1, 60)])
+feed(events)
+panel.finish("done")
+"""
 RUN_LONG = 'panel.feed(training_events(20_000))\npanel.finish("done")'
 
 
@@ -46,7 +73,7 @@ def notebook(lab: LabServer, request: pytest.FixtureRequest) -> str:
     return name
 
 
-@pytest.mark.parametrize("notebook", [RUN_ALL], indirect=True, ids=["all"])
+@pytest.mark.parametrize("notebook", [RUN_COMPARED], indirect=True, ids=["compared"])
 def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: str, pictures: Path):
     foreign: list[str] = []
     page.on("request", lambda request: foreign.append(request.url) if "://127.0.0.1" not in request.url else None)
@@ -69,6 +96,23 @@ def test_panel_draws_a_run_in_both_themes(page: Page, lab: LabServer, notebook: 
     panel.get_by_role("button", name="log").click()
     panel.get_by_role("combobox", name="What to draw").select_option("learning rate")
     expect(panel.locator(".accel-nb-legend-title").first).to_have_text("learning rate")
+    expect(panel.get_by_role("button", name="planned")).to_be_visible()
+    expect(panel.locator(".accel-nb-block-drawing")).to_have_count(2)
+    panel.get_by_role("button", name="log").click()
+    panel.get_by_role("button", name="compare").click()
+    for title in ("baseline", "<b>wide</b>"):
+        panel.get_by_label(title).check()
+        expect(panel.get_by_role("button", name=title)).to_be_visible()
+    panel.screenshot(path=pictures / "compared-dark.png")
+    use_theme(page, "JupyterLab Light")
+    panel.get_by_role("combobox", name="What to draw").select_option("loss")
+    panel.screenshot(path=pictures / "compared-light.png")
+    with page.expect_download() as numbers:
+        panel.get_by_role("button", name="CSV").click()
+    assert Path(numbers.value.path()).read_text().startswith("step,<b>wide</b>,baseline,rank 0,rank 1,mean\n")
+    with page.expect_download() as picture:
+        panel.get_by_role("button", name="PNG").click()
+    picture.value.save_as(pictures / "compared-saved.png")
     assert not [url for url in foreign if url.startswith("http")]
 
 
@@ -112,6 +156,26 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
     expect(chart).not_to_have_attribute("data-points-drawn", str(all_points))
     page.keyboard.press("0")
     expect(chart).to_have_attribute("data-points-drawn", str(all_points))
+
+
+@pytest.mark.parametrize("notebook", [RUN_CORE], indirect=True, ids=["core"])
+def test_core_widgets_draw_and_steer_and_leave_a_picture(page: Page, lab: LabServer, notebook: str, pictures: Path):
+    open_notebook(page, lab, notebook)
+    execute(page, "notebook:run-all-cells")
+    output = page.locator(".jp-CodeCell .jp-OutputArea").last
+    expect(output.locator("img.widget-image")).to_be_visible(timeout=60_000)
+    expect(output).to_contain_text("running <b>digits</b>: 600 steps")
+    output.scroll_into_view_if_needed()
+    for theme in ("Dark", "Light"):
+        use_theme(page, f"JupyterLab {theme}")
+        output.screenshot(path=pictures / f"panel-core-{theme.lower()}.png")
+    output.get_by_role("button", name="pause").click()
+    output.get_by_role("button", name="go on drawing").click()
+    output.get_by_role("button", name="stop after step").click()
+    wait_until_ran(page, 1)
+    expect(output.get_by_role("button")).to_have_count(0)
+    expect(output.locator("img")).to_have_count(1)
+    expect(output).to_contain_text("{'kind': 'stop'}")
 
 
 @pytest.mark.parametrize("notebook", [RUN_LONG], indirect=True, ids=["long"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +12,7 @@ import pytest
 from nbformat.v4 import new_code_cell, new_notebook
 from playwright.sync_api import Locator, Page, expect
 
+from accel_nb.config import parse_flags, resolve
 from tests.ui.lab import LabServer, execute, faults, open_notebook, show_sidebar, use_theme, wait_until_ran
 
 KERNEL = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
@@ -68,9 +71,21 @@ def content(page: Page) -> Locator:
     return page.locator(".accel-nb-sidebar-content")
 
 
+def record(lab: LabServer, name: str, outcome: Any, *, started: float, line: str = "") -> None:
+    """Record a run that has ended, with a falling loss."""
+    recording = lab.registry.begin(
+        "launch", "train.py", resolve([parse_flags(line)]), name=name, args=("--data", "digits"), started=started
+    )
+    noise = random.Random(name)
+    recording.log((step, {"loss": 0.1 + 2 * 0.97**step * noise.uniform(0.8, 1.2)}) for step in range(1, 200))
+    recording.end(outcome, num_steps=200, error="ValueError: <b>no</b>" if outcome == "failed" else None)
+
+
 @pytest.mark.timeout(300)
 def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, content: Locator, pictures: Path):
     settings = {"accel_nb": {"options": {"seed": "7"}, "other": "kept"}}
+    for day, outcome in enumerate(("done", "failed", "interrupted")):
+        record(lab, f"run {day}", outcome, started=1.7e9 + 86_400 * day)
     open_notebook(page, lab, write(lab, "form.ipynb", MODEL, LONG, **settings))
     show_sidebar(page)
     expect(content).to_have_attribute("data-state", "not-loaded")
@@ -114,6 +129,26 @@ def test_form_makes_the_cell_that_runs_and_stops(page: Page, lab: LabServer, con
     expect(field(content, "accumulate").locator(".accel-nb-origin")).to_have_text("notebook")
     metadata = page.evaluate("() => window.jupyterapp.shell.currentWidget.content.model.getMetadata('accel_nb')")
     assert metadata == {"options": {"seed": "7", "accumulate": "3"}, "other": "kept"}
+
+    # Runs of this machine: those that were there, and one that ends meanwhile.
+    runs = content.locator("[data-run]")
+    expect(runs).to_have_count(3)
+    assert [run.get_attribute("data-outcome") for run in runs.all()] == ["interrupted", "failed", "done"]
+    record(lab, "<i>newest</i>", "done", started=time.time(), line="--cpus 3 --clip 0.5")
+    expect(runs.first).to_contain_text("<i>newest</i>")
+    expect(runs.first.get_by_role("img", name="loss over 200 steps")).to_be_visible()
+    runs.nth(2).get_by_role("button").first.click()
+    expect(runs.nth(2).get_by_role("alert")).to_have_text("ValueError: <b>no</b>")
+    runs.first.get_by_role("button").first.click()
+    expect(runs.first).to_contain_text("clip = 0.5")
+    runs.first.get_by_role("button", name="Put into the cell").click()
+    wait_for_source(page, 1, "%%accelerate --cpus 3 --clip 0.5\nimport os")
+    for theme in ("Dark", "Light"):
+        use_theme(page, f"JupyterLab {theme}")
+        content.get_by_role("heading", name="Recent runs").scroll_into_view_if_needed()
+        page.screenshot(path=pictures / f"sidebar-runs-{theme.lower()}.png")
+        assert faults(page, ".accel-nb-runs") == []
+    page.evaluate(script, "%%accelerate --cpus 2\n" + LONG.strip())
 
     content.get_by_role("button", name="Forecast").click()
     expect(content.locator("[data-plan]").first).to_contain_text("fits", timeout=60_000)

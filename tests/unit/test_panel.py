@@ -3,14 +3,16 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+import numpy as np
 import pytest
 
 from accel_nb.telemetry.events import MemorySample, StepDone
+from accel_nb.ui.earlier import EarlierRuns
 from accel_nb.ui.fallback import DisplayFacts, choose_rung
-from accel_nb.ui.panel import Panel
+from accel_nb.ui.panel import MAX_QUESTIONS, Panel
 from tests.ui.synthetic import training_events
 
-EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "matplotlib"}), True)
+EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets", "matplotlib"}), True)
 
 
 @pytest.mark.parametrize(
@@ -20,12 +22,16 @@ EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "matplotlib"}
         ({}, "static", "picture"),
         ({"platform": "vscode"}, "live", "widget"),
         ({"platform": "colab"}, "live", "widget"),
-        ({"platform": "kaggle"}, "live", "picture"),
+        ({"platform": "kaggle"}, "live", "core widget"),
+        ({"platform": "kaggle"}, "static", "picture"),
         ({"platform": "deepnote"}, "live", "picture"),
         ({"importable": frozenset({"matplotlib"})}, "live", "picture"),
         ({"importable": frozenset({"anywidget"})}, "static", "text"),
         ({"importable": frozenset()}, "live", "text"),
-        ({"has_bundle": False}, "live", "picture"),
+        ({"importable": frozenset({"ipywidgets", "matplotlib"})}, "live", "core widget"),
+        ({"platform": "deepnote", "importable": frozenset({"ipywidgets", "matplotlib"})}, "live", "picture"),
+        ({"importable": frozenset({"ipywidgets"})}, "live", "text"),
+        ({"has_bundle": False}, "live", "core widget"),
         ({"has_kernel": False}, "live", "text"),
     ],
 )
@@ -224,3 +230,79 @@ def test_what_was_said_is_sent_although_nothing_else_is_new(display: FakeDisplay
     surface._next_at = 0.0
     panel.refresh()
     assert browser.said == "stopping after this step ..."
+
+
+def answers_of(monkeypatch: pytest.MonkeyPatch) -> list[tuple[dict[str, Any], bytes]]:
+    """Return what widgets send from now on that answers a question."""
+    sent: list[tuple[dict[str, Any], bytes]] = []
+
+    def send(_widget: Any, message: dict[str, Any], buffers: Any) -> None:
+        if message["kind"] not in ("delta", "snapshot"):
+            sent.append((message, buffers[0]))
+
+    monkeypatch.setattr("accel_nb.ui.widget.PanelWidget.send", send)
+    return sent
+
+
+def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(
+    display: FakeDisplay, monkeypatch: pytest.MonkeyPatch
+):
+    sent = answers_of(monkeypatch)
+    runs = EarlierRuns()
+    hostile = "<img src=x onerror=alert(1)>"
+    for title in ("a", "b", "c", "d", "e", hostile):
+        earlier = Panel(title, 2, rung="text", earlier=runs)
+        earlier.feed(training_events(8_000 if title == hostile else 20))
+        earlier.finish("done")
+    Panel("draws nothing", 1, rung="text", earlier=runs).finish("done")
+    panel = Panel("now", 2, rung="widget", earlier=runs)
+    panel.feed(training_events(10))
+    panel.refresh()
+    assert panel.state.facts()["num_earlier"] == 5
+    surface: Any = panel._surfaces[0]
+
+    def ask(**question: Any) -> list[tuple[dict[str, Any], bytes]]:
+        sent.clear()
+        surface._on_message(None, {"kind": "earlier", "version": 1, **question}, [])
+        panel.refresh(force=True)
+        return list(sent)
+
+    def check() -> None:
+        ((listed, _),) = ask()
+        assert [run["title"] for run in listed["runs"]] == [hostile, "e", "d", "c", "b"]
+        assert listed["runs"][1]["summary"].startswith("20 steps, loss ")
+        number = listed["runs"][0]["run"]
+        ((curve, buffer),) = ask(run=number, table="step", name="")
+        (block,) = curve["blocks"]
+        assert curve["run"] == number
+        assert curve["num_workers"] == 2
+        assert 1000 < block["rows"] <= 2000, "thinned, within what the wire carries"
+        values = np.frombuffer(buffer).reshape(6, -1)
+        assert values[0, -1] == 8_000
+        assert np.nanmax(values[1]) > 2, "the extremes stay"
+        ((metric, _),) = ask(run=number, table="metric", name="accuracy")
+        assert [block["name"] for block in metric["blocks"]] == ["accuracy"]
+        for unknown in ({"run": 999, "table": "step", "name": ""}, {"run": number, "table": "metric", "name": "x"}):
+            ((nothing, buffer),) = ask(**unknown)
+            assert nothing["blocks"] == []
+            assert buffer == b""
+        for wrong in ({"run": "1"}, {"run": True, "table": "step", "name": ""}, {"run": 1, "table": "memory"}):
+            assert ask(**wrong) == []
+
+    check()
+    panel.finish("done")
+    check()
+    del panel.state  # the kernel keeps nothing of the run but its widget: the others are there all the same
+    check()
+
+
+def test_a_flood_of_questions_is_cut(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
+    sent = answers_of(monkeypatch)
+    panel = Panel("now", 2, rung="widget")
+    panel.feed(training_events(10))
+    panel.refresh()
+    surface: Any = panel._surfaces[0]
+    for run in range(1000):
+        surface._on_message(None, {"kind": "earlier", "run": run, "table": "step", "name": ""}, [])
+    panel.refresh(force=True)
+    assert len(sent) == MAX_QUESTIONS

@@ -64,7 +64,9 @@ def test_every_platform_of_the_table_is_tested():
 
 @pytest.mark.parametrize("platform", PLATFORMS, ids=lambda platform: platform.name)
 def test_the_panel_takes_the_rung_of_the_table(platform):
-    facts = DisplayFacts(platform.name, platform.name != "script", frozenset({"anywidget", "matplotlib"}), True)
+    facts = DisplayFacts(
+        platform.name, platform.name != "script", frozenset({"anywidget", "ipywidgets", "matplotlib"}), True
+    )
     assert choose_rung(facts, "live") == platform.rung
 
 
@@ -132,7 +134,7 @@ def test_the_build_of_torch_is_read_without_importing_it():
 def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     machine = replace(inspect_machine(), gpus=(P100, T4))
     lines = "\n".join(map(str, diagnose(machine, signals("KAGGLE_KERNEL_RUN_TYPE"))))
-    for part in ("platform: Kaggle", "the panel is a picture", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
+    for part in ("platform: Kaggle", "is a core widget", "not P100", "only emulates bf16", "GPU 0 (Tesla P100"):
         assert part in lines
     lines = "\n".join(map(str, diagnose(machine, Signals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
     assert (why := why_no_xla()) is not None

@@ -156,8 +156,8 @@ def test_every_option_of_power_sgd_has_its_torch_name():
         ({"dynamo_plugin": TorchDynamoPlugin("eager", options={"a": 1})}, "options from TorchDynamoPlugin"),
         ({"dataloader_config": DataLoaderConfiguration(use_stateful_dataloader=True)}, "use_stateful_dataloader=True"),
         (
-            {"fsdp_plugin": object(), "torch_tp_plugin": object()},
-            "fsdp_plugin was given .*\n?.*torch_tp_plugin was given",
+            {"megatron_lm_plugin": object(), "torch_tp_plugin": object()},
+            "megatron_lm_plugin was given .*\n?.*torch_tp_plugin was given",
         ),
     ],
 )

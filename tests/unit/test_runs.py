@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import json
+import math
+import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +19,7 @@ from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.recording import record_run
 from accel_nb.runs import Registry, Run, default_folder
-from accel_nb.runs.record import read_metrics
+from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone
 from accel_nb.telemetry.trackers.jsonl import JsonlTracker
 from accel_nb.ui.view import PanelState
@@ -138,6 +144,75 @@ def test_the_command_lists_shows_compares_and_opens(registry: Registry, capsys: 
     assert json.loads(told("compare", "a", "b", "--json"))["differ"]["accumulate"] == ["1", "2"]
     assert json.loads(told("list", "--json", "--limit", "1"))[0]["id"] in {item.run.id for item in runs}
     assert told("open", "a").strip() == str(runs[0].folder)
+
+
+def test_a_cell_keeps_a_small_chart_of_its_loss_and_metrics(registry: Registry):
+    state = PanelState("long", 2)
+    for step in range(1, 5001):
+        loss = math.nan if step == 5000 else 9.0 if step == 2500 else 1 / step
+        state.fold([StepDone(rank, step, float(step), loss + rank, 0.1, 0.01, 4) for rank in (0, 1)])
+    state.fold([MetricLogged(0, 5000, 1.0, "loss", 0.25), MetricLogged(0, 5000, 1.0, "accuracy", 0.75)])
+    state.finish("done")
+    record_run("train()", options(), state, 1.0, None)
+    (run,) = registry.runs()
+    rows = read_metrics(registry.folder / run.id)
+    losses = [values["loss"] for _, values in rows if "loss" in values]
+    assert len(rows) < 500
+    assert max(value for value in losses if value == value) == 9.5, "the mean of both ranks, with its spike"
+    assert run.metrics["accuracy"] == 0.75
+    assert run.num_steps == 5000
+    assert "nan" in main_says(["runs", "list"]), "a loss that is not finite is a number"
+
+
+def main_says(words: list[str]) -> str:
+    told = io.StringIO()
+    with contextlib.redirect_stdout(told):
+        assert main(words) == 0
+    return told.getvalue()
+
+
+def test_long_metrics_are_looked_at_in_places_with_their_last_line(registry: Registry):
+    recording = registry.begin("launch", "train.py", options())
+    assert recording.folder is not None
+    recording.log((step, {"train_loss": 1 / step}) for step in range(1, 20_001))
+    whole, sampled = read_metrics(recording.folder), read_metrics(recording.folder, sampled=True)
+    assert len(whole) == 20_000
+    assert len(sampled) < 4000
+    assert set(map(repr, sampled)) <= set(map(repr, whole)), "no line that was cut"
+    assert sampled[-1] == whole[-1]
+    steps = [step for step, _ in sampled if step is not None]
+    assert steps == sorted(steps)
+    assert max(after - before for before, after in itertools.pairwise(steps)) < 1000
+    assert read_run(recording.folder, sampled=True).num_steps == 20_000
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"metrics": {"loss": 10**400}},
+        {"metrics": {"loss": "<b>"}},
+        {"metrics": [1]},
+        {"started": 10**400},
+        {"error": {}},
+        {"git": "main"},
+        {"environment": []},
+        {"config": {"seed": 1}},
+    ],
+)
+def test_a_forged_run_is_none(change: dict[str, Any]):
+    run = json.loads(Run("20200101-000000-abcdef", "x", "cell", "y", 0.0).to_json())
+    with pytest.raises(ValueError, match=r"not a run|of wrong types|a text for a number"):
+        Run.from_json(json.dumps(run | change))
+
+
+def test_pipes_and_devices_in_place_of_files_hold_nothing_up(registry: Registry):
+    recording = registry.begin("launch", "a.py", options())
+    assert recording.folder is not None
+    os.mkfifo(recording.folder / "metrics.jsonl")
+    assert [run.metrics for run in registry.runs(sampled=True)] == [{}]
+    (recording.folder / "run.json").unlink()
+    (recording.folder / "run.json").symlink_to("/dev/zero")
+    assert registry.runs() == []
 
 
 @pytest.mark.parametrize(

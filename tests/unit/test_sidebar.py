@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import comm
 import pytest
 
-from accel_nb.config import OPTIONS
+from accel_nb.config import OPTIONS, parse_flags, resolve
 from accel_nb.notebook.logs import HEAD_BYTES, TAIL_BYTES, RankLog
+from accel_nb.notebook.recent import MAX_POINTS, line_of
 from accel_nb.notebook.session import Session
 from accel_nb.notebook.sidebar import NOTEBOOK_SOURCE, NotebookSettings, answers_of, describe_state
+from accel_nb.runs import Registry, Run
 from accel_nb.ui.comm import TARGET, SidebarComm
 
 
@@ -124,6 +128,66 @@ def test_log_is_read_from_where_the_browser_is(line: Line, session: Session):
     assert third["start"] == 0
     assert "bytes not kept" in third["text"]
     assert ask(line, "log", rank=5, log="", seen=0)["kind"] == "refusal"
+
+
+@pytest.fixture
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return Registry()
+
+
+def test_recent_runs_are_told_with_a_small_chart(line: Line, registry: Registry):
+    assert line.say(kind="refresh")["runs"] == ""
+    assert ask(line, "runs")["body"] == {"runs": []}
+    options = resolve([parse_flags("--cpus 2 --clip 0.5 --name 'my run'", "%%accelerate")])
+    stamps = set()
+    for outcome, started in (("failed", 1.7e9), ("done", 1.8e9)):
+        recording = registry.begin("cell", "train()", options, started=started)
+        stamps.add(line.say(kind="refresh")["runs"])
+        recording.log((step, {"accuracy": 0.5, "loss": 1 / step}) for step in range(1, 1001))
+        recording.end(outcome, num_steps=1000, error="ValueError: x\n\x1b[31my", checkpoints=tuple("abcdef"))
+        stamps.add(line.say(kind="refresh")["runs"])
+    assert len(stamps) == 4, "each begin and each end is told"
+    newest, older = ask(line, "runs")["body"]["runs"]
+    assert (newest["outcome"], older["outcome"], newest["name"]) == ("done", "failed", "my run")
+    assert (newest["metric"], newest["value"], newest["num_steps"]) == ("loss", 0.001, 1000)
+    assert newest["steps"][0] == 1
+    assert len(newest["steps"]) == len(newest["values"]) <= MAX_POINTS
+    told = ask(line, "run", id=older["id"])["body"]
+    assert told["error"] == "ValueError: x\n\ufffd[31my"
+    assert (told["num_checkpoints"], told["checkpoints"]) == (6, list("cdef"))
+    assert {"option": "clip", "value": "0.5", "source": "--clip 0.5 (flags)"} in told["options"]
+    assert resolve([parse_flags(told["line"])]).given == options.given
+    assert ask(line, "run", id="../../etc")["kind"] == "refusal"
+    assert ask(line, "run", id=[])["kind"] == "refusal"
+
+
+def test_forged_runs_are_told_as_plain_text_and_give_no_line(line: Line, registry: Registry):
+    folder = registry.folder / "20990101-000000-abcdef"
+    folder.mkdir(parents=True)
+    mark = "<img src=x onerror=alert(1)>\ud800\u202e\n"
+    forged = Run(
+        folder.name, mark * 99, "cell", mark, 1.0, config={mark: ("x", mark), "seed": ("1\n!rm -rf ~", mark)},
+        environment={"packages": [mark], "folder": {mark: mark}}, git={"commit": [mark]}, checkpoints=(mark,) * 999,
+        metrics={mark + str(number): 1e308 for number in range(999)},
+    )  # fmt: skip
+    (folder / "run.json").write_text(forged.to_json())
+    rows = [{"step": 10**30, "values": {"loss": 1.0}}, {"step": 1, "values": {"loss": 1e308}}, {"step": "x"}, []]
+    (folder / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (summary,) = ask(line, "runs")["body"]["runs"]
+    assert summary["values"] == [1.0, 1e308]
+    assert summary["steps"] == [2**53, 2**53], "no step goes back"
+    told = ask(line, "run", id=folder.name)["body"]
+    text = json.dumps([summary, told], ensure_ascii=False, allow_nan=False)
+    assert text.encode()
+    assert text.isprintable()
+    assert len(text) < 64 * 1024
+    assert told["line"] is None
+
+
+def test_secrets_and_files_of_options_are_no_part_of_the_line_of_a_run():
+    config = {"config": ("x.yaml", "flags"), "seed": (7, "file"), "name": ("***", "flags"), "gone": (1, "flags")}
+    assert line_of(Run("20990101-000000-abcdef", "x", "cell", "y", 1.0, config=config)) == "--seed 7"
 
 
 def test_watching_tells_the_state_until_it_is_let_go(sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch):

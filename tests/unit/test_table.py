@@ -3,11 +3,11 @@ import math
 import numpy as np
 import pytest
 
-from accel_nb.ui.table import KEPT_RAW, Table, extreme_rows
+from accel_nb.ui.table import KEPT_RAW, MAX_ROWS, Room, Table, extreme_rows
 
 
-def filled(values, **options) -> Table:
-    table = Table(2, **options)
+def filled(values, max_rows: int = MAX_ROWS) -> Table:
+    table = Table(2, room=Room(max_rows=max_rows))
     for x, value in enumerate(values):
         table.append((x, value))
     return table
@@ -53,6 +53,20 @@ def test_thinning_keeps_extremes_the_newest_rows_and_readers_that_keep_up():
     assert list(recent[0]) == list(range(19_100, 20_100))
     assert table.rows_since(0) is None, "a reader that lags gets a snapshot"
     assert table.rows_since(20_001 - KEPT_RAW) is not None
+
+
+def test_tables_hold_together_what_there_is_room_for():
+    room = Room(max_bytes=4 * 8 * 10_000)
+    first = Table(2, room=room)
+    for x in range(20_000):
+        first.append((x, math.sin(x)))
+    assert len(first) > 10_000
+    second = Table(2, room=room)
+    for x in range(20_000, 60_000):
+        first.append((x, math.sin(x)))
+        second.append((x, math.sin(x)))
+    assert len(first) + len(second) <= 20_000
+    assert list(first.columns[0])[-2000:] == list(range(58_000, 60_000)), "the newest rows are whole"
 
 
 def test_a_table_stays_bounded():

@@ -7,12 +7,24 @@ import { RowPicker, pickRows } from './decimate';
 import { formatNumber } from './format';
 import { MARK_COLOURS, rankColour, type MarkKind } from './palette';
 import { usualRange } from './range';
-import type { IColumn } from './save';
+import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
 import type { ITheme } from './theme';
 
 /** Ranks beyond these are in the mean only. */
 export const MAX_RANK_LINES = 16;
+
+/** A line that is no rank of this run: thin, dashed, below the others. */
+export interface IBesideLine {
+  readonly label: string;
+  readonly table: ColumnTable;
+  readonly column: number;
+  readonly axis: IAxis;
+  /** The text's own colour where none is given. */
+  readonly colour: string | null;
+  /** Whether it is smoothed as the bold line is, and then in place of its raw values. */
+  readonly isSmoothed: boolean;
+}
 
 export interface ICurveInput {
   readonly label: string;
@@ -25,6 +37,7 @@ export interface ICurveInput {
   /** Labels of lines that are not drawn; a change is another set. */
   readonly hidden: ReadonlySet<string>;
   readonly marks: readonly { readonly x: number; readonly kind: MarkKind }[];
+  readonly beside: readonly IBesideLine[];
 }
 
 interface ILine {
@@ -32,6 +45,8 @@ interface ILine {
   readonly label: string;
   readonly isBold: boolean;
   readonly table: ColumnTable;
+  readonly column: number;
+  readonly beside: IBesideLine | null;
   readonly picker: RowPicker;
   /** What is drawn in place of the raw values, which stay behind it as a faint line. */
   readonly smoothed: SmoothedColumn | null;
@@ -41,6 +56,7 @@ interface ILine {
 export interface IReading {
   readonly label: string;
   readonly colour: string;
+  readonly isDashed: boolean;
   readonly value: number | null;
 }
 
@@ -87,6 +103,18 @@ export class CurveChart {
       xs: this.placesOf(line),
       ys: this.valuesOf(line)
     }));
+  }
+
+  /** The lines that are drawn, for a legend: each label once. */
+  legend(): ILegendEntry[] {
+    const entries = this.lines
+      .map((line, index) => ({
+        label: line.label,
+        colour: this.colourOf(index),
+        isDashed: line.beside !== null
+      }))
+      .filter(entry => !(this.input?.hidden.has(entry.label) ?? false));
+    return [...new Map(entries.map(entry => [entry.label, entry])).values()];
   }
 
   /** Show a part of the axis: `centre` and `factor` are relative to what is shown, 1 shows as much as now. */
@@ -143,7 +171,7 @@ export class CurveChart {
       this.smoothing === input.smoothing &&
       wanted.every((line, index) => {
         const now = this.wanted[index];
-        return now?.table === line.table && now.isBold === line.isBold;
+        return now?.table === line.table && now.isBold === line.isBold && now.label === line.label;
       });
     if (isSame) {
       return false;
@@ -159,15 +187,21 @@ export class CurveChart {
     return true;
   }
 
-  private linesFor(line: IWanted, { column, smoothing }: ICurveInput): ILine[] {
-    const picker = new RowPicker(line.table, column);
+  private linesFor(line: IWanted, { smoothing }: ICurveInput): ILine[] {
+    const { table, column } = line;
+    const picker = new RowPicker(table, column);
+    if (smoothing > 0 && line.beside?.isSmoothed) {
+      // Its rows are thinned: as much of the past in steps is less in rows.
+      const weight = smoothing ** stepsPerRow(table);
+      return [{ ...line, picker, smoothed: new SmoothedColumn(table, column, weight) }];
+    }
     if (!line.isBold || smoothing === 0) {
       return [{ ...line, picker, smoothed: null }];
     }
-    const smoothed = new SmoothedColumn(line.table, column, smoothing);
+    const smoothed = new SmoothedColumn(table, column, smoothing);
     return [
       { ...line, isBold: false, picker, smoothed: null },
-      { ...line, picker: new RowPicker(line.table, column), smoothed }
+      { ...line, picker: new RowPicker(table, column), smoothed }
     ];
   }
 
@@ -218,11 +252,12 @@ export class CurveChart {
   }
 
   private placesOf(line: ILine): Float64Array {
-    return this.axis?.places(line.rank, line.table) ?? line.table.column(0);
+    const axis = line.beside?.axis ?? this.axis;
+    return axis?.places(line.rank, line.table) ?? line.table.column(0);
   }
 
   private valuesOf(line: ILine): Float64Array {
-    return line.smoothed?.values() ?? line.table.column(this.column);
+    return line.smoothed?.values() ?? line.table.column(line.column);
   }
 
   private extent(): [number, number] {
@@ -304,8 +339,9 @@ export class CurveChart {
     return {
       label: line.label,
       show: !(this.input?.hidden.has(line.label) ?? false),
-      stroke: line.isBold ? colour : faint(colour),
-      width: line.isBold ? 2 : 1,
+      stroke: line.isBold || line.beside ? colour : faint(colour),
+      width: line.isBold ? 2 : line.beside ? 1.25 : 1,
+      ...(line.beside ? { dash: [5, 4] } : {}),
       points: { show: line.table.length < 3, size: 5 },
       spanGaps: false
     };
@@ -315,6 +351,9 @@ export class CurveChart {
     const line = this.lines[index];
     if (line === undefined) {
       return this.theme.ink;
+    }
+    if (line.beside !== null) {
+      return line.beside.colour ?? this.theme.ink;
     }
     return line.rank < 0 ? this.theme.ink : rankColour(line.rank);
   }
@@ -362,10 +401,12 @@ export class CurveChart {
   }
 
   private tellZoom(): void {
-    const longest = this.lines.reduce<ILine | null>(
-      (best, line) => (best === null || line.table.length > best.table.length ? line : best),
-      null
-    );
+    const longest = this.lines
+      .filter(line => line.beside === null)
+      .reduce<ILine | null>(
+        (best, line) => (best === null || line.table.length > best.table.length ? line : best),
+        null
+      );
     if (this.zoom !== null && longest !== null) {
       const xs = this.placesOf(longest);
       const steps = longest.table.column(0);
@@ -387,12 +428,17 @@ export class CurveChart {
     const data = this.plot?.data;
     const x = index === undefined || index === null ? null : (data?.[0][index] ?? null);
     const readings = this.lines.map((line, place) => {
+      const xs = this.placesOf(line);
       const ys = this.valuesOf(line);
-      const row =
-        x === null
-          ? line.table.length - 1
-          : Math.min(lowerBound(this.placesOf(line), x), ys.length - 1);
-      return { label: line.label, colour: this.colourOf(place), value: ys[row] ?? null };
+      const row = x === null ? ys.length - 1 : Math.min(lowerBound(xs, x), ys.length - 1);
+      // A run that was shorter has nothing to say here.
+      const isOver = line.beside !== null && x !== null && x > (xs[xs.length - 1] ?? -Infinity);
+      return {
+        label: line.label,
+        colour: this.colourOf(place),
+        isDashed: line.beside !== null,
+        value: isOver ? null : (ys[row] ?? null)
+      };
     });
     this.onReadings(x, readings);
   }
@@ -420,16 +466,43 @@ function linesOf(input: ICurveInput): IWanted[] {
     .sort((a, b) => a - b);
   const mean = input.tables.get(input.meanRank);
   const hasMean = mean !== undefined && mean.length > 0 && ranks.length > 1;
-  const lines = ranks.slice(0, MAX_RANK_LINES).map(rank => ({
+  const { column } = input;
+  const lines: IWanted[] = ranks.slice(0, MAX_RANK_LINES).map(rank => ({
     rank,
     label: ranks.length > 1 ? `rank ${rank}` : input.label,
     isBold: ranks.length === 1,
-    table: input.tables.get(rank)!
+    table: input.tables.get(rank)!,
+    column,
+    beside: null
   }));
   if (hasMean) {
-    lines.push({ rank: input.meanRank, label: 'mean', isBold: true, table: mean });
+    const rank = input.meanRank;
+    lines.push({ rank, label: 'mean', isBold: true, table: mean, column, beside: null });
   }
-  return lines;
+  const taken = new Set(lines.map(line => line.label));
+  const beside = input.beside.map(line => {
+    const label = unlike(taken, line.label);
+    taken.add(label);
+    const { table, column } = line;
+    return { rank: 0, label, isBold: false, table, column, beside: line };
+  });
+  return [...beside, ...lines];
+}
+
+/** A label that no other line has: lines are told apart by it. */
+function unlike(taken: ReadonlySet<string>, label: string): string {
+  let number = 2;
+  let found = label;
+  while (taken.has(found)) {
+    found = `${label} (${number++})`;
+  }
+  return found;
+}
+
+function stepsPerRow(table: ColumnTable): number {
+  const steps = table.column(0);
+  const covered = steps.length > 1 ? steps[steps.length - 1]! - steps[0]! : 0;
+  return covered > 0 ? covered / (steps.length - 1) : 1;
 }
 
 function tickText(value: number | null): string {

@@ -60,6 +60,23 @@ export function formatSeconds(value: number): string {
   return `${Math.floor(minutes / 60)}h ${minutes % 60}m`;
 }
 
+const AGES = [
+  ['year', 31_536_000],
+  ['month', 2_592_000],
+  ['day', 86_400],
+  ['hour', 3600],
+  ['minute', 60],
+  ['second', 1]
+] as const;
+
+/** How long ago a moment was, in the largest unit that fits; both in seconds since the epoch. */
+export function agoText(seconds: number, now: number): string {
+  const age = Math.max(0, now - seconds);
+  const [unit, size] = AGES.find(([, length]) => age >= length) ?? AGES[AGES.length - 1]!;
+  const format = new Intl.RelativeTimeFormat(undefined, { style: 'narrow', numeric: 'auto' });
+  return format.format(-Math.floor(age / size), unit);
+}
+
 const BYTE_UNITS = ['B', 'KiB', 'MiB', 'GiB', 'TiB', 'PiB'];
 
 export function formatBytes(value: number | null): string {

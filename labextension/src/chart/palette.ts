@@ -15,6 +15,13 @@ export function rankColour(rank: number): string {
   return RANK_COLOURS[Math.abs(rank) % RANK_COLOURS.length] ?? RANK_COLOURS[0];
 }
 
+/** Of earlier runs, which are dashed too: none of the first two ranks' colours. */
+const EARLIER_COLOURS = ['#8c6bb1', '#009e73', '#e69f00', '#56b4e9', '#cc79a7'] as const;
+
+export function earlierColour(run: number): string {
+  return EARLIER_COLOURS[Math.abs(run) % EARLIER_COLOURS.length] ?? EARLIER_COLOURS[0];
+}
+
 /** What a memory map stacks, from the bottom up; `column` is the place in a memory row. */
 export const MEMORY_CATEGORIES = [
   { column: 1, label: 'parameters', colour: '#0072b2' },

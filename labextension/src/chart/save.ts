@@ -8,6 +8,13 @@ export interface IColumn {
   readonly ys: ArrayLike<number>;
 }
 
+/** One line of a chart, as a legend shows it. */
+export interface ILegendEntry {
+  readonly label: string;
+  readonly colour: string;
+  readonly isDashed: boolean;
+}
+
 /** One row for each place that any column has; numbers as JavaScript writes them, so that nothing is lost. */
 export function toCsv(axis: string, columns: readonly IColumn[]): string {
   const rows = new Map<number, string[]>();
@@ -33,29 +40,71 @@ function quoted(text: string): string {
   return /[",\n\r]/.test(plain) ? `"${plain.replace(/"/g, '""')}"` : plain;
 }
 
-/** The chart on the page's own background, with a title above. */
+const TITLE_HEIGHT = 24;
+const LEGEND_HEIGHT = 18;
+const SWATCH = 18;
+
+/** The chart on the page's own background, with a title above, and a legend where there is more than one line. */
 export function toPng(
   chart: HTMLCanvasElement,
   title: string,
+  legend: readonly ILegendEntry[],
   theme: ITheme,
   background: string
 ): Promise<Blob | null> {
   const ratio = window.devicePixelRatio || 1;
-  const top = Math.round(24 * ratio);
   const canvas = document.createElement('canvas');
-  canvas.width = chart.width;
-  canvas.height = chart.height + top;
   const context = canvas.getContext('2d');
   if (context === null) {
     return Promise.resolve(null);
   }
+  const width = chart.width / ratio;
+  const places = legend.length > 1 ? placesOf(legend, width, context) : [];
+  const top = TITLE_HEIGHT + LEGEND_HEIGHT * (1 + (places[places.length - 1]?.row ?? -1));
+  canvas.width = chart.width;
+  canvas.height = chart.height + Math.round(top * ratio);
   context.fillStyle = background;
   context.fillRect(0, 0, canvas.width, canvas.height);
+  context.drawImage(chart, 0, Math.round(top * ratio));
+  context.scale(ratio, ratio);
   context.fillStyle = theme.ink;
-  context.font = `${Math.round(13 * ratio)}px sans-serif`;
-  context.fillText(title, Math.round(8 * ratio), Math.round(17 * ratio));
-  context.drawImage(chart, 0, top);
+  context.font = '13px sans-serif';
+  context.fillText(title, 8, 17);
+  context.font = LEGEND_FONT;
+  context.lineWidth = 2;
+  places.forEach(({ left, row }, index) => {
+    const { label, colour, isDashed } = legend[index]!;
+    const middle = TITLE_HEIGHT + LEGEND_HEIGHT * (row + 0.5);
+    context.strokeStyle = colour;
+    context.setLineDash(isDashed ? [4, 3] : []);
+    context.beginPath();
+    context.moveTo(left, middle);
+    context.lineTo(left + SWATCH, middle);
+    context.stroke();
+    context.fillText(label, left + SWATCH + 5, middle + 4);
+  });
   return new Promise(resolve => canvas.toBlob(resolve, 'image/png'));
+}
+
+const LEGEND_FONT = '11px sans-serif';
+
+/** Where the entries of a legend go: in rows, as many in each as there is room for. */
+export function placesOf(
+  legend: readonly ILegendEntry[],
+  width: number,
+  context: Pick<CanvasRenderingContext2D, 'measureText' | 'font'>
+): { left: number; row: number }[] {
+  context.font = LEGEND_FONT;
+  let [left, row] = [8, 0];
+  return legend.map(({ label }) => {
+    const needed = SWATCH + 5 + context.measureText(label).width;
+    if (left > 8 && left + needed > width - 8) {
+      [left, row] = [8, row + 1];
+    }
+    const place = { left, row };
+    left += needed + 16;
+    return place;
+  });
 }
 
 /** Hand a file to the browser's own download. */

@@ -2,11 +2,13 @@
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
+import type { Answer, IDetail } from './answers';
+import { EarlierRuns, type AxisName } from './earlierRuns';
+import type { IMemoryMap } from './memoryMap';
 import {
   MEAN_RANK,
   TABLE_COLUMNS,
   type IBlock,
-  type IDetailMessage,
   type IFacts,
   type IMark,
   type IPanelMessage
@@ -14,6 +16,9 @@ import {
 
 /** The series of tables that one panel may hold; a flood of names or ranks beyond is not kept. */
 const MAX_TABLES = 2048;
+
+/** The id of the curve that schedules plan. */
+export const LEARNING_RATE = 'step:learning rate';
 
 /** One curve to choose from: a column of the step table, or a logged metric. */
 export interface ICurve {
@@ -28,8 +33,6 @@ export interface ICurve {
   readonly column: number;
 }
 
-export type AxisName = 'step' | 'samples' | 'time';
-
 export class PanelModel {
   private readonly steps = new Map<number, ColumnTable>();
 
@@ -39,6 +42,11 @@ export class PanelModel {
 
   get marks(): readonly IMark[] {
     return this.currentMarks;
+  }
+
+  /** The latest map of each rank's blocks that was asked for; another one is another list. */
+  get maps(): readonly IMemoryMap[] {
+    return this.currentMaps;
   }
 
   /** The number of the last message that is in here. */
@@ -58,6 +66,11 @@ export class PanelModel {
   /** Memory rows by rank. */
   get memory(): ReadonlyMap<number, ColumnTable> {
     return this.memoryByRank;
+  }
+
+  /** What schedules are going to give, over steps. */
+  get plans(): ColumnTable[] {
+    return [...this.plansByName.values()].flatMap(tables => [...tables.values()]);
   }
 
   /** What can be drawn over steps, the loss first. */
@@ -108,18 +121,32 @@ export class PanelModel {
     this.currentSeq = message.seq;
     this.currentFacts = message.facts;
     this.currentMarks = message.marks ?? this.currentMarks;
+    this.currentMaps = message.maps ?? this.currentMaps;
     this.tell();
     return true;
   }
 
-  /** Take what the kernel has of a part of a curve; rows of ranks that are not here yet come by themselves. */
-  refine(detail: IDetailMessage): void {
-    for (const block of detail.blocks) {
-      const table = this.tablesOf(block)?.get(block.rank);
-      table?.refine(block.values, block.numRows, detail.first, detail.last);
+  /** Take what the kernel answers. */
+  take(answer: Answer): void {
+    switch (answer.kind) {
+      case 'detail':
+        this.refine(answer);
+        break;
+      case 'earlier':
+        this.earlier.takeList(answer.runs);
+        break;
+      case 'earlier curve':
+        this.earlier.takeCurve(answer);
+        break;
     }
     this.tell();
   }
+
+  /** The runs that this one can be compared with. */
+  readonly earlier = new EarlierRuns(
+    question => this.ask(question),
+    () => this.tell()
+  );
 
   /** Ask for every row of a part of a curve, its steps from `first` to `last`. */
   look(curve: ICurve, first: number, last: number): void {
@@ -135,6 +162,14 @@ export class PanelModel {
     signal.addEventListener('abort', () => this.listeners.delete(listener));
   }
 
+  /** Take what the kernel has of a part of a curve; rows of ranks that are not here yet come by themselves. */
+  private refine(detail: IDetail): void {
+    for (const block of detail.blocks) {
+      const table = this.tablesOf(block)?.get(block.rank);
+      table?.refine(block.values, block.numRows, detail.first, detail.last);
+    }
+  }
+
   private tell(): void {
     for (const listener of this.listeners) {
       listener();
@@ -145,7 +180,9 @@ export class PanelModel {
     this.steps.clear();
     this.metrics.clear();
     this.memoryByRank.clear();
+    this.plansByName.clear();
     this.currentMarks = [];
+    this.currentMaps = [];
   }
 
   private tableFor(block: IBlock): ColumnTable | null {
@@ -163,6 +200,8 @@ export class PanelModel {
     tables.set(block.rank, made);
     if (block.table === 'metric') {
       this.metrics.set(block.name, tables);
+    } else if (block.table === 'plan') {
+      this.plansByName.set(block.name, tables);
     }
     return made;
   }
@@ -175,21 +214,25 @@ export class PanelModel {
         return this.memoryByRank;
       case 'metric':
         return this.metrics.get(block.name);
+      case 'plan':
+        return this.plansByName.get(block.name);
     }
   }
 
   private numTables(): number {
     let sum = this.steps.size + this.memoryByRank.size;
-    for (const tables of this.metrics.values()) {
+    for (const tables of [...this.metrics.values(), ...this.plansByName.values()]) {
       sum += tables.size;
     }
     return sum;
   }
 
   private readonly metrics = new Map<string, Map<number, ColumnTable>>();
+  private readonly plansByName = new Map<string, Map<number, ColumnTable>>();
   private readonly memoryByRank = new Map<number, ColumnTable>();
   private readonly listeners = new Set<() => void>();
   private currentFacts: IFacts | null = null;
   private currentMarks: readonly IMark[] = [];
+  private currentMaps: readonly IMemoryMap[] = [];
   private currentSeq = 0;
 }

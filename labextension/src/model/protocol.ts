@@ -5,14 +5,22 @@
  */
 
 import { isMarkKind, type MarkKind } from '../chart/palette';
-import { capText } from '../chart/format';
+import {
+  asCount,
+  asList,
+  asNumber,
+  asRank,
+  asRecord,
+  asText,
+  MAX_RANKS,
+  ProtocolError
+} from './checks';
+import { parseMaps, type IMemoryMap } from './memoryMap';
 
 export const PROTOCOL_VERSION = 1;
 
-/** The rank under which the mean over all ranks travels. */
-export const MEAN_RANK = -1;
+export { MAX_RANKS, MEAN_RANK, ProtocolError } from './checks';
 
-export const MAX_RANKS = 1024;
 const MAX_BLOCKS = 8192;
 const MAX_BLOCK_ROWS = 1 << 22;
 const MAX_MARKS = 200;
@@ -23,7 +31,8 @@ const MAX_NOTES = 16;
 export const TABLE_COLUMNS = {
   step: ['step', 'loss', 'learning rate', 'step time', 'samples', 'time'],
   metric: ['step', 'value'],
-  memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total']
+  memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total'],
+  plan: ['step', 'learning rate']
 } as const;
 
 export type TableKind = keyof typeof TABLE_COLUMNS;
@@ -70,6 +79,8 @@ export interface IFacts {
   readonly canSave: boolean;
   /** What became of the last thing that was asked for. */
   readonly said: string;
+  /** How many runs there are to compare with; the kernel is asked which. */
+  readonly numEarlier: number;
 }
 
 export interface IPanelMessage {
@@ -80,20 +91,9 @@ export interface IPanelMessage {
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
+  /** The latest maps of memory, where they are other ones than before. */
+  readonly maps: readonly IMemoryMap[] | null;
 }
-
-/** Every row that the kernel has of a part of a curve: what travelled before may be its extremes only. */
-export interface IDetailMessage {
-  readonly kind: 'detail';
-  readonly table: 'step' | 'metric';
-  readonly name: string;
-  readonly first: number;
-  readonly last: number;
-  readonly blocks: readonly IBlock[];
-}
-
-/** Thrown for a message that is not one of ours; the panel then stays as it is. */
-export class ProtocolError extends Error {}
 
 export function parseMessage(content: unknown, buffers: readonly ArrayBufferView[]): IPanelMessage {
   const message = asRecord(content, 'message');
@@ -107,39 +107,12 @@ export function parseMessage(content: unknown, buffers: readonly ArrayBufferView
     seq: asCount(message.seq, 'seq'),
     blocks: parseBlocks(message.blocks, buffers),
     facts: parseFacts(message.facts),
-    marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks)
+    marks: message.marks === undefined || message.marks === null ? null : parseMarks(message.marks),
+    maps: message.maps === undefined || message.maps === null ? null : parseMaps(message.maps)
   };
 }
 
-/** Whether a message answers a look at a part of a curve; it is then for `parseDetail`. */
-export function isDetail(content: unknown): boolean {
-  return (
-    typeof content === 'object' &&
-    content !== null &&
-    'kind' in content &&
-    content.kind === 'detail'
-  );
-}
-
-export function parseDetail(content: unknown, buffers: readonly ArrayBufferView[]): IDetailMessage {
-  const message = asRecord(content, 'message');
-  const { table } = message;
-  if (message.version !== PROTOCOL_VERSION) {
-    throw new ProtocolError('not a panel message of this version');
-  }
-  const name = asText(message.name);
-  const blocks = parseBlocks(message.blocks, buffers);
-  if (table !== 'step' && table !== 'metric') {
-    throw new ProtocolError('unknown table');
-  }
-  if (blocks.some(block => block.table !== table || block.name !== name)) {
-    throw new ProtocolError('a block of another curve');
-  }
-  const [first, last] = [asNumber(message.first) ?? NaN, asNumber(message.last) ?? NaN];
-  return { kind: 'detail', table, name, first, last, blocks };
-}
-
-function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
+export function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBlock[] {
   const numbers = alignedNumbers(buffers[0]);
   let offset = 0;
   const blocks = asList(value, 'blocks', MAX_BLOCKS).map(item => {
@@ -164,7 +137,7 @@ function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[]): IBloc
 }
 
 function isTableKind(value: unknown): value is TableKind {
-  return value === 'step' || value === 'metric' || value === 'memory';
+  return typeof value === 'string' && Object.prototype.hasOwnProperty.call(TABLE_COLUMNS, value);
 }
 
 /** Copy the buffer: it need not start on a multiple of eight. */
@@ -208,7 +181,8 @@ function parseFacts(value: unknown): IFacts {
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
     canBeSteered: facts.can_be_steered === true,
     canSave: facts.can_save === true,
-    said: asText(facts.said)
+    said: asText(facts.said),
+    numEarlier: asCount(facts.num_earlier ?? 0, 'num_earlier')
   };
 }
 
@@ -231,66 +205,4 @@ function parseMarks(value: unknown): IMark[] {
     const x = asNumber(mark.x) ?? NaN;
     return { x, kind: mark.kind, rank: asRank(mark.rank), text: asText(mark.text) };
   });
-}
-
-function asRecord(value: unknown, what: string): Record<string, unknown> {
-  if (typeof value !== 'object' || value === null || Array.isArray(value)) {
-    throw new ProtocolError(`${what} is not an object`);
-  }
-  return value as Record<string, unknown>;
-}
-
-function asList(value: unknown, what: string, limit: number): unknown[] {
-  if (!Array.isArray(value) || value.length > limit) {
-    throw new ProtocolError(`${what} is not a list of at most ${limit}`);
-  }
-  return value as unknown[];
-}
-
-function asCount(value: unknown, what: string): number {
-  if (typeof value !== 'number' || !Number.isSafeInteger(value) || value < 0) {
-    throw new ProtocolError(`${what} is not a count`);
-  }
-  return value;
-}
-
-function asRank(value: unknown): number {
-  if (
-    typeof value !== 'number' ||
-    !Number.isInteger(value) ||
-    value < MEAN_RANK ||
-    value >= MAX_RANKS
-  ) {
-    throw new ProtocolError('not a rank');
-  }
-  return value;
-}
-
-/** JSON has no NaN and no infinities: they travel by name. */
-function asNumber(value: unknown): number | null {
-  switch (value) {
-    case null:
-    case undefined:
-      return null;
-    case 'nan':
-      return NaN;
-    case 'inf':
-      return Infinity;
-    case '-inf':
-      return -Infinity;
-  }
-  if (typeof value !== 'number') {
-    throw new ProtocolError('not a number');
-  }
-  return value;
-}
-
-function asText(value: unknown): string {
-  if (value === undefined || value === null) {
-    return '';
-  }
-  if (typeof value !== 'string') {
-    throw new ProtocolError('not a text');
-  }
-  return capText(value);
 }

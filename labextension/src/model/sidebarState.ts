@@ -33,6 +33,8 @@ export interface ISidebarState {
   readonly workers: readonly IWorkerLine[];
   readonly notes: readonly string[];
   readonly logs: readonly ILogHead[];
+  /** Another text when runs have begun or ended; empty where none is recorded. */
+  readonly runs: string;
 }
 
 /** The state in a comm message, or null when the message is something else. */
@@ -64,7 +66,8 @@ export function parseSidebarState(data: unknown): ISidebarState | null {
       rank: asNumber(log.rank),
       log: asText(log.log),
       numBytes: asNumber(log.num_bytes)
-    }))
+    })),
+    runs: asText(data.runs)
   };
 }
 

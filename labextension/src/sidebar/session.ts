@@ -10,6 +10,7 @@ import { readForecast, type IForecast } from '../model/forecast';
 import { LogLines } from '../model/logLines';
 import { METADATA_KEY, readSettings, writeSettings } from '../model/settings';
 import { parseLogPart, parseResolution, type IResolution } from '../model/sidebarState';
+import { RecentRuns } from './recentRuns';
 
 const RESOLVE_MS = 150;
 const FORECAST_MS = 700;
@@ -30,6 +31,7 @@ export class NotebookSession {
     private readonly followsForecast: () => boolean
   ) {
     this.channel = new SidebarChannel(panel.sessionContext);
+    this.recent = new RecentRuns(this.channel, () => this.onTold());
     this.channel.stateChanged.connect(this.onState, this);
     this.channel.connected.connect(this.onConnected, this);
     panel.content.activeCellChanged.connect(this.onActiveCell, this);
@@ -38,6 +40,7 @@ export class NotebookSession {
   }
 
   readonly channel: SidebarChannel;
+  readonly recent: RecentRuns;
   readonly log = new LogLines();
 
   get changed(): ISignal<this, void> {
@@ -121,7 +124,11 @@ export class NotebookSession {
 
   /** Put the line in front of the active cell, or into a new cell below where that has a magic of its own. */
   insert(): void {
-    const flags = this.flags;
+    this.useFlags(this.flags);
+  }
+
+  /** Make these the flags of the active cell's line, which stands in front of it or in a new cell below. */
+  useFlags(flags: string): void {
     const line = this.line;
     if (line === null || line.kind === 'other') {
       this.insertCell(flags);
@@ -255,14 +262,22 @@ export class NotebookSession {
     }
   }
 
+  private onTold(): void {
+    if (!this.isDisposed) {
+      this.hasChanged.emit();
+    }
+  }
+
   private onConnected(): void {
     void this.tellSettings();
     void this.resolve();
   }
 
   private onState(): void {
-    if (this.channel.state.kind === 'ready') {
+    const state = this.channel.state;
+    if (state.kind === 'ready') {
       void this.readLog();
+      void this.recent.follow(state.info.runs);
     } else {
       this.currentResolution = null;
     }

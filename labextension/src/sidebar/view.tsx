@@ -8,6 +8,7 @@ import { ForecastView } from './forecastView';
 import { LogView } from './logView';
 import { OptionsForm } from './optionsForm';
 import { Action, Bar, Hints, Section } from './parts';
+import { RunsView } from './runsView';
 import type { NotebookSession } from './session';
 
 export interface IViewProps {
@@ -36,6 +37,7 @@ export function SidebarView({
           {state.kind === 'ready' && (
             <>
               <ForecastView session={session} trans={trans} />
+              <RunsView session={session} trans={trans} />
               <LogView session={session} trans={trans} logs={state.info.logs} />
             </>
           )}

@@ -1,12 +1,14 @@
 /** The chart with its legend: which lines to draw, what they read under the pointer, and the keys that move it. */
 
 import { STEP_AXIS, type IAxis } from '../chart/axis';
-import { CurveChart, type IReading } from '../chart/curveChart';
-import { formatCount, formatMilliseconds, formatNumber } from '../chart/format';
+import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
+import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
+import { earlierColour } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
-import type { ICurve, PanelModel } from '../model/panelModel';
+import type { AxisName } from '../model/earlierRuns';
+import { LEARNING_RATE, type ICurve, type PanelModel } from '../model/panelModel';
 import { MEAN_RANK } from '../model/protocol';
-import { element, setText } from './dom';
+import { element, paintSwatch, setText } from './dom';
 
 const KEYS_HINT = 'Plus and minus zoom, arrows move, 0 shows all';
 
@@ -20,7 +22,10 @@ const KEYS: Readonly<Record<string, { factor: number; centre: number }>> = {
 };
 
 /** More readings than these do not fit above the chart. */
-const MAX_LEGEND = 9;
+const MAX_LEGEND = 12;
+
+/** What a legend has room for. */
+const MAX_LABEL = 32;
 
 export class CurveSection {
   constructor(
@@ -52,28 +57,63 @@ export class CurveSection {
 
   readonly node: HTMLElement;
   readonly chart: CurveChart;
-  axis: IAxis = STEP_AXIS;
+  axisName: AxisName = 'step';
   smoothing = 0;
+  /** Whether earlier runs are drawn too. */
+  compares = false;
 
   draw(curve: ICurve | null, height: number): void {
     if (curve === null) {
       return;
     }
     this.curve = curve;
+    const axis = this.axis;
     this.chart.resize(this.plot.clientWidth, height);
     this.chart.draw({
       label: curve.label,
       tables: curve.tables,
       column: curve.column,
       meanRank: MEAN_RANK,
-      axis: this.axis,
+      axis,
       smoothing: this.smoothing,
       hidden: this.hidden,
-      marks: this.model.marks
+      marks: this.model.marks,
+      beside: [...this.plannedLines(curve), ...(this.compares ? this.earlierLines(curve) : [])]
     });
     this.node.dataset.pointsDrawn = String(this.chart.numDrawn);
-    this.plot.setAttribute('aria-label', `${curve.label} over ${this.axis.label}. ${KEYS_HINT}`);
+    this.plot.setAttribute('aria-label', `${curve.label} over ${axis.label}. ${KEYS_HINT}`);
     this.height = height;
+  }
+
+  /** What the chart is drawn over. */
+  get axis(): IAxis {
+    return this.model.axes[this.axisName];
+  }
+
+  /** What the schedule is going to give; where the future has no samples and no time yet, it has no place. */
+  private plannedLines(curve: ICurve): IBesideLine[] {
+    if (curve.id !== LEARNING_RATE || this.axisName !== 'step') {
+      return [];
+    }
+    return this.model.plans.map(table => ({
+      label: 'planned',
+      table,
+      column: 1,
+      axis: STEP_AXIS,
+      colour: null,
+      isSmoothed: false
+    }));
+  }
+
+  private earlierLines(curve: ICurve): IBesideLine[] {
+    return this.model.earlier.lines(curve, this.axisName).map(line => ({
+      label: capText(line.title, MAX_LABEL),
+      table: line.table,
+      column: curve.column,
+      axis: line.axis,
+      colour: earlierColour(line.run),
+      isSmoothed: true
+    }));
   }
 
   private showReadings(x: number | null, readings: IReading[]): void {
@@ -95,7 +135,7 @@ export class CurveSection {
       item.dataset.label = reading.label;
       item.setAttribute('aria-pressed', String(!this.hidden.has(reading.label)));
       const [swatch, name, value] = item.children as unknown as HTMLElement[];
-      (swatch as HTMLElement).style.background = reading.colour;
+      paintSwatch(swatch as HTMLElement, reading.colour, reading.isDashed);
       setText(name as HTMLElement, shown.length > 1 ? reading.label : '');
       setText(value as HTMLElement, this.valueText(reading.value));
     });

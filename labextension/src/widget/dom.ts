@@ -18,6 +18,12 @@ export function setText(target: HTMLElement, text: string): void {
   }
 }
 
+/** Give a legend's swatch the look of its line. */
+export function paintSwatch(swatch: HTMLElement, colour: string, isDashed: boolean): void {
+  swatch.style.color = colour;
+  swatch.classList.toggle('accel-nb-is-dashed', isDashed);
+}
+
 /** A button that stays pressed; `onToggle` gets the new state. */
 export function toggleButton(
   label: string,

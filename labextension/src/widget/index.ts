@@ -2,8 +2,9 @@
 
 import type { AnyModel, InitializeProps, RenderProps } from '@anywidget/types';
 import uPlotStyle from 'uplot/dist/uPlot.min.css';
+import { isAnswer, parseAnswer } from '../model/answers';
 import { PanelModel } from '../model/panelModel';
-import { isDetail, parseDetail, parseMessage, ProtocolError } from '../model/protocol';
+import { parseMessage, ProtocolError } from '../model/protocol';
 import { showPanel } from './panelView';
 import panelStyle from './widget.css';
 
@@ -40,8 +41,8 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
   };
   const take = (content: unknown, buffers: readonly ArrayBufferView[]) => {
     try {
-      if (isDetail(content)) {
-        panel.refine(parseDetail(content, buffers));
+      if (isAnswer(content)) {
+        panel.take(parseAnswer(content, buffers));
         return;
       }
       const message = parseMessage(content, buffers);

@@ -6,7 +6,9 @@ import { MemoryChart, type IMemoryReading } from '../chart/memoryChart';
 import { MEMORY_CATEGORIES } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { PanelModel } from '../model/panelModel';
-import { element, setText } from './dom';
+import type { IFacts } from '../model/protocol';
+import { actionButton, element, paintSwatch, setText } from './dom';
+import type { Action } from './steering';
 
 /** Ranks whose map is drawn; the figures of the others are the kernel's to show. */
 export const MAX_MEMORY_MAPS = 8;
@@ -27,11 +29,19 @@ interface IMap {
 export class MemorySection {
   constructor(
     private readonly model: PanelModel,
-    private theme: ITheme
+    private theme: ITheme,
+    send: (action: Action) => void,
+    signal: AbortSignal
   ) {
+    this.ask = actionButton(
+      'blocks',
+      'Map the allocator’s blocks after this step, and who holds them',
+      () => send({ kind: 'map_memory' }),
+      signal
+    );
     const items = MEMORY_CATEGORIES.map(category => {
       const swatch = element('span', 'accel-nb-swatch accel-nb-is-square');
-      swatch.style.background = category.colour;
+      paintSwatch(swatch, category.colour, false);
       return element(
         'span',
         'accel-nb-legend-item',
@@ -46,6 +56,7 @@ export class MemorySection {
         'div',
         'accel-nb-legend accel-nb-is-compact',
         element('span', 'accel-nb-legend-title', 'memory'),
+        this.ask,
         element('span', 'accel-nb-legend-items', ...items)
       ),
       this.list,
@@ -67,6 +78,7 @@ export class MemorySection {
     const ranks = [...this.model.memory.keys()].sort((a, b) => a - b);
     const shown = ranks.slice(0, MAX_MEMORY_MAPS);
     this.node.hidden = shown.length === 0;
+    this.ask.hidden = !hasAllocator(this.model.facts);
     this.updateMaps(shown);
     setText(
       this.more,
@@ -126,9 +138,20 @@ export class MemorySection {
     return map;
   }
 
+  private readonly ask: HTMLButtonElement;
   private readonly maps = new Map<number, IMap>();
   private readonly list = element('div', 'accel-nb-maps');
   private readonly more = element('div', 'accel-nb-more');
+}
+
+/** Only the allocator of CUDA devices can be looked into, and only while somebody listens. */
+function hasAllocator(facts: IFacts | null): boolean {
+  return (
+    facts !== null &&
+    facts.status === 'running' &&
+    facts.canBeSteered &&
+    facts.ranks.some(rank => rank.device.startsWith('cuda'))
+  );
 }
 
 function lastTime(table: ColumnTable): number {

@@ -3,9 +3,12 @@
 import { capText } from '../chart/format';
 import { download, fileName, toCsv, toPng } from '../chart/save';
 import { readTheme, watchTheme } from '../chart/theme';
-import type { AxisName, ICurve, PanelModel } from '../model/panelModel';
+import type { AxisName } from '../model/earlierRuns';
+import type { ICurve, PanelModel } from '../model/panelModel';
+import { BlockSection } from './blockSection';
 import { CurveSection } from './curveSection';
 import { actionButton, chooser, element, setText, toggleButton } from './dom';
+import { EarlierList } from './earlierList';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
 import { Steering, type Action } from './steering';
@@ -48,6 +51,12 @@ class PanelView {
     send: (action: Action) => void,
     signal: AbortSignal
   ) {
+    this.compare = toggleButton(
+      'compare',
+      'Draw earlier runs of this notebook too',
+      isOn => this.setComparing(isOn),
+      signal
+    );
     const controls = element(
       'div',
       'accel-nb-controls',
@@ -61,18 +70,28 @@ class PanelView {
         isOn => this.curve.chart.setFocus(isOn),
         signal
       ),
+      this.compare,
       toggleButton('pause', 'Stop drawing; the run goes on', isOn => this.setPaused(isOn), signal),
       actionButton('PNG', 'Save the chart as a picture', () => void this.savePicture(), signal),
       actionButton('CSV', 'Save the numbers of the chart', () => this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
     this.steering = new Steering(send, signal);
-    this.root.append(this.header.node, this.steering.node, this.body, this.notes);
+    this.blocks = new BlockSection(model);
+    this.earlier = new EarlierList(model.earlier, signal);
+    this.root.append(
+      this.header.node,
+      this.steering.node,
+      this.earlier.node,
+      this.body,
+      this.blocks.node,
+      this.notes
+    );
     host.append(this.root);
 
     const theme = readTheme(this.root);
     this.curve = new CurveSection(model, theme, signal);
-    this.memory = new MemorySection(model, theme);
+    this.memory = new MemorySection(model, theme, send, signal);
     this.body.append(this.curve.node, this.memory.node);
 
     this.chooser.title = 'What to draw';
@@ -101,7 +120,16 @@ class PanelView {
   }
 
   private setAxis(name: AxisName): void {
-    this.curve.axis = this.model.axes[name];
+    this.curve.axisName = name;
+    this.schedule();
+  }
+
+  private setComparing(isOn: boolean): void {
+    this.curve.compares = isOn;
+    this.earlier.node.hidden = !isOn;
+    if (isOn) {
+      this.model.earlier.list();
+    }
     this.schedule();
   }
 
@@ -116,10 +144,16 @@ class PanelView {
   }
 
   private async savePicture(): Promise<void> {
-    const { canvas } = this.curve.chart;
-    if (canvas !== null) {
+    const { chart } = this.curve;
+    if (chart.canvas !== null) {
       const background = getComputedStyle(this.root).backgroundColor;
-      const picture = await toPng(canvas, this.nameOfChart(), readTheme(this.root), background);
+      const picture = await toPng(
+        chart.canvas,
+        this.nameOfChart(),
+        chart.legend(),
+        readTheme(this.root),
+        background
+      );
       if (picture !== null) {
         download(picture, fileName(this.nameOfChart(), 'png'));
       }
@@ -166,6 +200,9 @@ class PanelView {
     }
     this.header.update(facts);
     this.steering.update(facts);
+    this.compare.hidden = facts.numEarlier === 0;
+    this.earlier.update();
+    this.blocks.update();
     setText(this.notes, facts.notes.join('  ·  '));
     if (this.isPaused) {
       return;
@@ -203,6 +240,9 @@ class PanelView {
   private readonly chooser = element('select', 'accel-nb-select');
   private readonly header: Header;
   private readonly steering: Steering;
+  private readonly compare: HTMLButtonElement;
+  private readonly earlier: EarlierList;
+  private readonly blocks: BlockSection;
   private readonly curve: CurveSection;
   private readonly memory: MemorySection;
   private chooserNames = '';

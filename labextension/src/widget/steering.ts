@@ -5,7 +5,7 @@ import { actionButton, chooser, element, setText } from './dom';
 
 /** Fields as the kernel names them. */
 export type Action =
-  | { readonly kind: 'stop' | 'interrupt' | 'checkpoint' }
+  | { readonly kind: 'stop' | 'interrupt' | 'checkpoint' | 'map_memory' }
   | { readonly kind: 'scale_rate'; readonly factor: number }
   | { readonly kind: 'set_rate'; readonly value: number }
   | { readonly kind: 'interval'; readonly steps: number };

@@ -1,0 +1,138 @@
+/** Earlier runs of the notebook: which there are, which are compared with, and what has come of their curves. */
+
+import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
+import { ColumnTable } from '../chart/columns';
+import type { IEarlierCurve, IEarlierRun } from './answers';
+import { TABLE_COLUMNS } from './protocol';
+
+export type AxisName = 'step' | 'samples' | 'time';
+
+/** A curve of this panel, as far as an earlier run can have it too. */
+interface ICurveName {
+  readonly table: 'step' | 'metric';
+  readonly name: string;
+}
+
+/** A curve of an earlier run. */
+export interface IEarlierLine {
+  readonly run: number;
+  readonly title: string;
+  readonly table: ColumnTable;
+  readonly axis: IAxis;
+}
+
+type Ask = (question: Record<string, unknown>) => void;
+
+export class EarlierRuns {
+  constructor(
+    private readonly ask: Ask,
+    private readonly changed: () => void
+  ) {}
+
+  /** The runs to choose from; null before the kernel has answered. */
+  get runs(): readonly IEarlierRun[] | null {
+    return this.listed;
+  }
+
+  isChosen(run: number): boolean {
+    return this.chosen.has(run);
+  }
+
+  /** Ask which runs there are. */
+  list(): void {
+    this.ask({ kind: 'earlier', version: 1 });
+  }
+
+  choose(run: number, isChosen: boolean): void {
+    if (isChosen) {
+      this.chosen.add(run);
+      this.drawn.get(run)?.asked.clear(); // what never came is asked for again
+    } else {
+      this.chosen.delete(run);
+    }
+    this.changed();
+  }
+
+  /** Take the list; a run that is kept no more stays as long as it is compared with. */
+  takeList(runs: readonly IEarlierRun[]): void {
+    const gone = (this.listed ?? []).filter(
+      known => this.chosen.has(known.run) && !runs.some(run => run.run === known.run)
+    );
+    this.listed = [...runs, ...gone];
+  }
+
+  /** Take a curve that was asked for; nothing else is kept. */
+  takeCurve(answer: IEarlierCurve): void {
+    const drawn = this.drawn.get(answer.run);
+    for (const block of answer.blocks) {
+      const key = keyOf({ table: block.table === 'metric' ? 'metric' : 'step', name: block.name });
+      if (drawn === undefined || !drawn.asked.has(key) || drawn.tables.has(key)) {
+        continue;
+      }
+      const table = new ColumnTable(TABLE_COLUMNS[block.table].length, 1);
+      table.append(block.values, block.numRows);
+      drawn.tables.set(key, table);
+      drawn.numWorkers = Math.max(1, answer.numWorkers);
+      if (block.table === 'step') {
+        drawn.steps.set(0, table);
+      }
+    }
+  }
+
+  /** The lines to draw beside a curve; what is not here yet is asked for. */
+  lines(curve: ICurveName, axis: AxisName): IEarlierLine[] {
+    return (this.listed ?? [])
+      .filter(({ run }) => this.chosen.has(run))
+      .flatMap(({ run, title }) => {
+        const drawn = this.drawn.get(run) ?? this.begin(run);
+        this.need(run, drawn, { table: 'step', name: '' });
+        this.need(run, drawn, curve);
+        const table = drawn.tables.get(keyOf(curve));
+        const hasPlaces = axis === 'step' || drawn.steps.size > 0;
+        return table && hasPlaces ? [{ run, title, table, axis: drawn.axes[axis] }] : [];
+      });
+  }
+
+  private begin(run: number): IDrawn {
+    const steps = new Map<number, ColumnTable>();
+    const column = (name: 'samples' | 'time') => TABLE_COLUMNS.step.indexOf(name);
+    const drawn: IDrawn = {
+      asked: new Set(),
+      tables: new Map(),
+      steps,
+      numWorkers: 1,
+      axes: {
+        step: STEP_AXIS,
+        samples: new ColumnAxis('samples', steps, column('samples'), () => drawn.numWorkers),
+        time: new ColumnAxis('seconds', steps, column('time'), () => 1)
+      }
+    };
+    this.drawn.set(run, drawn);
+    return drawn;
+  }
+
+  private need(run: number, drawn: IDrawn, curve: ICurveName): void {
+    const key = keyOf(curve);
+    if (!drawn.asked.has(key) && !drawn.tables.has(key)) {
+      drawn.asked.add(key);
+      this.ask({ kind: 'earlier', version: 1, run, table: curve.table, name: curve.name });
+    }
+  }
+
+  private listed: readonly IEarlierRun[] | null = null;
+  private readonly chosen = new Set<number>();
+  private readonly drawn = new Map<number, IDrawn>();
+}
+
+interface IDrawn {
+  readonly asked: Set<string>;
+  readonly tables: Map<string, ColumnTable>;
+  /** The run's steps, which its other axes are read from. */
+  readonly steps: Map<number, ColumnTable>;
+  readonly axes: Readonly<Record<AxisName, IAxis>>;
+  numWorkers: number;
+}
+
+function keyOf({ table, name }: ICurveName): string {
+  return `${table}:${name}`;
+}

@@ -1,0 +1,75 @@
+/** What a rank's allocator has cut its device's memory into, at one moment: checked as every message. */
+
+import { asCount, asList, asRank, asRecord, asText, ProtocolError } from './checks';
+
+const MAX_MAPS = 8;
+const MAX_SEGMENTS = 64;
+const MAX_BLOCKS = 512;
+const MAX_HOLDERS = 16;
+
+/** As `accel_nb/telemetry/blocks.py` numbers them. */
+export const BLOCK_STATES = ['in use', 'awaiting a stream', 'free', 'small ones, mixed'] as const;
+
+export interface IMapBlock {
+  readonly segment: number;
+  readonly offset: number;
+  readonly size: number;
+  readonly state: number;
+}
+
+/** Sizes in bytes. */
+export interface IMemoryMap {
+  readonly rank: number;
+  readonly step: number;
+  readonly numSegments: number;
+  readonly reserved: number;
+  readonly inUse: number;
+  readonly largestFree: number;
+  readonly segments: readonly number[];
+  readonly blocks: readonly IMapBlock[];
+  readonly holders: readonly { readonly name: string; readonly size: number }[];
+}
+
+export function parseMaps(value: unknown): IMemoryMap[] {
+  return asList(value, 'maps', MAX_MAPS).map(parseMap);
+}
+
+function parseMap(value: unknown): IMemoryMap {
+  const map = asRecord(value, 'map');
+  const segments = asCounts(map.segments, 'segments', MAX_SEGMENTS);
+  const numbers = asCounts(map.blocks, 'blocks', 4 * MAX_BLOCKS);
+  const blocks: IMapBlock[] = [];
+  for (let place = 0; place < numbers.length; place += 4) {
+    const [segment, offset, size, state] = numbers.slice(place, place + 4) as [
+      number,
+      number,
+      number,
+      number
+    ];
+    const room = segments[segment];
+    if (room === undefined || !(offset + size <= room) || !(state < BLOCK_STATES.length)) {
+      throw new ProtocolError('a block that is in no segment');
+    }
+    blocks.push({ segment, offset, size, state });
+  }
+  const sizes = asCounts(map.held, 'held', MAX_HOLDERS);
+  const holders = asList(map.holders, 'holders', MAX_HOLDERS).map((name, index) => ({
+    name: asText(name),
+    size: sizes[index] ?? 0
+  }));
+  return {
+    rank: asRank(map.rank),
+    step: asCount(map.step, 'step'),
+    numSegments: asCount(map.num_segments, 'num_segments'),
+    reserved: asCount(map.reserved, 'reserved'),
+    inUse: asCount(map.in_use, 'in_use'),
+    largestFree: asCount(map.largest_free, 'largest_free'),
+    segments,
+    blocks,
+    holders
+  };
+}
+
+function asCounts(value: unknown, what: string, limit: number): number[] {
+  return asList(value, what, limit).map(item => asCount(item, what));
+}

@@ -1,0 +1,122 @@
+/** The allocator's blocks on each rank at one moment, and who holds most of them. There only once somebody has asked. */
+
+import { layOut, type IBorder } from '../chart/blockMap';
+import { capText, formatBytes, formatCount } from '../chart/format';
+import { BLOCK_STATES, type IMemoryMap } from '../model/memoryMap';
+import type { PanelModel } from '../model/panelModel';
+import { element } from './dom';
+
+const LINES = 6;
+const LINE_HEIGHT = 16;
+const GAP = 3;
+const MAX_NAME = 120;
+
+export class BlockSection {
+  constructor(private readonly model: PanelModel) {
+    const items = BLOCK_STATES.map((label, state) => {
+      const swatch = element('span', 'accel-nb-swatch accel-nb-is-square accel-nb-block');
+      swatch.dataset.state = String(state);
+      return element('span', 'accel-nb-legend-item', swatch, label);
+    });
+    this.node = element(
+      'div',
+      'accel-nb-blocks',
+      element(
+        'div',
+        'accel-nb-legend',
+        element('span', 'accel-nb-legend-title', 'memory blocks'),
+        element('span', 'accel-nb-legend-items', ...items)
+      ),
+      this.list
+    );
+    this.node.hidden = true;
+  }
+
+  readonly node: HTMLElement;
+
+  update(): void {
+    const { maps } = this.model;
+    if (maps === this.drawn) {
+      return;
+    }
+    this.drawn = maps;
+    this.node.hidden = maps.length === 0;
+    this.list.replaceChildren(...maps.map(drawMap));
+  }
+
+  private drawn: readonly IMemoryMap[] = [];
+  private readonly list = element('div', 'accel-nb-blocks-list');
+}
+
+function drawMap(map: IMemoryMap): HTMLElement {
+  const left = map.numSegments - map.segments.length;
+  const figures = [
+    `${formatBytes(map.inUse)} of ${formatBytes(map.reserved)} in use`,
+    `${formatCount(map.numSegments)} ${map.numSegments === 1 ? 'segment' : 'segments'}`,
+    `largest free ${formatBytes(map.largestFree)}`,
+    ...(left > 0 ? [`${formatCount(left)} smaller not drawn`] : [])
+  ].join(' · ');
+  const shown = element('span', 'accel-nb-map-figures', figures);
+  shown.title = figures;
+  const caption = element(
+    'div',
+    'accel-nb-map-caption',
+    element('span', 'accel-nb-map-name', `rank ${map.rank}, after step ${formatCount(map.step)}`),
+    shown
+  );
+  const holders = element('div', 'accel-nb-holders', ...drawHolders(map));
+  return element(
+    'div',
+    'accel-nb-block-row',
+    element('div', 'accel-nb-block-map', caption, drawBlocks(map, figures)),
+    holders
+  );
+}
+
+function drawBlocks(map: IMemoryMap, figures: string): HTMLElement {
+  const { pieces, borders } = layOut(map, LINES);
+  const drawing = element('div', 'accel-nb-block-drawing');
+  drawing.style.height = `${LINES * (LINE_HEIGHT + GAP) - GAP}px`;
+  drawing.setAttribute('role', 'img');
+  drawing.setAttribute('aria-label', `Memory blocks of rank ${map.rank}: ${figures}`);
+  for (const piece of pieces) {
+    const block = map.blocks[piece.block]!;
+    const drawn = place(element('div', 'accel-nb-block'), piece);
+    drawn.style.width = percent(piece.width);
+    drawn.dataset.state = String(block.state);
+    drawn.title =
+      `${formatBytes(block.size)} ${BLOCK_STATES[block.state] ?? ''}, in segment ` +
+      `${block.segment + 1} of ${formatBytes(map.segments[block.segment] ?? null)}`;
+    drawing.append(drawn);
+  }
+  drawing.append(...borders.map(border => place(element('div', 'accel-nb-border'), border)));
+  return drawing;
+}
+
+/** Put something on its line of the drawing. */
+function place(made: HTMLElement, { line, left }: IBorder): HTMLElement {
+  made.style.left = percent(left);
+  made.style.top = `${line * (LINE_HEIGHT + GAP)}px`;
+  made.style.height = `${LINE_HEIGHT}px`;
+  return made;
+}
+
+function drawHolders(map: IMemoryMap): HTMLElement[] {
+  const most = Math.max(...map.holders.map(holder => holder.size), 1);
+  return map.holders.map(({ name, size }) => {
+    const fill = element('span', 'accel-nb-holder-fill');
+    fill.style.width = `${Math.round((100 * size) / most)}%`;
+    const label = element('span', 'accel-nb-holder-name', capText(name, MAX_NAME));
+    return element(
+      'div',
+      'accel-nb-holder',
+      label,
+      element('span', 'accel-nb-holder-size', formatBytes(size)),
+      element('span', 'accel-nb-holder-bar', fill)
+    );
+  });
+}
+
+function percent(share: number): string {
+  return `${Number((100 * share).toFixed(3))}%`;
+}

@@ -1,0 +1,107 @@
+import { describe, expect, it } from 'vitest';
+import type { SidebarChannel } from '../src/channel';
+import { sparkline } from '../src/chart/sparkline';
+import { parseRunDetails, parseRuns } from '../src/model/recentRuns';
+import { RecentRuns } from '../src/sidebar/recentRuns';
+
+const RUN = {
+  id: '20261121-140000-abcdef',
+  name: 'digits',
+  kind: 'cell',
+  outcome: 'done',
+  started: 1.7e9,
+  duration_s: 12.5,
+  num_steps: 100,
+  metric: 'loss',
+  value: 0.04,
+  steps: [1, 2],
+  values: [2.3, 0.04]
+};
+
+describe('parseRuns', () => {
+  it('reads what the kernel tells', () => {
+    const [run] = parseRuns({ runs: [RUN] });
+    expect(run).toMatchObject({ name: 'digits', outcome: 'done', durationS: 12.5, value: 0.04 });
+    expect(run?.values).toEqual([2.3, 0.04]);
+  });
+
+  it('bounds and plains what is forged', () => {
+    const forged = {
+      ...RUN,
+      name: 'x'.repeat(999),
+      outcome: 'constructor',
+      started: 1e300,
+      duration_s: '<b>',
+      steps: [1, 2, 3],
+      values: [1, null, 'x']
+    };
+    const runs = parseRuns({ runs: [null, 3, ...Array<unknown>(50).fill(forged)] });
+    expect(runs.length).toBeLessThanOrEqual(20);
+    expect(runs[0]?.name).toHaveLength(256);
+    expect(runs[0]).toMatchObject({ outcome: 'failed', durationS: null, steps: [], values: [] });
+    expect(new Date((runs[0]?.started ?? NaN) * 1000).getTime()).not.toBeNaN();
+    expect(parseRuns({ runs: 'x' })).toEqual([]);
+  });
+});
+
+describe('parseRunDetails', () => {
+  it('takes a line that stays a line, and no other', () => {
+    expect(parseRunDetails({ line: '--cpus 2' }).line).toBe('--cpus 2');
+    expect(parseRunDetails({ line: '' }).line).toBe('');
+    for (const line of ['--cpus 2\n!rm', 'a\u2028b', 'a\u0000', 'x'.repeat(99_999), null, ['x']]) {
+      expect(parseRunDetails({ line }).line).toBeNull();
+    }
+  });
+
+  it('leaves out what is not known', () => {
+    const details = parseRunDetails({ target: 'train()', code: '', options: [7, { option: 'seed' }] });
+    expect(details.facts).toEqual([{ name: 'target', text: 'train()' }]);
+    expect(details.options).toEqual([{ option: 'seed', value: '', source: '' }]);
+  });
+});
+
+describe('sparkline', () => {
+  it('fills its box, with outliers on its edge', () => {
+    const values = [...Array<number>(99).fill(1).map((_, index) => index / 98), 1e9];
+    const steps = values.map((_, index) => index);
+    const curve = sparkline(steps, values, 90, 20);
+    expect(curve?.path.startsWith('M0 20L')).toBe(true);
+    expect(curve?.end).toEqual([90, 0]);
+    expect(curve?.path).not.toMatch(/NaN|Infinity/);
+  });
+
+  it('draws a constant in the middle, one point as a place, nothing as nothing', () => {
+    expect(sparkline([1, 2], [5, 5], 90, 20)?.path).toBe('M0 10L90 10');
+    expect(sparkline([1], [5], 90, 20)?.end).toEqual([90, 10]);
+    expect(sparkline([], [], 90, 20)).toBeNull();
+  });
+});
+
+describe('RecentRuns', () => {
+  it('asks when runs have begun or ended, and lets go of one that is gone', async () => {
+    const asked: string[] = [];
+    let isGone = false;
+    const channel = {
+      ask: (about: string) => {
+        asked.push(about);
+        return isGone && about === 'run'
+          ? Promise.reject(new Error('gone'))
+          : Promise.resolve(about === 'run' ? { id: RUN.id, line: '--cpus 2' } : { runs: [RUN] });
+      }
+    } as unknown as SidebarChannel;
+    const recent = new RecentRuns(channel, () => undefined);
+    await recent.follow('');
+    expect(asked).toEqual([]);
+    await recent.follow('one');
+    await recent.follow('one');
+    expect(asked).toEqual(['runs']);
+    recent.show(RUN.id);
+    await Promise.resolve();
+    await Promise.resolve();
+    expect(recent.details?.line).toBe('--cpus 2');
+    isGone = true;
+    await recent.follow('two');
+    expect(recent.shown).toBeNull();
+    expect(recent.runs).toHaveLength(1);
+  });
+});
