@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from accel_nb.accelerator.steering import NO_MAP
 from accel_nb.runs import Registry
 from accel_nb.runs.record import read_metrics
-from accel_nb.accelerator.steering import NO_MAP
 from tests.conftest import wait_for
 from tests.support.kernel import Kernel, Output, running_kernel
 
