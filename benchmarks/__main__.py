@@ -39,6 +39,7 @@ NAMES = (
     "big_model",
     "forecast",
     "sharding",
+    "zero",
 )
 RESULTS = ROOT / "benchmarks" / "RESULTS.md"
 _MARK = "BENCHMARK_RUN"

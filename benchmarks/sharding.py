@@ -6,11 +6,11 @@ Wall time of rank 0, and the bytes that it holds of parameters, gradients and op
 
 from __future__ import annotations
 
-import copy
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,14 @@ from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, qui
 HAND, OURS = "hand-written fully_shard", "accel_nb"
 QUIET = 0.2
 STEPS = 5
+
+
+@dataclass(frozen=True)
+class Way:
+    """One way to train: what takes some steps, and the bytes that this rank then holds of the training."""
+
+    run: Callable[[int], None]
+    held: Callable[[], int]
 
 
 def sharding(quick: bool = False) -> Report:
@@ -44,55 +52,85 @@ def sharding(quick: bool = False) -> Report:
     return report
 
 
-def _rank(rank: int, folder: Path, rounds: int) -> None:
+def run_rank(rank: int, folder: Path, rounds: int, ways_of: Callable[[], Mapping[str, Way]]) -> None:
+    """Open the group, train each way's copy in turn, and leave rank 0's times and what it holds in ``0.json``."""
     import torch
     import torch.distributed as dist
-
-    from accel_nb.telemetry.memory import storage_bytes
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
     try:
-        ways = _ways()
-        for run, _, _ in ways.values():
-            run(3)
+        ways = ways_of()
+        for way in ways.values():
+            way.run(3)
         times: dict[str, list[float]] = {name: [] for name in ways}
         for order in shuffled_rounds(list(ways), rounds):
             for name in order:
-                ways[name][0](1)
+                ways[name].run(1)
                 dist.barrier()
                 started = time.perf_counter()
-                ways[name][0](STEPS)
+                ways[name].run(STEPS)
                 times[name].append((time.perf_counter() - started) / STEPS * 1e3)
-        held = {}
-        for name, (_, model, optimizer) in ways.items():
-            state = [value for entries in optimizer.state.values() for value in entries.values()]
-            gradients = [value.grad for value in model.parameters() if value.grad is not None]
-            held[name] = storage_bytes([*model.parameters(), *gradients, *state])
+        held = {name: way.held() for name, way in ways.items()}
         if rank == 0:
-            count = sum(value.numel() for value in ways[OURS][1].parameters())
+            count = sum(value.numel() for value in make_network()[0].parameters())
             (folder / "0.json").write_text(json.dumps({"times": times, "held": held, "parameters": count}))
         dist.barrier()
     finally:
         dist.destroy_process_group()
 
 
-def _ways() -> dict[str, tuple[Callable[[int], None], Any, Any]]:
-    """Return, for each way, what trains some steps, and the model and optimizer that it trains."""
+def make_network() -> tuple[Any, Any, Any]:
+    """Return the network that every way trains a copy of, a batch of tokens and their targets."""
+    import torch
+
+    from tests.support.transformer import Transformer
+
+    torch.manual_seed(0)
+    network = Transformer(vocabulary=256, width=192, depth=6, length=32)
+    return network, torch.randint(256, (8, 32)), torch.randint(256, (8, 32))
+
+
+def train_ours(strategy: str, config: dict[str, Any]) -> tuple[Callable[[int], None], Any, Any]:
+    """Return what trains some steps by a strategy of accel_nb, and the model and optimizer that it trains."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    from accel_nb import Accelerator
+
+    model, tokens, targets = make_network()
+    accelerator = Accelerator(cpu=True, strategy=strategy, config=config)
+    optimizer: Any = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    accelerator.prepare(model, optimizer)
+
+    def run(count: int) -> None:
+        for _ in range(count):
+            optimizer.zero_grad()
+            loss = cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+            accelerator.backward(loss)
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            loss.item()
+
+    return run, model, optimizer
+
+
+def _held(model: Any, optimizer: Any) -> int:
+    from accel_nb.telemetry.memory import storage_bytes
+
+    state = [value for entries in optimizer.state.values() for value in entries.values()]
+    gradients = [value.grad for value in model.parameters() if value.grad is not None]
+    return storage_bytes([*model.parameters(), *gradients, *state])
+
+
+def _ways() -> dict[str, Way]:
     import torch
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.nn.functional import cross_entropy
     from torch.nn.utils.clip_grad import clip_grad_norm_
 
-    from accel_nb import Accelerator
-    from tests.support.transformer import Transformer
-
-    torch.manual_seed(0)
-    network = Transformer(vocabulary=256, width=192, depth=6, length=32)
-    tokens, targets = torch.randint(256, (8, 32)), torch.randint(256, (8, 32))
-
-    model = copy.deepcopy(network)
+    model, tokens, targets = make_network()
     mesh = init_device_mesh("cpu", (2,))
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -108,25 +146,15 @@ def _ways() -> dict[str, tuple[Callable[[int], None], Any, Any]]:
             optimizer.step()
             loss.item()
 
-    accelerator = Accelerator(cpu=True, strategy="fsdp")
-    mine = copy.deepcopy(network)
-    own: Any = torch.optim.AdamW(mine.parameters(), lr=1e-4)
-    accelerator.prepare(mine, own)
-
-    def ours(count: int) -> None:
-        for _ in range(count):
-            own.zero_grad()
-            loss = cross_entropy(mine(tokens).flatten(0, 1), targets.flatten())
-            accelerator.backward(loss)
-            accelerator.clip_grad_norm_(mine.parameters(), 1.0)
-            own.step()
-            loss.item()
-
-    return {HAND: (by_hand, model, optimizer), OURS: (ours, mine, own)}
+    ours, mine, own = train_ours("fsdp", {})
+    return {
+        HAND: Way(by_hand, lambda: _held(model, optimizer)),
+        OURS: Way(ours, lambda: _held(mine, own)),
+    }
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--rank"]:
-        _rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]))
+        run_rank(int(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4]), _ways)
     else:
         main(sharding)

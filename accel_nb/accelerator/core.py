@@ -49,7 +49,7 @@ from accel_nb.accelerator.steering import Helm, current_steering
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.tracking import Tracked, weakly
 from accel_nb.accelerator.trigger import Trigger
-from accel_nb.checkpoint.export import save_plain, save_weights
+from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
 from accel_nb.checkpoint.whole import whole_weights
 from accel_nb.config import Resolved, ambient_layers, environment_layer, resolve
 from accel_nb.config.schema import AutocastOptions, seconds_of
@@ -64,6 +64,7 @@ from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.device import choose_precision, has_real_bf16
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.secrets import redact
+from accel_nb.runtime.tied import find_tied
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
@@ -805,16 +806,23 @@ class Accelerator(Tracked):
         return dict(whole_weights(state, self._comm))
 
     def save_model(
-        self, model: nn.Module, save_directory: str | os.PathLike[str], max_shard_size: int | str = "5GB"
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "5GB",
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Write a model's weights as safetensors that other libraries load; every rank must call, rank 0 writes."""
+        """Write a model's weights as safetensors that other libraries load; every rank must call, rank 0 writes.
+
+        With ``dtype``, such as ``torch.bfloat16``, they are rounded to it on their way. Of a divided model one tensor
+        at a time is whole on the other ranks, and the tensors of one file, ``max_shard_size``, on rank 0.
+        """
+        files = WeightFiles(save_directory, max_shard_size, dtype)
         state = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
-        weights = {
-            name: value.cpu() if isinstance(value, Tensor) else value
-            for name, value in whole_weights(state, self._comm)
-            if self.is_main_process
-        }
-        self._on_main(lambda: save_weights(weights, save_directory, max_shard_size))
+        for name, value in whole_weights(distinct(state, find_tied(model)), self._comm):
+            if self.is_main_process:
+                files.add(name, value)
+        self._on_main(files.finish)
 
     def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
         """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads."""

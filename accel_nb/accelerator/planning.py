@@ -99,7 +99,7 @@ class Planner:
     ) -> dict[str, Any] | None:
         """Return the options and the line; no options if nothing fits, and None to leave things as they are."""
         model = models[0] if len(models) == 1 else nn.ModuleList(models)
-        sizes: dict[str, Any] = {"optimizer": optimizers[0]} if len(optimizers) == 1 else {}
+        sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
         setting = self._setting(free)
         try:
             if not self.is_asked:
@@ -148,6 +148,7 @@ class Planner:
             host_room=int(memory("cpu").free * ROOM_SHARE),
             precision=self._precision,
             is_host=self._device.type == "cpu",
+            copy_ranks=self._resolved.config.fsdp.hybrid_shard_size,
         )
 
     def _free(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:

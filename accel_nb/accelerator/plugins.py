@@ -421,8 +421,8 @@ class DeepSpeedPlugin:
         problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
         if self.zero3_init_flag:
             problems.append(
-                "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: a model is built as it is, and divided "
-                "from there; leave it out"
+                "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: leave it out, and build a model that is "
+                "too large under init_empty_weights(), with deepspeed.weights for its values"
             )
         arguments = _given(
             {

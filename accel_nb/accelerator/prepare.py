@@ -259,7 +259,8 @@ class Preparer:
             if name is not None:
                 raise MisuseError(
                     f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
-                    "before preparing it, or divide it by --strategy fsdp with fsdp.weights"
+                    "before preparing it, or divide it by --strategy fsdp with fsdp.weights, or deepspeed with "
+                    "deepspeed.weights"
                 )
 
     def _claim_models(self, models: Iterable[nn.Module]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,39 +21,100 @@ _SIZE = re.compile(r"([0-9]{1,9})\s*([KMGT]I?B)", re.IGNORECASE)
 _SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?")
 
 
-def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
-    """Write ``model.safetensors``, or shards with ``model.safetensors.index.json``; tied tensors once.
+class WeightFiles:
+    """Writes ``model.safetensors``, or shards with ``model.safetensors.index.json``, of tensors in the order they come.
 
-    Raises `MisuseError` for a size that is none, `CheckpointError` for values that are no tensors.
+    With ``dtype`` real numbers are rounded to it. Holds no more tensors than those of one file. What is in the folder
+    changes in `finish`, which also raises what went wrong before, so that ranks who gather the tensors for it can go
+    through all of them. Raises `MisuseError` for a size or a floating point format that is none.
     """
-    limit = _bytes_of(max_shard_size)
-    odd = [name for name, value in weights.items() if not isinstance(value, Tensor)]
-    if odd:
-        raise CheckpointError(f"{', '.join(odd)}: only tensors can be saved as weights; save_state() keeps the rest")
-    shards: list[dict[str, Tensor]] = [{}]
-    room = limit
-    for name, value in _once(weights).items():
-        size = value.numel() * value.element_size()
-        if shards[-1] and size > room:
-            shards.append({})
-            room = limit
-        shards[-1][name] = value
-        room -= size
-    target = Path(folder)
-    target.mkdir(parents=True, exist_ok=True)
-    names = [_shard_name(number, len(shards)) for number in range(len(shards))]
-    for name, shard in zip(names, shards, strict=True):
-        save_file(shard, target / f".{name}.tmp", metadata={"format": "pt"})
-    for old in target.iterdir():
-        if _SHARD.fullmatch(old.name) and old.name not in names:
-            old.unlink()
-    for name in names:
-        os.replace(target / f".{name}.tmp", target / name)
-    if len(shards) > 1:
-        total = sum(value.numel() * value.element_size() for shard in shards for value in shard.values())
-        places = {key: name for name, shard in zip(names, shards, strict=True) for key in shard}
-        index = {"metadata": {"total_size": total}, "weight_map": places}
-        (target / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+    def __init__(
+        self, folder: str | os.PathLike[str], max_shard_size: int | str, dtype: torch.dtype | None = None
+    ) -> None:
+        if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+            raise MisuseError(f"dtype is {dtype!r}; weights are saved in a floating point format, as torch.bfloat16")
+        self._dtype = dtype
+        self._folder = Path(folder)
+        self._limit = self._room = _bytes_of(max_shard_size)
+        self._shard: dict[str, Tensor] = {}
+        self._written: list[dict[str, int]] = []  # of each file, the bytes of each tensor
+        self._problem: Exception | None = None
+
+    def add(self, name: str, value: Any) -> None:
+        """Take a tensor, on any device; `finish` raises `CheckpointError` for another value."""
+        if self._problem is not None:
+            return
+        try:
+            if not isinstance(value, Tensor):
+                raise CheckpointError(f"{name}: only tensors can be saved as weights; save_state() keeps the rest")
+            value = value.detach().to("cpu", self._dtype if value.is_floating_point() else None)
+            if self._shard and value.nbytes > self._room:
+                self._write()
+            self._shard[name] = _apart(value, self._shard.values())
+            self._room -= value.nbytes
+        except Exception as error:  # told by `finish`
+            self._problem = error
+            self._shard = {}
+
+    def finish(self) -> None:
+        """Put the files in place, and remove those of an earlier save."""
+        if self._problem is None and (self._shard or not self._written):
+            self._write()
+        count = len(self._written)
+        if self._problem is not None:
+            for number in range(count):
+                self._temporary(number).unlink(missing_ok=True)
+            raise self._problem
+        names = [_shard_name(number, count) for number in range(count)]
+        for old in self._folder.iterdir():
+            if _SHARD.fullmatch(old.name) and old.name not in names:
+                old.unlink()
+        for number, name in enumerate(names):
+            os.replace(self._temporary(number), self._folder / name)
+        if count > 1:
+            total = sum(size for sizes in self._written for size in sizes.values())
+            places = {key: name for name, sizes in zip(names, self._written, strict=True) for key in sizes}
+            index = {"metadata": {"total_size": total}, "weight_map": places}
+            (self._folder / "model.safetensors.index.json").write_text(json.dumps(index, indent=2) + "\n")
+
+    def _write(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        number = len(self._written)
+        self._written.append({name: value.nbytes for name, value in self._shard.items()})
+        save_file(self._shard, self._temporary(number), metadata={"format": "pt"})
+        self._shard, self._room = {}, self._limit
+
+    def _temporary(self, number: int) -> Path:
+        return self._folder / f".model-{number + 1:05}.safetensors.tmp"
+
+
+def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
+    """Write tensors that are whole as `WeightFiles` does; tied ones once."""
+    files = WeightFiles(folder, max_shard_size)
+    for name, value in distinct(weights).items():
+        files.add(name, value)
+    files.finish()
+
+
+def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
+    """Return the weights without names of a tensor that has another name already.
+
+    Whole tensors are the same if they lie in the same place; of others the names in each group of ``ties`` are one.
+    """
+    later = {name for first, *others in ties for name in others}
+    kept: dict[str, Any] = {}
+    seen: set[tuple[Any, ...]] = set()
+    for name, value in weights.items():
+        if isinstance(value, Tensor) and value.numel():
+            place = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
+            if place in seen:
+                continue
+            seen.add(place)
+        elif name in later:
+            continue
+        kept[name] = value
+    return kept
 
 
 def save_plain(value: Any, path: str | os.PathLike[str]) -> None:
@@ -65,7 +126,10 @@ def save_plain(value: Any, path: str | os.PathLike[str]) -> None:
             isinstance(key, str) and isinstance(item, Tensor) for key, item in value.items()
         ):
             raise CheckpointError(f"{target}: a safetensors file holds a dict of tensors by name, and nothing else")
-        save_file({key: item.detach().cpu().contiguous() for key, item in _once(value).items()}, target)
+        tensors: dict[str, Tensor] = {}
+        for key, item in distinct(value).items():
+            tensors[key] = _apart(item.detach().cpu(), tensors.values())
+        save_file(tensors, target)
     elif target.suffix == ".json":
         if encoded.leaves:
             raise CheckpointError(f"{target}: {next(iter(encoded.leaves))} is a tensor; use the ending .safetensors")
@@ -74,20 +138,12 @@ def save_plain(value: Any, path: str | os.PathLike[str]) -> None:
         torch.save(value, target)
 
 
-def _once(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the weights without names of a tensor that has another name already, each in memory of its own."""
-    kept: dict[str, Tensor] = {}
-    seen: set[tuple[Any, ...]] = set()
-    storages: set[int] = set()
-    for name, value in weights.items():
-        place = value.data_ptr(), tuple(value.shape), value.stride(), value.dtype
-        if value.numel() and place in seen:
-            continue
-        seen.add(place)
-        storage = value.untyped_storage().data_ptr()
-        kept[name] = value.clone(memory_format=torch.contiguous_format) if storage in storages else value.contiguous()
-        storages.add(storage)
-    return kept
+def _apart(value: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """Return a contiguous tensor that shares no memory with others, as a file of weights wants it."""
+    storages = {other.untyped_storage().data_ptr() for other in others}
+    if value.untyped_storage().data_ptr() in storages:
+        return value.clone(memory_format=torch.contiguous_format)
+    return value.contiguous()
 
 
 def _shard_name(number: int, count: int) -> str:

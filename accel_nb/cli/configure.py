@@ -1,4 +1,4 @@
-"""``accel-nb config``: show the options, begin a file of them, bring one over from accelerate."""
+"""``accel-nb config``: show the options, begin a file of them, bring one over; show what DeepSpeed would get."""
 
 from __future__ import annotations
 
@@ -70,7 +70,29 @@ def _import(words: Sequence[str]) -> str:
     return json.dumps(asdict(found), indent=2, default=str) + "\n" if options.json else f"{found.table()}\n{end}"
 
 
+def _deepspeed(words: Sequence[str]) -> str:
+    from accel_nb.config.deepspeed_shown import show_deepspeed
+    from accel_nb.pool.place import uses_gpus
+
+    parser = Parser(
+        prog="accel-nb config deepspeed",
+        description="Print the dictionary that DeepSpeed would be given, and where each of its values comes from. "
+        "Takes the flags of a run as well; nothing is started.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--out", metavar="FILE", help="the new JSON file; without it the dictionary is printed")
+    options, flags = parser.parse_known_args(words)
+    resolved = resolve([environment_layer(option_variables()), parse_flags(flags, source="command line")])
+    shown = show_deepspeed(resolved, on_gpus=uses_gpus(resolved.config.gpus, resolved.config.cpus))
+    end = f"\n{shown.json}" if options.out is None else _new_file(options.out, shown.json)
+    return f"{shown.table}{end}"
+
+
 def _written(path: str, text: str) -> str:
+    return f"{_new_file(path, text).rstrip()}; use it with --config {path}\n"
+
+
+def _new_file(path: str, text: str) -> str:
     try:
         with open(Path(path).expanduser(), "x", encoding="utf-8") as file:
             file.write(text)
@@ -78,7 +100,7 @@ def _written(path: str, text: str) -> str:
         raise ConfigError(f"{path}: is there already, and is kept; give another --out or remove it") from None
     except OSError as error:
         raise ConfigError(f"{path}: cannot be written ({error.strerror}); choose another place") from error
-    return f"wrote {path}; use it with --config {path}\n"
+    return f"wrote {path}\n"
 
 
 def _alone(name: str, description: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
@@ -93,6 +115,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "show": _show,
     "init": _init,
     "import": _import,
+    "deepspeed": _deepspeed,
     "schema": _alone("schema", "Print the JSON Schema of the options.", schema_json),
     "docs": _alone("docs", "Print the option reference as Markdown.", options_markdown),
     "flags": _alone("flags", "List every flag in one table.", lambda: usage("accel-nb config show") + "\n"),

@@ -19,6 +19,7 @@ accel-nb completion bash|zsh|fish   a script that completes commands in the shel
 accel-nb config show [flags]   every option, its value and where it came from (--json)
 accel-nb config init           begin a file of options for this machine (--out FILE)
 accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE, --json)
+accel-nb config deepspeed [flags]   what DeepSpeed would be given, and by which option (--out FILE)
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table

@@ -11,6 +11,10 @@ from accel_nb.errors import ConfigError
 
 _KNOWN = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
 _AUTO = "auto"
+NO_DISK = (
+    "offloading to disk is not served: it needs DeepSpeed's operator async_io, which is compiled with libaio where it "
+    "runs; cpu is served"
+)
 
 
 def is_deepspeed(document: Mapping[str, Any]) -> bool:
@@ -67,7 +71,7 @@ def _stage(value: Any, _values: Mapping[str, Any]) -> Outcome:
 def _device(option: str) -> Rule:
     def rule(value: Any, _values: Mapping[str, Any]) -> Outcome:
         if value == "nvme":
-            return Left("offloading to disk is not served; cpu is")
+            return Left(NO_DISK)
         return {option: "no" if value == "none" else value}
 
     return rule
@@ -146,5 +150,5 @@ _SECTIONS: Mapping[str, str] = {
     "optimizer": "the optimizer is made in the script",
     "scheduler": "the schedule is made in the script",
     "activation_checkpointing": "the option activation_checkpointing computes repeated blocks again",
-    "aio": "offloading to disk is not served; cpu is",
+    "aio": NO_DISK,
 }

@@ -22,7 +22,7 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("tpus", "max_restarts")
+PLANNED_OPTIONS = ("max_restarts",)
 """Options of the design that this version refuses by name."""
 
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
@@ -30,6 +30,9 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "ddp.comm_hook": (
             "batched_power_sgd",
         ),  # PyTorch's own fails in its first compressed step, up to 2.13 at least
+        # To disk: DeepSpeed's operator for it is compiled with libaio where it runs.
+        "deepspeed.offload_optimizer": ("nvme",),
+        "deepspeed.offload_parameters": ("nvme",),
     }
 )
 """Values of served options that this version refuses by name."""
@@ -307,6 +310,17 @@ class DeepspeedOptions(Section):
         100_000, "Parameters of at most this size stay whole on each worker between steps; stage 3.", unit="elements"
     )
     overlap_comm: Switch = _option(False, "Average gradients while others are computed; stages 2 and 3, on GPUs.")
+    weights: Annotated[
+        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+        BeforeValidator(_read_text),
+        AfterValidator(_plain_path),
+    ] = _option(
+        None,
+        "Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from, each "
+        "worker reading its part only; stage 3.",
+        metavar="PATH",
+        allowed="the path of a safetensors file, of an index of several, or of their folder, or none",
+    )
     allow_untested_optimizer: Switch = _option(
         False,
         "Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters "
@@ -593,6 +607,12 @@ class Config(StrategySections):
     cpus: Annotated[Annotated[int, Field(strict=True, ge=1, le=256)] | None, BeforeValidator(_read_whole)] = _option(
         None, "Run on this many CPU workers instead of on accelerators.", unit="workers"
     )
+    tpus: Annotated[Workers | Literal["all"] | None, BeforeValidator(_read_whole)] = _option(
+        None,
+        "Run on the TPU, where one worker drives all chips: all, or as many as there are. None given: where there is "
+        "a TPU and no GPU.",
+        unit="chips",
+    )
     precision: Literal["no", "fp16", "bf16", "fp8", "auto"] = _option(
         "no",
         "Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device "
@@ -867,7 +887,7 @@ class Clash:
     message: str
 
 
-ALTERNATIVES = (("gpus", "cpus"),)
+ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
 """Options of which a run has at most one: the one from the higher layer sets the other aside."""
 
 
@@ -924,7 +944,7 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     for name, needed in (("min_params", "size"), ("classes", "classes")):
         if f"fsdp.{name}" in given and config.fsdp.wrap != needed:
             idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
-    for name in ("offload_parameters", "prefetch_size", "persistent_size"):
+    for name in ("offload_parameters", "prefetch_size", "persistent_size", "weights"):
         if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
             idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
     for name in given:

@@ -126,14 +126,15 @@ def forecast_model(
     model: nn.Module,
     setting: Setting,
     *,
-    optimizer: torch.optim.Optimizer | str = "adamw",
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | str = "adamw",
     batch: Any = None,
     loss: Loss | None = None,
     itemsize: int | None = None,
 ) -> Forecast:
     """Forecast for a module; with a ``batch`` its activations are traced, for ``setting.share`` samples.
 
-    ``itemsize`` stands for the weights' own. What cannot be traced is said in the forecast's notes.
+    ``optimizer`` is a name, one or several. ``itemsize`` stands for the weights' own. What cannot be traced is said in
+    the forecast's notes.
     """
     notes: list[str] = []
     found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)
@@ -152,11 +153,17 @@ def forecast_model(
 
 
 def _sizes(
-    model: nn.Module, optimizer: torch.optim.Optimizer | str, itemsize: int | None, notes: list[str], *, on_gpu: bool
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | str,
+    itemsize: int | None,
+    notes: list[str],
+    *,
+    on_gpu: bool,
 ) -> Model:
     if not isinstance(optimizer, str):
+        several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else optimizer
         try:
-            return measure_model(model, optimizer, on_gpu=on_gpu)
+            return measure_model(model, *several, on_gpu=on_gpu)
         except MisuseError as error:
             notes.append(f"{error}; counted as adamw")
             optimizer = "adamw"

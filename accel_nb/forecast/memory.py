@@ -56,15 +56,25 @@ class Usage:
 
 
 def estimate(
-    model: Model, layout: Layout, world: int, *, is_half: bool = False, activations: Activations = NO_ACTIVATIONS
+    model: Model,
+    layout: Layout,
+    world: int,
+    *,
+    is_half: bool = False,
+    activations: Activations = NO_ACTIVATIONS,
+    copy_ranks: int | None = None,
 ) -> Usage:
     """Return what each of ``world`` ranks holds under a layout; of uneven shares the largest, which is rank 0's.
 
-    ``is_half`` says that the run computes in bf16 or fp16. Frozen weights have neither gradients nor state.
+    ``is_half`` says that the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
+    model, None for all; flat partitions have no other way. Frozen weights have neither gradients nor state.
     """
     if layout.engine == "torch":
         return _replicated(model, activations)
-    usage = _by_block(model, layout, world, is_half) if layout.engine == "blocks" else _flat(model, layout, world)
+    if layout.engine == "blocks":
+        usage = _by_block(model, layout, world, copy_ranks or world, is_half)
+    else:
+        usage = _flat(model, layout, world)
     kept = activations.num_bytes + (activations.weight_copies if layout.engine == "flat" else 0)
     if is_half and layout.engine == "blocks" and activations.cast_bytes is not None:
         kept = activations.cast_bytes
@@ -87,9 +97,9 @@ def _replicated(model: Model, activations: Activations) -> Usage:
     )
 
 
-def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
+def _by_block(model: Model, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> Usage:
     """Each weight is cut along its first dimension, padded to equal parts; whole blocks are gathered to compute."""
-    shares = {weight.name: _share(weight, world) for weight in model.weights}
+    shares = {weight.name: _share(weight, copy_ranks) for weight in model.weights}
     whole: dict[str | None, int] = {None: 0}
     leaving: dict[str | None, int] = {None: 0}  # whole gradients, and their copy in the order of the ranks
     for weight in model.weights:
@@ -108,7 +118,7 @@ def _by_block(model: Model, layout: Layout, world: int, is_half: bool) -> Usage:
         ),
         activations=0,
         exchange=gathered + max(leaving.values()) if world > 1 or layout.offloads else 0,
-        step=math.ceil(model.step_bytes / world),
+        step=math.ceil(model.step_bytes / copy_ranks),
     )
 
 

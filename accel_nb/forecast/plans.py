@@ -30,6 +30,8 @@ class Setting:
     share: int = 0
     is_host: bool = False
     """Whether the devices' memory is the host's: then nothing is gained by moving things there."""
+    copy_ranks: int | None = None
+    """How many ranks share one copy of the model under FSDP2 (``fsdp.hybrid_shard_size``); None: all."""
 
     @property
     def is_half(self) -> bool:
@@ -101,7 +103,14 @@ def forecast(
         Plan(
             layout,
             checkpoints,
-            estimate(model, layout, setting.world, is_half=setting.is_half, activations=kept or Activations(0)),
+            estimate(
+                model,
+                layout,
+                setting.world,
+                is_half=setting.is_half,
+                activations=kept or Activations(0),
+                copy_ranks=setting.copy_ranks,
+            ),
         )
         for layout in LAYOUTS
         if layout.serves(setting.world) and not (layout.offloads and setting.is_host)

@@ -18,7 +18,7 @@ from accel_nb.forecast.sizes import size_text
 from accel_nb.runtime.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
-_OPTIONS = ("gpus", "cpus", "precision", "batch", "config")
+_OPTIONS = ("gpus", "cpus", "precision", "batch", "config", "fsdp.hybrid_shard_size")
 _SPEC = re.compile(r"(?:(?P<name>[A-Za-z_]\w*)=)?(?P<dtype>[a-z]+\d+|bool)?(?P<colon>:)?(?P<shape>\d+(?:x\d+)*)?")
 _DTYPES = ("float32", "float16", "bfloat16", "float64", "int64", "int32", "uint8", "bool")
 _ITEMSIZES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "float16": 2, "float64": 8})
@@ -78,8 +78,7 @@ def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Re
     flags = parse_flags(rest, source=command)
     others = [] if in_notebook else [name for name in flags.values if name not in _OPTIONS]
     if others:
-        listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        raise ConfigError(f"{command} has no use for {listed}; of a run's flags it takes {_listed(_OPTIONS)}")
+        raise ConfigError(f"{command} has no use for {_listed(others)}; of a run's flags it takes {_listed(_OPTIONS)}")
     inputs: tuple[Sample, ...] = tuple(map(_sample, getattr(options, "input", None) or ()))
     sequence = getattr(options, "sequence", None)
     if sequence is not None:
@@ -164,6 +163,9 @@ def find_setting(
         least = min(gpus, key=lambda gpu: gpu.free_bytes)
         free, name = least.free_bytes, f"{world} x {least.name}"
     is_shared = config.batch != "per-worker"
+    copy_ranks = config.fsdp.hybrid_shard_size
+    if copy_ranks is not None and world % copy_ranks:
+        raise ConfigError(f"fsdp.hybrid_shard_size is {copy_ranks}, which does not divide the {world} workers")
     return Setting(
         world=world,
         devices=name,
@@ -173,6 +175,7 @@ def find_setting(
         batch_size=batch_size,
         share=-(-batch_size // world) if is_shared else batch_size,
         is_host=is_host,
+        copy_ranks=copy_ranks,
     )
 
 
@@ -197,4 +200,4 @@ def _whole(text: str, where: str) -> int:
 
 
 def _listed(names: Sequence[str]) -> str:
-    return ", ".join(f"--{name}" for name in names)
+    return ", ".join(f"--{name.replace('_', '-')}" for name in names)

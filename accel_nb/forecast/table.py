@@ -75,6 +75,7 @@ def as_data(found: Forecast) -> dict[str, Any]:
             "precision": setting.precision,
             "batch_size": setting.batch_size,
             "share": setting.share,
+            "copy_ranks": setting.copy_ranks,
         },
         "plans": [
             {
@@ -137,7 +138,10 @@ def _heading(found: Forecast) -> list[str]:
     parts = [_parameters(model), f"optimizer {model.optimizer}", f"precision {setting.precision}"]
     if setting.batch_size:
         parts.append(f"batch {setting.batch_size}{_shares(setting)}")
-    return [f"{model.name}: {', '.join(parts)}", f"{setting.devices}, room for {size_text(setting.room)} on each rank"]
+    place = f"{setting.devices}, room for {size_text(setting.room)} on each rank"
+    if setting.copy_ranks is not None:
+        place += f"; under fsdp {setting.copy_ranks} of {setting.world} share one copy of the model"
+    return [f"{model.name}: {', '.join(parts)}", place]
 
 
 def _shares(setting: Setting) -> str:

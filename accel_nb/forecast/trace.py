@@ -33,8 +33,8 @@ Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
 
 
-def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gpu: bool = False) -> Model:
-    """Return the sizes of a model and of what its optimizer keeps, after a step that is traced if none was taken.
+def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False) -> Model:
+    """Return the sizes of a model and of what its optimizers keep, after a step of each that is traced.
 
     ``on_gpu`` says that the run is meant for a GPU, where torch's optimizers work on lists of tensors.
     """
@@ -50,7 +50,9 @@ def measure_model(model: nn.Module, optimizer: Optimizer | None = None, *, on_gp
         for name, parameter in model.named_parameters()
     ]
     found = Model(type(model).__name__, tuple(weights), sum(buffer.nbytes for buffer in model.buffers()))
-    return found if optimizer is None else _with_state(found, model, optimizer, on_gpu)
+    for optimizer in optimizers:
+        found = _with_state(found, model, optimizer, on_gpu)
+    return found
 
 
 def measure_activations(
@@ -289,7 +291,7 @@ def _key(tensor: Any) -> int:
 
 
 def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> Model:
-    """Return the model with the bytes that the optimizer keeps for each weight and needs for a step."""
+    """Return the model with the bytes that one more optimizer keeps for each weight, and needs for a step."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         copies = {id(parameter): _fake_like(parameter) for parameter in _stepped(optimizer)}
         clone = copy.copy(optimizer)
@@ -316,12 +318,17 @@ def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bo
             raise MisuseError(
                 f"{type(optimizer).__name__}.step() cannot be run on shapes alone: {_first_line(error)}"
             ) from error
+    own = [kept.get(id(parameter), 0) for parameter in model.parameters()]
     weights = [
-        replace(weight, state_bytes=kept.get(id(parameter), 0))
-        for weight, parameter in zip(found.weights, model.parameters(), strict=True)
+        replace(weight, state_bytes=weight.state_bytes + more) for weight, more in zip(found.weights, own, strict=True)
     ]
-    total = sum(weight.state_bytes for weight in weights)
-    return replace(found, weights=tuple(weights), optimizer=type(optimizer).__name__, step_bytes=max(0, peak - total))
+    names = [*([] if found.optimizer == "none" else found.optimizer.split(" and ")), type(optimizer).__name__]
+    return replace(
+        found,
+        weights=tuple(weights),
+        optimizer=" and ".join(dict.fromkeys(names)),
+        step_bytes=max(found.step_bytes, peak - sum(own)),  # they step one after the other
+    )
 
 
 def _stepped(optimizer: Optimizer) -> Iterator[Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from accel_nb.config import Resolved, environment_layer, flags_to_line, resolve
+from accel_nb.config import Config, Resolved, environment_layer, flags_to_line, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.launch.kubeflow import train_job
 from accel_nb.launch.local import Ending, LocalJob
@@ -138,7 +138,7 @@ class Job:
 
     def batch(self) -> Batch:
         """Return the batch file for Slurm."""
-        config, request = self.resolved.config, self.request
+        config, request = self._for_scheduler(), self.request
         return make_batch(
             self.name, self._words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             options=request.sbatch,
@@ -146,11 +146,20 @@ class Job:
 
     def manifest(self) -> str:
         """Return the Kubeflow manifest."""
-        config, request = self.resolved.config, self.request
+        config, request = self._for_scheduler(), self.request
         return train_job(
             self.name, self._words(), nnodes=int(request.machines.nnodes), gpus=config.gpus, cpus=config.cpus,
             image=request.image,
         )  # fmt: skip
+
+    def _for_scheduler(self) -> Config:
+        """Return the options; raises `ConfigError` for workers that no scheduler here is asked for."""
+        if self.resolved.config.tpus is not None:
+            raise ConfigError(
+                f"tpus from {self.resolved.origins['tpus']}: a scheduler is asked for GPUs or processors only; run the "
+                "launch on the TPU's machine"
+            )
+        return self.resolved.config
 
     def _words(self) -> list[str]:
         """Return the words of the launch on each machine: without what was for the scheduler."""
@@ -222,7 +231,7 @@ def _is_for_later(request: Request) -> bool:
 def _workers(request: Request, resolved: Resolved, place: Place | None) -> tuple[WorkerSpec, ...]:
     """Return this machine's workers; raises ConfigError if a scheduler has started another number of them."""
     config = resolved.config
-    specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+    specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
     resolved.check_world(len(specs)) if place is None and request.machines.is_one else None
     if place is None or not place.is_rank:
         return specs

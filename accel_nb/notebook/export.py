@@ -276,6 +276,8 @@ def _docstring(title: str, name: str, file: str, resolved: Resolved) -> str:
     config = resolved.config
     if config.cpus is not None:
         flags, num = f"--cpus {config.cpus}", str(config.cpus)
+    elif config.tpus is not None:
+        flags, num = f"--tpus {config.tpus}", "1"
     else:
         flags, num = ("", "gpu") if config.gpus in (None, "all") else (f"--gpus {config.gpus}", str(config.gpus))
     launch = " ".join(part for part in ("accel-nb launch", flags, name) if part)

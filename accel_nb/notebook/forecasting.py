@@ -63,17 +63,19 @@ def _loss(request: Request, names: Mapping[str, Any]) -> Any:
     return found
 
 
-def _optimizer(request: Request, names: Mapping[str, Any], model: nn.Module) -> Optimizer | str:
+def _optimizer(request: Request, names: Mapping[str, Any], model: nn.Module) -> Optimizer | list[Optimizer] | str:
     from torch.optim import Optimizer
 
     if request.optimizer is not None:
         found = names.get(request.optimizer)
         return found if isinstance(found, Optimizer) else request.optimizer
     own = {id(parameter) for parameter in model.parameters()}
-    for value in names.values():
-        if isinstance(value, Optimizer) and own & {id(p) for group in value.param_groups for p in group["params"]}:
-            return value
-    return "adamw"
+    found = {
+        id(value): value
+        for value in names.values()
+        if isinstance(value, Optimizer) and own & {id(p) for group in value.param_groups for p in group["params"]}
+    }
+    return list(found.values()) or "adamw"
 
 
 def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:

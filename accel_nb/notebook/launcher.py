@@ -152,7 +152,9 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
     layers.append(Layer("flags", given, f"{source}(...)", places))
     resolved = resolve(layers)
     config = resolved.config
-    with main.claims.hold(lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, taken=taken)) as (
+    with main.claims.hold(
+        lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, taken=taken)
+    ) as (
         specs,
         first,
     ):

@@ -22,6 +22,7 @@ from accel_nb.config import (
     resolve,
     usage,
 )
+from accel_nb.config.deepspeed_shown import show_deepspeed
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
@@ -34,7 +35,7 @@ from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.session import Cell, Session
 from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state
-from accel_nb.pool.place import place_workers
+from accel_nb.pool.place import place_workers, uses_gpus
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
@@ -115,7 +116,7 @@ class AccelerateMagics(Magics):
         resolved = self._resolve(line, "%%accelerate")
         config = resolved.config
         cell = self._parse(line, text)
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         resolved.check_world(len(specs))
         if config.dry_run:
             print(redact(describe_plan(resolved, specs)))
@@ -194,7 +195,7 @@ class AccelerateMagics(Magics):
         config, lines = resolved.config, []
         devices = request.other_devices(config)
         if devices is None:
-            specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+            specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
             devices = [spec.device for spec in specs]
             lines.append(describe_plan(resolved, specs))
         found = forecast_notebook(request, self._shell.user_ns, config, devices)
@@ -203,6 +204,10 @@ class AccelerateMagics(Magics):
         return "\n\n".join([*lines, *([] if found is None else [show(found, request.form)])])
 
     def _config(self, words: list[str]) -> str:
+        if words[:1] == ["deepspeed"]:
+            config = self._resolve(shlex.join(words[1:]), "%accelerate config deepspeed")
+            shown = show_deepspeed(config, on_gpus=uses_gpus(config.config.gpus, config.config.cpus))
+            return f"{shown.table}\n{shown.json}"
         return self._resolve(shlex.join(words), "%accelerate config").table()
 
     def _export(self, words: list[str]) -> str:
@@ -218,7 +223,7 @@ class AccelerateMagics(Magics):
 
     def _start(self, words: list[str]) -> str:
         config = self._resolve(shlex.join(words), "%accelerate start").config
-        specs = place_workers(gpus=config.gpus, cpus=config.cpus)
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         self.session.start_workers(specs)
         return f"{len(specs)} worker{'s are' if len(specs) != 1 else ' is'} ready"
 

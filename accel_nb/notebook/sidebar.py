@@ -96,8 +96,9 @@ def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
         for row in resolved.explain()
     ]
     answer = {"problems": [], "notes": list(resolved.notes), "devices": [], "rows": rows}
+    config = resolved.config
     try:
-        specs = place_workers(gpus=resolved.config.gpus, cpus=resolved.config.cpus)
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         resolved.check_world(len(specs))
     except AccelNbError as error:
         return answer | {"problems": str(error).splitlines()}

@@ -9,26 +9,42 @@ from typing import Literal
 
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runtime.hardware import cuda_of_torch, find_gpus, num_usable_cores, why_no_xla, why_unusable
+from accel_nb.runtime.hardware import (
+    count_tpu_chips,
+    cuda_of_torch,
+    find_gpus,
+    num_usable_cores,
+    why_no_xla,
+    why_unusable,
+)
 from accel_nb.runtime.platforms import find_tpu
 
 
-def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: int = 0) -> tuple[WorkerSpec, ...]:
-    """Return one spec for each worker; with neither given every visible GPU, else one worker for a TPU or the CPU.
+def uses_gpus(gpus: int | Literal["all"] | None, cpus: int | None) -> bool:
+    """Whether `place_workers` would place workers on GPUs; asks for GPUs count where this machine has none."""
+    return cpus is None and (gpus is not None or bool(find_gpus()))
+
+
+def place_workers(
+    gpus: int | Literal["all"] | None,
+    cpus: int | None,
+    tpus: int | Literal["all"] | None = None,
+    *,
+    taken: int = 0,
+) -> tuple[WorkerSpec, ...]:
+    """Return one spec for each worker; with none given every visible GPU, else one worker for a TPU or the CPU.
 
     The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than
     are visible and free, when torch cannot run on one of them, and when it cannot run on a TPU that would be taken.
     """
     if cpus is not None:
         return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
+    if tpus is not None:
+        return (_tpu_worker(tpus),)
     found = find_gpus()
     visible = len(found)
     if gpus is None and visible == 0:
-        if (tpu := find_tpu()) is None:
-            return (WorkerSpec("cpu", num_usable_cores()),)
-        if (why := why_no_xla()) is not None:
-            raise ConfigError(f"{tpu}: {why}; or use --cpus N to train on the processor")
-        return (WorkerSpec("xla", num_usable_cores()),)
+        return (WorkerSpec("cpu", num_usable_cores()) if find_tpu() is None else _tpu_worker("all"),)
     free = visible - taken
     count = free if gpus in (None, "all") else int(gpus)
     if visible and taken and (count == 0 or count > free):
@@ -47,6 +63,19 @@ def place_workers(gpus: int | Literal["all"] | None, cpus: int | None, taken: in
         raise ConfigError(problems)
     threads = max(1, num_usable_cores() // count)
     return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))
+
+
+def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
+    """Return the worker that drives all chips of the TPU."""
+    tpu, chips = find_tpu(), count_tpu_chips()
+    if tpu is None:
+        raise ConfigError(f"--tpus {tpus} was asked for and no TPU is visible; use --gpus N or --cpus N")
+    if (why := why_no_xla()) is not None:
+        raise ConfigError(f"{tpu}: {why}; or use --cpus N to train on the processor")
+    if tpus not in ("all", chips):
+        there = f"{chips} are there" if chips else "how many are there is not known before the device is opened"
+        raise ConfigError(f"--tpus {tpus}: one worker drives all chips of the {tpu}, and {there}; use --tpus all")
+    return WorkerSpec("xla", num_usable_cores())
 
 
 class Claims:

@@ -7,6 +7,7 @@ for all strategies: losses are scaled, and gradients clipped, outside of the eng
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -18,9 +19,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from accel_nb.bigmodel.shards import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.checkpoint.whole import whole_weights
+from accel_nb.config.deepspeed_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime import sharded
@@ -28,6 +31,7 @@ from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.environment import patch_environment, set_local_rank
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, StepOutcome, Stepping, copied_state
+from accel_nb.strategies.filling import Filling
 from accel_nb.strategies.inplace import (
     give_forward,
     plain_class,
@@ -36,7 +40,6 @@ from accel_nb.strategies.inplace import (
     take_forward_back,
     without_class_check,
 )
-from accel_nb.strategies.zero_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
 
 if TYPE_CHECKING:
     from accel_nb.strategies.zero import ZeroModel
@@ -68,6 +71,8 @@ class Deepspeed(Stepping):
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
         super().__init__(options or DefaultDeepspeedOptions(), precision)
         self._prepared: dict[int, nn.Module] = {}
+        # Of models without values, where these come from, until they are divided.
+        self._fillings: dict[int, Filling] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
         # By the optimizer, in the order in which they came, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
@@ -84,8 +89,8 @@ class Deepspeed(Stepping):
             join(self._device)
 
     def model_init(self) -> AbstractContextManager[Any]:
-        """Return a context that changes nothing: models are built on the CPU, and divided from there."""
-        return nullcontext()
+        """Return a context in which models are built without memory, if there are weights to fill them from."""
+        return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def wrap(self, bundle: Bundle) -> Bundle:
         """Take models and optimizers; what an optimizer steps is divided once both are there."""
@@ -95,24 +100,26 @@ class Deepspeed(Stepping):
                 self._prepared[id(model)] = model
                 self._prepare(model)
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in bundle.optimizers})
-        for optimizer in [held() for held in self._optimizers.values()]:
-            if optimizer is not None and id(optimizer) not in self._zeros:
-                self._divide(optimizer)
+        living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
+        new = [optimizer for optimizer in living if id(optimizer) not in self._zeros]
+        for number, optimizer in enumerate(new):
+            self._check_optimizer(optimizer, [*(zero.optimizer for zero in self._zeros.values()), *new[:number]])
+        for optimizer in new:
+            self._divide(optimizer)
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Give a model back, with those that share its optimizer, whole on every rank; every rank must call."""
         if self._prepared.pop(id(model), None) is None:
             return model
+        self._fillings.pop(id(model), None)
         for key, zero in list(self._zeros.items()):
             if any(model is part for part in zero.models):
                 del self._zeros[key]
                 self._scaled.pop(key, None)
                 zero.undo()
                 for part in zero.models:
-                    _plain_again(part)
-                    if part is not model:
-                        self._prepare(part)
+                    self._adapt(part)
         _plain_again(model)
         return model
 
@@ -267,10 +274,11 @@ class Deepspeed(Stepping):
 
     def _check(self, model: nn.Module) -> None:
         for name, value in model.named_parameters():
-            if value.is_meta:
+            if value.is_meta and (self.options.weights is None or self.options.zero_stage < 3):
                 raise MisuseError(
                     f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
-                    "before preparing it"
+                    "before preparing it, or use --zero-stage 3 and name the safetensors to fill it from with "
+                    "deepspeed.weights"
                 )
             if self.options.zero_stage == 3 and not value.dim():
                 raise MisuseError(
@@ -286,46 +294,75 @@ class Deepspeed(Stepping):
 
     def _prepare(self, model: nn.Module) -> None:
         """Let a model that nothing is known to step compute in the run's precision, with rank 0's weights."""
+        if any(value.is_meta for value in model.parameters()):
+            filling = self._fillings[id(model)] = Filling(model, open_checkpoint(self.options.weights))
+            filling.fill_whole(self._device)
         for value in (*model.parameters(), *model.buffers()):
-            self._comm.broadcast(value.data)
+            if not value.is_meta:
+                self._comm.broadcast(value.data)
+        self._adapt(model)
+
+    def _adapt(self, model: nn.Module) -> None:
+        """Let a model do what its engines want done in another way, and compute in the run's precision."""
+        _plain_again(model)
+        zero = next((zero for zero in self._zeros.values() if any(model is part for part in zero.models)), None)
+        if zero is not None:  # where there are more, they differ in nothing that is asked
+            specialise(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
             give_forward(model, plain_forward(model, self.precision))
 
-    def _divide(self, optimizer: Optimizer) -> None:
+    def _stepped_by(self, optimizer: Optimizer) -> tuple[list[nn.Module], set[int]]:
+        """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
         owned = {id(value) for group in optimizer.param_groups for value in group["params"] if value.requires_grad}
         models = [model for model in self._prepared.values() if any(id(value) in owned for value in model.parameters())]
-        if not models:
-            return
+        return models, owned
+
+    def _check_optimizer(self, optimizer: Optimizer, others: Iterable[Optimizer]) -> None:
+        """Raise `MisuseError` for an optimizer that cannot have an engine beside those of others."""
+        models, owned = self._stepped_by(optimizer)
         options, kind = self.options, type(optimizer).__name__
-        if not isinstance(optimizer, _ELEMENTWISE) and not options.allow_untested_optimizer:
+        if models and not isinstance(optimizer, _ELEMENTWISE) and not options.allow_untested_optimizer:
             known = ", ".join(item.__name__ for item in _ELEMENTWISE)
             raise MisuseError(
                 f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed cuts parameters "
                 f"anywhere: use one of {known}, set deepspeed.allow_untested_optimizer if it does, or train by fsdp"
             )
-        for other in self._zeros.values():
-            shared = [model for model in models if any(model is part for part in other.models)]
-            if shared:
-                raise MisuseError(
-                    f"two optimizers step the {type(shared[0]).__name__}, and DeepSpeed divides a model for one: give "
-                    "one optimizer two groups of parameters, or train by ddp or fsdp"
-                )
         if options.zero_stage == 3 and len(models) > 1:
             raise MisuseError(
                 f"one {kind} steps {len(models)} models, which stage 3 does not serve: put them into one module, give "
                 "each an optimizer, or use --zero-stage 2"
             )
+        for model, other in itertools.product(models, others):
+            theirs = self._stepped_by(other)[1]
+            shared = [name for name, value in model.named_parameters() if id(value) in theirs]
+            if shared and options.zero_stage == 3:
+                raise MisuseError(
+                    f"two optimizers step the {type(model).__name__}, and stage 3 divides all of a model for one: use "
+                    "--zero-stage 2, give one optimizer two groups of parameters, or train by ddp or fsdp"
+                )
+            named = dict(model.named_parameters())
+            twice = [name for name in shared if id(named[name]) in owned]
+            if twice:
+                raise MisuseError(
+                    f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed divides a parameter "
+                    "for one: leave it to one of them, or train by ddp or fsdp"
+                )
+
+    def _divide(self, optimizer: Optimizer) -> None:
+        models, owned = self._stepped_by(optimizer)
+        if not models:
+            return
         from accel_nb.strategies.zero import ZeroModel
 
         for model in models:
             _plain_again(model)
-        count = sum(value.numel() for model in models for value in model.parameters() if value.requires_grad)
-        settings = settings_for(options, count, pins_memory=self._device.type == "cuda")
-        zero = self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm)
+        trained = {id(value): value for group in optimizer.param_groups for value in group["params"]}
+        count = sum(value.numel() for key, value in trained.items() if key in owned)
+        settings = settings_for(self.options, count, pins_memory=self._device.type == "cuda")
+        fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
+        self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
         for model in models:
-            specialise(model, _methods_over(plain_class(model), zero))
-            if self.precision.policy.compute is not None:
-                give_forward(model, plain_forward(model, self.precision))
+            self._adapt(model)
 
     def _zeros_of(self, bundle: Bundle) -> Iterator[ZeroModel]:
         for optimizer in bundle.optimizers:
@@ -449,7 +486,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
             zero.twin(self, is_whole=True).__reduce_ex__(protocol)
         ),
         "_accel_nb_reduce": lambda self, protocol=5: zero.twin(self).__reduce_ex__(protocol),
-        "__copy__": lambda self: zero.twin(self),
+        "__copy__": lambda self: zero.twin(self, is_whole=True),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,
         "load_state_dict": load_state_dict,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -74,6 +75,14 @@ class Filling:
             values = torch.empty(part.shape, dtype=part.dtype)
             source.part(sharded.start_of(now) * row, values.numel()).read_into(values)
             part.copy_(values)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that have no values yet, each once."""
+        yield from (value for value in self._model.parameters() if value.is_meta)
+
+    def fill_elements(self, parameter: nn.Parameter, start: int, out: Tensor) -> None:
+        """Read the elements of a flattened parameter from ``start`` on into ``out``, of one dim and on the CPU."""
+        self._sources[id(parameter)].part(start, out.numel()).read_into(out)
 
     def _read(self, value: Tensor, device: torch.device) -> Tensor:
         values = torch.empty(value.shape, dtype=value.dtype)

@@ -35,6 +35,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.sharded import FlatPart
+from accel_nb.strategies.filling import Filling, give_memory
 from accel_nb.strategies.inplace import innermost_class
 
 _OF_INSTANCE = ("step", "zero_grad")
@@ -78,11 +79,17 @@ class _Place:
 class ZeroModel:
     """Models that one optimizer steps, divided; making it divides, `undo` gives them back. Every rank must do both.
 
-    Weights must be the same on all ranks.
+    Weights must be the same on all ranks. Those without values come from ``fillings``, of which each rank reads its
+    part; in stage 3.
     """
 
     def __init__(
-        self, models: Sequence[nn.Module], optimizer: Optimizer, settings: dict[str, Any], comm: Communicator
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Optimizer,
+        settings: dict[str, Any],
+        comm: Communicator,
+        fillings: Sequence[Filling] = (),
     ) -> None:
         self.models = tuple(models)
         self.optimizer = optimizer
@@ -93,10 +100,15 @@ class ZeroModel:
         self._comm = comm
         self._stage: int = settings["zero_optimization"]["stage"]
         self._offloads = "offload_optimizer" in settings["zero_optimization"]
-        self._modules = [part for model in models for part in model.modules()]
         self._parameters: list[Any] = list(
             {id(value): value for model in models for value in model.parameters()}.values()
         )
+        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        if self._stage < 3:  # nothing but what is stepped is touched: another optimizer may step the rest of a model
+            stepped = {id(value) for group in optimizer.param_groups for value in group["params"]}
+            self._parameters = [value for value in self._parameters if id(value) in stepped]
+            whole = nn.ParameterList(self._parameters)
+        self._modules = list(whole.modules())
         self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
         chosen = _groups_of(optimizer, {id(v) for v in self._parameters if v.requires_grad and v.numel()})
         # Which of the optimizer's groups each of the inner one's belongs to.
@@ -104,7 +116,8 @@ class ZeroModel:
         self._num_groups = len(optimizer.param_groups)
         for value in self._parameters:
             value.grad = None
-        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        for filling in fillings:
+            self._fill(filling)
         with _without_broadcast(self._parameters):
             self._engine: Any = deepspeed.initialize(
                 model=whole,
@@ -116,6 +129,9 @@ class ZeroModel:
         if self._stage < 3:
             self._engine.module_forward_pre_hook.remove()
             self._engine.module_forward_post_hook.remove()
+        else:  # who clips computes the norm, and once; `compute_grad_norm` says so in the other stages
+            norm = torch.zeros((), device=comm.world.device)
+            self._zero._get_norm_groups = lambda: [norm]
         self._flats: list[tuple[Any, list[_Place]]] = list(self._find_flats())
         # What a state has once for all of a flat part is shown anew whenever it is read.
         self._on_read = optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
@@ -307,6 +323,20 @@ class ZeroModel:
             if sharded.is_sharded(value):
                 known[id(value)] = nn.Parameter(sharded.whole(value), value.requires_grad)
         return _twin(model, known, {})
+
+    @torch.no_grad()
+    def _fill(self, filling: Filling) -> None:
+        """Divide parameters without values, one at a time, and read this rank's part of each."""
+        theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
+        empty: list[Any] = list(filling.parameters())
+        for value in empty:
+            give_memory(value, torch.empty(value.shape, dtype=value.dtype))  # let go of before it is written to
+            theirs._convert_to_deepspeed_param(value)
+            value.partition()
+            start, length = self._part_of(value, None).ranges[self._comm.world.rank]
+            values = torch.empty(length, dtype=value.dtype)
+            filling.fill_elements(value, start, values)
+            value.ds_tensor[:length].copy_(values)
 
     # --- where things lie ---
 

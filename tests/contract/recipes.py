@@ -11,8 +11,10 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells
+from accel_nb.config import Layer, using_layers
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry
+from tests.ranks.launch import run_ranks
 
 WORLDS = [
     (strategy, size)
@@ -21,6 +23,30 @@ WORLDS = [
     if Registry().get(strategy).capabilities.fits(World(size=size))
 ]
 """Every installed strategy on every small world that it serves."""
+
+
+STRATEGIES = sorted({name for name, _ in WORLDS})
+OTHER_WAYS: dict[str, dict[str, Any]] = {
+    f"deepspeed {stage}": {"deepspeed.zero_stage": stage, "deepspeed.persistent_size": 10}
+    for stage in (1, 3)
+    if "deepspeed" in STRATEGIES
+}
+"""Beside strategies with their defaults: stages, which differ in all that a strategy does."""
+
+
+def on_smallest_world(way: str, fn: Any, *args: Any) -> list[Any]:
+    """Run ``fn(world, strategy, *args)`` on the smallest world that the strategy of a way serves."""
+    strategy, options = way.partition(" ")[0], OTHER_WAYS.get(way, {})
+    size = Registry().get(strategy).capabilities.min_world
+    if size == 1:
+        return [in_the_way(World(), options, fn, strategy, *args)]
+    return run_ranks(in_the_way, size, options, fn, strategy, *args)
+
+
+def in_the_way(world: World, options: dict[str, Any], fn: Any, *args: Any) -> Any:
+    """Run ``fn(world, *args)`` with options that hold for every accelerator in it."""
+    with using_layers([Layer("flags", options, "test")]):
+        return fn(world, *args)
 
 
 def dtype_of(strategy: str) -> torch.dtype:

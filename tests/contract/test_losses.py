@@ -62,9 +62,12 @@ def by_hand(name: str, accumulate: int) -> list[float]:
     return torch.cat([value.detach().flatten() for value in model.parameters()]).tolist()
 
 
-def plain(world: World, strategy: str, names: list[str], accumulate: int) -> list[list[float]]:
+CASES = [(name, accumulate) for accumulate in (1, 2) for name in LOSSES]
+
+
+def plain(world: World, strategy: str) -> list[list[float]]:
     found = []
-    for name in names:
+    for name, accumulate in CASES:
         model, optimizer, loader = parts()
         accelerator = Accelerator(world=world, cpu=True, gradient_accumulation_steps=accumulate, strategy=strategy)
         cells = PlainCells(accelerator)
@@ -80,9 +83,8 @@ def plain(world: World, strategy: str, names: list[str], accumulate: int) -> lis
     return found
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
 @pytest.mark.parametrize(("strategy", "size"), [place for place in EXACT if place[1] > 1])
-def test_weights_equal_those_of_one_plain_process(strategy: str, size: int, accumulate: int) -> None:
-    for weights in run_ranks(plain, size, strategy, list(LOSSES), accumulate):
-        for name, found in zip(LOSSES, weights, strict=True):
-            assert found == pytest.approx(by_hand(name, accumulate), abs=1e-9), name
+def test_weights_equal_those_of_one_plain_process(strategy: str, size: int) -> None:
+    for weights in run_ranks(plain, size, strategy):
+        for (name, accumulate), found in zip(CASES, weights, strict=True):
+            assert found == pytest.approx(by_hand(name, accumulate), abs=1e-9), (name, accumulate)

@@ -19,22 +19,33 @@ from accel_nb.runtime.comm import LocalComm, TorchComm
 from accel_nb.runtime.group import Group
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Bundle, Registry
-from tests.contract.recipes import WORLDS, Recipe, loss_of, parts, parts_for, weights_of
+from tests.contract.recipes import (
+    OTHER_WAYS,
+    STRATEGIES,
+    Recipe,
+    loss_of,
+    on_smallest_world,
+    parts,
+    parts_for,
+    weights_of,
+)
 from tests.ranks.launch import run_ranks
 
-STRATEGIES = sorted({name for name, _ in WORLDS})
 PRECISIONS = ["no", "bf16", "fp16"]
 
 
-@pytest.fixture(params=STRATEGIES)
+@pytest.fixture(params=[*STRATEGIES, *OTHER_WAYS])
 def strategy(request: pytest.FixtureRequest) -> str:
     return request.param
 
 
-def on_smallest_world(strategy: str, fn: Any, *args: Any) -> list[Any]:
-    """Run ``fn(world, strategy, *args)`` on the smallest world that the strategy serves."""
-    size = Registry().get(strategy).capabilities.min_world
-    return [fn(World(), strategy, *args)] if size == 1 else run_ranks(fn, size, strategy, *args)
+def in_each_precision(way: str, fn: Any) -> list[Any]:
+    """Run ``fn(world, strategy, precision)`` for each precision in one world; return the results of all ranks."""
+    return [result for results in on_smallest_world(way, for_precisions, fn) for result in results]
+
+
+def for_precisions(world: World, strategy: str, fn: Any) -> list[Any]:
+    return [fn(world, strategy, precision) for precision in PRECISIONS]
 
 
 def build(world: World, strategy: str, precision: str, recipe: Recipe) -> tuple[Any, ...]:
@@ -68,9 +79,8 @@ def state_goes_round(world: World, strategy: str, precision: str) -> bool:
     return first == second
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_training_goes_on_equally_after_state_was_read_and_written(strategy: str, precision: str) -> None:
-    assert all(on_smallest_world(strategy, state_goes_round, precision))
+def test_training_goes_on_equally_after_state_was_read_and_written(strategy: str) -> None:
+    assert all(in_each_precision(strategy, state_goes_round))
 
 
 def computes_in(world: World, strategy: str, precision: str) -> dict[str, Any]:
@@ -83,13 +93,17 @@ def computes_in(world: World, strategy: str, precision: str) -> dict[str, Any]:
     handle.remove()
     step(accelerator, model, optimizer, 1)
     accelerator.close()
-    return {"inner": seen, "outer": [output.dtype, silent.dtype], "weights": model[0].weight.dtype}
+    return {
+        "precision": precision,
+        "inner": seen,
+        "outer": [output.dtype, silent.dtype],
+        "weights": model[0].weight.dtype,
+    }
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_forward_computes_in_the_precision_and_returns_float32(strategy: str, precision: str) -> None:
-    expected = build_precision(precision, "cpu").policy.compute or torch.float32
-    for facts in on_smallest_world(strategy, computes_in, precision):
+def test_forward_computes_in_the_precision_and_returns_float32(strategy: str) -> None:
+    for facts in in_each_precision(strategy, computes_in):
+        expected = build_precision(facts["precision"], "cpu").policy.compute or torch.float32
         assert facts["inner"] == [expected, expected]
         assert facts["outer"] == [torch.float32, torch.float32]
         assert facts["weights"] == torch.float32
@@ -97,13 +111,13 @@ def test_forward_computes_in_the_precision_and_returns_float32(strategy: str, pr
 
 def overflows(world: World, strategy: str) -> dict[str, Any]:
     accelerator, model, optimizer, scheduler = build(world, strategy, "fp16", Recipe())
-    before, rate = weights_of(model), scheduler.get_last_lr()
+    before, rate = accelerator.get_state_dict(model), scheduler.get_last_lr()
     huge = torch.full((2, 5), 1e4) if world.is_last else torch.ones(2, 5)
     accelerator.backward(model(huge).square().sum() * 1e30)
     optimizer.step()
     scheduler.step()
     was_skipped = accelerator.optimizer_step_was_skipped
-    unchanged = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    unchanged = all(torch.equal(value, before[name]) for name, value in accelerator.get_state_dict(model).items())
     held = scheduler.get_last_lr() == rate
     optimizer.zero_grad()
     step(accelerator, model, optimizer, 1)
@@ -138,11 +152,12 @@ def leaves_no_trace(world: World, strategy: str, precision: str) -> dict[str, bo
         copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
         copies.append(torch.load(stream, weights_only=False))
         pickled = pickle.dumps((model, optimizer, scheduler))
+        same_keys = list(model.state_dict()) == keys
     whole = accelerator.get_state_dict(model)
     facts = {
         "same objects": same,
         "is instance": isinstance(model, plain) and type(model).__name__ == plain.__name__,
-        "keys": list(model.state_dict()) == keys and set(scheduler.state_dict()) == scheduler_keys,
+        "keys": same_keys and set(scheduler.state_dict()) == scheduler_keys,
         "plain copies": all(type(copied) is plain for copied in copies),
         "equal copies": all(torch.equal(copied[0].weight, whole["0.weight"]) for copied in copies),
         "plain optimizer copy": "step" not in vars(copy.deepcopy(optimizer))
@@ -161,9 +176,8 @@ def leaves_no_trace(world: World, strategy: str, precision: str) -> dict[str, bo
     return facts
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_copies_are_plain_and_closing_leaves_no_trace(strategy: str, precision: str) -> None:
-    for facts in on_smallest_world(strategy, leaves_no_trace, precision):
+def test_copies_are_plain_and_closing_leaves_no_trace(strategy: str) -> None:
+    for facts in in_each_precision(strategy, leaves_no_trace):
         assert all(facts.values()), facts
 
 
@@ -243,9 +257,8 @@ def clips(world: World, strategy: str, precision: str) -> list[float]:
     return [before, after, largest]
 
 
-@pytest.mark.parametrize("precision", PRECISIONS)
-def test_clipping_sees_true_gradients(strategy: str, precision: str) -> None:
-    for before, after, largest in on_smallest_world(strategy, clips, precision):
+def test_clipping_sees_true_gradients(strategy: str) -> None:
+    for before, after, largest in in_each_precision(strategy, clips):
         assert before > 0.1
         assert after == pytest.approx(0.05, rel=1e-3)
         assert largest == pytest.approx(0.001, rel=1e-3)
@@ -277,7 +290,7 @@ def refuses_local(world: World, strategy: str) -> bool:
 
 
 def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) -> None:
-    if not Registry().get(strategy).capabilities.keeps_local:
+    if not Registry().get(strategy.partition(" ")[0]).capabilities.keeps_local:
         assert all(on_smallest_world(strategy, refuses_local))
         return
     per_rank = on_smallest_world(strategy, keeps_local)
@@ -290,6 +303,7 @@ def test_gradients_stay_on_each_rank_while_they_are_kept_local(strategy: str) ->
         torch.testing.assert_close(torch.tensor(shared), mean)
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_capabilities_are_honest_about_the_world(strategy: str) -> None:
     cls = Registry().get(strategy)
     inner = cls(None, build_precision("no", "cpu"))
@@ -309,7 +323,7 @@ def coordinates(world: World, strategy: str) -> tuple[int, int]:
     return inner.data_coords()
 
 
-class Layer(nn.Module):
+class Block(nn.Module):
     """A block that counts how often it computes."""
 
     def __init__(self) -> None:
@@ -324,7 +338,7 @@ class Layer(nn.Module):
 
 def recomputes(world: World, strategy: str, is_on: bool) -> tuple[list[int], list[float], list[str]]:
     torch.manual_seed(4)
-    model = nn.Sequential(nn.Sequential(Layer(), Layer()), nn.Dropout(0.3), nn.Linear(5, 3))
+    model = nn.Sequential(nn.Sequential(Block(), Block()), nn.Dropout(0.3), nn.Linear(5, 3))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     options = {"activation_checkpointing": is_on}
     accelerator = Accelerator(world=world, strategy=strategy, cpu=True, seed=3, config=options)
@@ -332,15 +346,16 @@ def recomputes(world: World, strategy: str, is_on: bool) -> tuple[list[int], lis
     losses = [step(accelerator, model, optimizer, seed) for seed in range(3)]
     notes = accelerator.describe()["notes"]
     accelerator.close()
-    assert all(type(block) is Layer for block in model[0])
+    assert all(type(block) is Block for block in model[0])
     return [block.num_calls for block in model[0]], losses, notes
 
 
+def recomputes_or_not(world: World, strategy: str) -> list[Any]:
+    return [recomputes(world, strategy, is_on) for is_on in (False, True)]
+
+
 def test_activations_are_computed_again_where_asked(strategy: str) -> None:
-    plain = on_smallest_world(strategy, recomputes, False)
-    for (calls, losses, notes), (_, expected, _) in zip(
-        on_smallest_world(strategy, recomputes, True), plain, strict=True
-    ):
+    for (_, expected, _), (calls, losses, notes) in on_smallest_world(strategy, recomputes_or_not):
         assert calls == [6, 6]
         assert losses == pytest.approx(expected, abs=1e-6)
         assert any("2 blocks of Sequential compute" in note for note in notes)

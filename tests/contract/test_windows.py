@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -82,35 +83,35 @@ def big_batches(sizes: list[list[int]], clip: float | None = None) -> list[float
     return flat(model)
 
 
-@pytest.mark.parametrize(
-    ("strategy", "size", "accumulate", "clip"),
-    [(*place, accumulate, clip) for place in EXACT for accumulate in (1, 2, 3) for clip in (None, 0.05)]
-    + [(*place, 2, 0.05) for place in COARSE if place[1] == 2],
-)
-def test_token_weights_give_the_gradient_of_one_big_batch(
-    strategy: str, size: int, accumulate: int, clip: float | None
-) -> None:
-    window = 2 * size * accumulate
-    epoch = [min(window, 13 - start) for start in range(0, 13, window)]
-    expected = big_batches([epoch, epoch], clip)
-    args = (strategy, accumulate, 2, "step", "per-worker", clip)
-    found = run_ranks(weighted, size, *args) if size > 1 else [weighted(World(), *args)]
-    for weights in found:
-        assert weights == pytest.approx(expected, abs=tolerance(strategy, 1e-10))
+def each_weighted(world: World, strategy: str, given: list[tuple[Any, ...]]) -> list[list[float]]:
+    """Train once for each of ``given``, in one world."""
+    return [weighted(world, strategy, *args) for args in given]
+
+
+def on_ranks(strategy: str, size: int, given: list[tuple[Any, ...]]) -> list[list[list[float]]]:
+    if size == 1:
+        return [each_weighted(World(), strategy, given)]
+    return run_ranks(each_weighted, size, strategy, given)
+
+
+@pytest.mark.parametrize(("strategy", "size"), EXACT + [place for place in COARSE if place[1] == 2])
+def test_token_weights_give_the_gradient_of_one_big_batch(strategy: str, size: int) -> None:
+    grid = list(itertools.product((1, 2, 3), (None, 0.05))) if (strategy, size) in EXACT else [(2, 0.05)]
+    found = on_ranks(strategy, size, [(accumulate, 2, "step", "per-worker", clip) for accumulate, clip in grid])
+    for number, (accumulate, clip) in enumerate(grid):
+        window = 2 * size * accumulate
+        epoch = [min(window, 13 - start) for start in range(0, 13, window)]
+        expected = pytest.approx(big_batches([epoch, epoch], clip), abs=tolerance(strategy, 1e-10))
+        for weights in found:
+            assert weights[number] == expected, (accumulate, clip)
 
 
 @pytest.mark.parametrize(("strategy", "size"), [place for place in WORLDS if place[1] < 3])
 def test_a_window_cut_short_is_carried_or_dropped_as_asked(strategy: str, size: int) -> None:
-    def train(tail: str) -> list[list[float]]:
-        # Seven batches of the whole world in an epoch make two windows of four: one whole, one cut short.
-        args = (strategy, 4, 2 // size, tail)
-        return run_ranks(weighted, size, *args) if size > 1 else [weighted(World(), *args)]
-
-    for weights in train("drop"):
-        assert weights == pytest.approx(big_batches([[8], [8]]), abs=tolerance(strategy, 1e-10))
-    expected = carried()
-    for weights in train("carry"):
-        assert weights == pytest.approx(expected, abs=tolerance(strategy, 1e-10))
+    # Seven batches of the whole world in an epoch make two windows of four: one whole, one cut short.
+    for dropped, carried_on in on_ranks(strategy, size, [(4, 2 // size, tail) for tail in ("drop", "carry")]):
+        assert dropped == pytest.approx(big_batches([[8], [8]]), abs=tolerance(strategy, 1e-10))
+        assert carried_on == pytest.approx(carried(), abs=tolerance(strategy, 1e-10))
 
 
 def carried() -> list[float]:
@@ -171,12 +172,19 @@ def rates(world: World, schedule: str, kind: str, accumulate: int) -> list[float
     return seen
 
 
-@pytest.mark.parametrize("kind", ["lambda", "cosine", "cycle"])
-def test_a_schedule_counts_steps_samples_or_calls(kind: str) -> None:
-    alone = rates(World(), "calls", kind, 1)  # one rate after each of the eight steps of one process
-    assert run_ranks(rates, 2, "steps", kind, 1)[0] == pytest.approx(alone[:4])
-    halfway = run_ranks(rates, 2, "samples", kind, 1)[1]
-    assert halfway == pytest.approx([alone[1], alone[3], alone[5], alone[7 if kind != "cycle" else 6]])
-    held = run_ranks(rates, 2, "steps", kind, 2)[0]
-    assert held[1::2] == pytest.approx(alone[:2])
-    assert run_ranks(rates, 2, "calls", kind, 2)[0] == pytest.approx(alone[:4])
+KINDS = ("lambda", "cosine", "cycle")
+
+
+def all_rates(world: World) -> list[list[list[float]]]:
+    ways = (("steps", 1), ("samples", 1), ("steps", 2), ("calls", 2))
+    return [[rates(world, schedule, kind, accumulate) for schedule, accumulate in ways] for kind in KINDS]
+
+
+def test_a_schedule_counts_steps_samples_or_calls() -> None:
+    for found in run_ranks(all_rates, 2):
+        for kind, (steps, samples, held, calls) in zip(KINDS, found, strict=True):
+            alone = rates(World(), "calls", kind, 1)  # one rate after each of the eight steps of one process
+            assert steps == pytest.approx(alone[:4])
+            assert samples == pytest.approx([alone[1], alone[3], alone[5], alone[7 if kind != "cycle" else 6]])
+            assert held[1::2] == pytest.approx(alone[:2])
+            assert calls == pytest.approx(alone[:4])

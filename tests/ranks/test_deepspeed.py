@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
@@ -229,6 +230,69 @@ def test_several_models_and_optimizers() -> None:
         torch.testing.assert_close(found, two_models(World()), rtol=0, atol=2e-5)
 
 
+def fills_both_ways(world: World, folder: str) -> list[tuple[Tensor, int, list[str]]]:
+    return [fills(world, folder, persistent_size) for persistent_size in (20, 0)]
+
+
+def fills(world: World, folder: str, persistent_size: int) -> tuple[Tensor, int, list[str]]:
+    problems: list[str] = []
+    torch.manual_seed(world.rank)
+    with torch.device("meta"):
+        model = Language()
+        model.scale = nn.Parameter(torch.ones(1))
+    held = model.embed.weight
+    values = [value for value in model.parameters() if value.requires_grad]
+    optimizer = torch.optim.AdamW([{"params": values[:3]}, {"params": values[3:], "weight_decay": 0.1}], lr=0.05)
+    for options in ({"zero_stage": 2, "weights": folder}, {"zero_stage": 3}):
+        accelerator = build(world, **options)
+        with pytest.raises(MisuseError) as raised:
+            accelerator.prepare(model, optimizer)
+        problems.append(str(raised.value))
+        accelerator.close()
+    accelerator = build(world, zero_stage=3, persistent_size=persistent_size, weights=folder)
+    accelerator.prepare(model, optimizer)
+    run(accelerator, model, optimizer, range(3))
+    parameters = accelerator.memory_map()["parameters"]
+    accelerator.close()
+    assert model.embed.weight is model.head.weight is held
+    assert optimizer.state[held]["exp_avg"].shape == held.shape
+    return flat(model), parameters, problems
+
+
+def test_a_model_without_memory_is_filled_part_by_part(tmp_path: Path) -> None:
+    model, _ = language()
+    whole = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
+    save_file(whole, tmp_path / "model.safetensors")
+    for found in run_ranks(fills_both_ways, 2, str(tmp_path)):
+        for weights, _, problems in found:
+            torch.testing.assert_close(weights, by_hand(range(3)), rtol=0, atol=2e-5)
+            assert all("deepspeed.weights" in problem for problem in problems)
+        assert found[1][1] < 0.7 * sum(value.nbytes for value in model.parameters())
+
+
+def exports(world: World, folder: str) -> dict[str, Tensor]:
+    model, optimizer = language()
+    accelerator = build(world, zero_stage=3, persistent_size=0)
+    accelerator.prepare(model, optimizer)
+    run(accelerator, model, optimizer, range(2))
+    with pytest.raises(MisuseError, match="floating point"):
+        accelerator.save_model(model, folder, dtype=torch.int8)
+    accelerator.save_model(model, folder, max_shard_size=200, dtype=torch.bfloat16)
+    whole = accelerator.get_state_dict(model)
+    accelerator.close()
+    return whole
+
+
+def test_weights_are_exported_in_16_bits_a_file_at_a_time(tmp_path: Path) -> None:
+    expected = run_ranks(exports, 2, str(tmp_path))[0]
+    files = [load_file(path) for path in sorted(tmp_path.glob("*.safetensors"))]
+    assert len(files) > 2
+    found = {name: value for file in files for name, value in file.items()}
+    assert found.keys() == expected.keys() - {"head.weight"}  # which is tied, and there once
+    for name, value in found.items():
+        torch.testing.assert_close(value, expected[name].bfloat16(), rtol=0, atol=0)
+
+
 def refusals(world: World) -> list[str]:
     def tell(*objects: Any, **options: Any) -> str:
         try:
@@ -245,17 +309,19 @@ def refusals(world: World) -> list[str]:
     return [
         tell(double, torch.optim.SGD(double.parameters(), lr=0.1)),
         tell(model, torch.optim.LBFGS(model.parameters())),
-        tell(model, torch.optim.SGD(half[:1], lr=0.1), torch.optim.SGD(half[1:], lr=0.1)),
+        tell(model, torch.optim.SGD(half[:1], lr=0.1), torch.optim.SGD(half[1:], lr=0.1), zero_stage=3),
+        tell(model, torch.optim.SGD(half[:2], lr=0.1), torch.optim.SGD(half, lr=0.1)),
         tell(*pair, both, zero_stage=3),
         tell(*language(has_single=True), zero_stage=3),
     ]
 
 
 def test_what_cannot_work_is_refused_before_training() -> None:
-    for double, untested, two, stage3, single in run_ranks(refusals, 2):
+    for double, untested, two, twice, stage3, single in run_ranks(refusals, 2):
         assert "float64" in double
         assert "LBFGS is not known to treat each element" in untested
-        assert "two optimizers step the Language" in two
+        assert "two optimizers step the Language, and stage 3" in two
+        assert "two optimizers step scale of the Language, and" in twice
         assert "--zero-stage 2" in stage3
         assert "scale of the Language is a single number" in single
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -122,23 +123,29 @@ def trains(world: World, options: dict[str, Any], kind: str) -> Tensor:
     return flat(model)
 
 
-@pytest.mark.parametrize(
-    ("size", "options"),
-    [
-        (2, {}),
-        (3, {"wrap": "model"}),
-        (2, {"wrap": "size", "min_params": 20}),
-        (2, {"wrap": "classes", "classes": ["Block", "LayerNorm"]}),
-        (2, {"reshard_after_forward": False}),
-        (2, {"cpu_offload": True}),
-        (4, {"hybrid_shard_size": 2}),
+WAYS: dict[int, list[dict[str, Any]]] = {
+    2: [
+        {},
+        {"wrap": "size", "min_params": 20},
+        {"wrap": "classes", "classes": ["Block", "LayerNorm"]},
+        {"reshard_after_forward": False},
+        {"cpu_offload": True},
     ],
-    ids=str,
-)
-@pytest.mark.parametrize("kind", ["adamw", "sgd"])
-def test_training_equals_one_process(size: int, options: dict[str, Any], kind: str) -> None:
-    for found in run_ranks(trains, size, options, kind):
-        torch.testing.assert_close(found, by_hand(range(6), kind), rtol=0, atol=1e-8)
+    3: [{"wrap": "model"}],
+    4: [{"hybrid_shard_size": 2}],
+}
+
+
+def trains_in_each_way(world: World) -> list[Tensor]:
+    return [trains(world, options, kind) for options, kind in itertools.product(WAYS[world.size], ["adamw", "sgd"])]
+
+
+@pytest.mark.parametrize("size", WAYS)
+def test_training_equals_one_process(size: int) -> None:
+    for found in run_ranks(trains_in_each_way, size):
+        for weights, (options, kind) in zip(found, itertools.product(WAYS[size], ["adamw", "sgd"]), strict=True):
+            expected = by_hand(range(6), kind)
+            torch.testing.assert_close(weights, expected, rtol=0, atol=1e-8, msg=lambda t, o=options: f"{o}: {t}")
 
 
 def clips(world: World, options: dict[str, Any]) -> tuple[Tensor, list[float]]:
@@ -258,20 +265,33 @@ PAIRS = [
 ]
 
 
-@pytest.mark.parametrize("held", [False, True], ids=["between steps", "in an open window"])
-@pytest.mark.parametrize(("saver", "before", "loader", "after"), PAIRS)
-def test_what_one_strategy_saves_another_goes_on_with(
-    saver: str, before: int, loader: str, after: int, held: bool, tmp_path: Path
-) -> None:
-    def on(fn: Callable[..., Tensor], strategy: str, size: int) -> list[Tensor]:
-        args = (strategy, str(tmp_path), held)
-        return run_ranks(fn, size, *args) if size > 1 else [fn(World(), *args)]
+def one_after_the_other(world: World, fn: Callable[..., Tensor], given: list[tuple[Any, ...]]) -> list[Tensor]:
+    return [fn(world, *args) for args in given]
 
-    expected = on(saves, saver, before)[0]
-    for found in on(loads, loader, after):
-        torch.testing.assert_close(found, expected, rtol=0, atol=1e-8)
-    if not held:
-        weights = load_file(tmp_path / "plain" / "model.safetensors")
+
+@pytest.mark.parametrize("held", [False, True], ids=["between steps", "in an open window"])
+def test_what_one_strategy_saves_another_goes_on_with(held: bool, tmp_path: Path) -> None:
+    def folder(strategy: str, size: int) -> str:
+        return str(tmp_path / f"{strategy} {size}")
+
+    def on(fn: Callable[..., Tensor], size: int, given: list[tuple[Any, ...]]) -> list[list[Tensor]]:
+        args = (fn, given)
+        return run_ranks(one_after_the_other, size, *args) if size > 1 else [one_after_the_other(World(), *args)]
+
+    expected: dict[tuple[str, int], Tensor] = {}
+    savers = sorted({(saver, before) for saver, before, _, _ in PAIRS})
+    for size in sorted({before for _, before in savers}):
+        here = [saver for saver, before in savers if before == size]
+        found = on(saves, size, [(saver, folder(saver, size), held) for saver in here])[0]
+        expected.update({(saver, size): weights for saver, weights in zip(here, found, strict=True)})
+    for size in sorted({after for *_, after in PAIRS}):
+        pairs = [(saver, before, loader) for saver, before, loader, after in PAIRS if after == size]
+        for weights in on(loads, size, [(loader, folder(saver, before), held) for saver, before, loader in pairs]):
+            for pair, value in zip(pairs, weights, strict=True):
+                wanted = expected[pair[:2]]
+                torch.testing.assert_close(value, wanted, rtol=0, atol=1e-8, msg=lambda t, p=pair: f"{p}: {t}")
+    for saver in savers if not held else ():
+        weights = load_file(Path(folder(*saver)) / "plain" / "model.safetensors")
         torch.testing.assert_close(weights["embed.weight"].flatten(), by_hand(range(3))[1:67])
         assert weights["scale"].shape == ()
 
@@ -302,28 +322,27 @@ def test_parameters_are_the_same_objects_afterwards_and_whole_states_load() -> N
         assert "get_state_dict" in problem
 
 
-def refused(world: World, options: dict[str, Any]) -> str:
-    model, optimizer = language()
-    try:
-        build(world, **options).prepare(model, optimizer)
-    except (ConfigError, MisuseError) as error:
-        return str(error)
-    return ""
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"wrap": "classes", "classes": ["Blok"]}, "did you mean Block?"),
+    ({"wrap": "classes"}, "fsdp.classes"),
+    ({"hybrid_shard_size": 3}, "does not divide the 2 workers; use one of 1, 2"),
+    ({"forward_methods": ["decode"]}, "decode"),
+]
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"wrap": "classes", "classes": ["Blok"]}, "did you mean Block?"),
-        ({"wrap": "classes"}, "fsdp.classes"),
-        ({"hybrid_shard_size": 3}, "does not divide the 2 workers; use one of 1, 2"),
-        ({"forward_methods": ["decode"]}, "decode"),
-    ],
-    ids=str,
-)
-def test_bad_options_are_refused_before_training(options: dict[str, Any], words: str) -> None:
-    for message in run_ranks(refused, 2, options):
-        assert words in message
+def refused(world: World) -> list[str]:
+    found: list[str] = []
+    for options, _ in BAD:
+        model, optimizer = language()
+        with pytest.raises((ConfigError, MisuseError)) as raised:
+            build(world, **options).prepare(model, optimizer)
+        found.append(str(raised.value))
+    return found
+
+
+def test_bad_options_are_refused_before_training() -> None:
+    for messages in run_ranks(refused, 2):
+        assert all(words in message for message, (_, words) in zip(messages, BAD, strict=True)), messages
 
 
 def skips_part(world: World) -> Tensor:
@@ -385,12 +404,15 @@ def fills(world: World, folder: str, offloads: bool) -> tuple[Tensor, int, list[
     return flat(model), bytes_held, problems
 
 
-@pytest.mark.parametrize("offloads", [False, True])
-def test_a_model_without_memory_is_filled_part_by_part(offloads: bool, tmp_path: Path) -> None:
+def fills_both_ways(world: World, folder: str) -> list[tuple[Tensor, int, list[str]]]:
+    return [fills(world, folder, offloads) for offloads in (False, True)]
+
+
+def test_a_model_without_memory_is_filled_part_by_part(tmp_path: Path) -> None:
     model, _ = language()
     whole = {name: value for name, value in model.state_dict().items() if name != "head.weight"}
     save_file(whole, tmp_path / "model.safetensors")
-    for weights, held, problems in run_ranks(fills, 2, str(tmp_path), offloads):
+    for weights, held, problems in itertools.chain(*run_ranks(fills_both_ways, 2, str(tmp_path))):
         torch.testing.assert_close(weights, by_hand(range(3)), rtol=0, atol=1e-8)
         assert held < 0.6 * storage_bytes(model.parameters())
         assert "fsdp.weights" in problems[0]

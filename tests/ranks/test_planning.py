@@ -92,6 +92,20 @@ def decides(world: World) -> dict[str, Any]:
     found["default"] = accelerator.describe()["strategy"], accelerator.describe()["notes"]
     accelerator.close()
 
+    accelerator = build(world, "7.5MiB", fsdp={"hybrid_shard_size": 1})
+    try:
+        accelerator.prepare(*training())
+    except ConfigError as error:
+        found["hybrid"] = str(error)
+    accelerator.close()
+
+    model, _, loader = training()
+    pair = torch.optim.SGD(model.blocks.parameters(), 0.1), torch.optim.SGD(model.head.parameters(), 0.1)
+    accelerator = build(world, "7.5MiB")
+    accelerator.prepare(model, *pair, loader)
+    found["two plain optimizers"] = accelerator.describe()["notes"]
+    accelerator.close()
+
     accelerator = build(world, "7.5MiB", fsdp={"reshard_after_forward": False}, activation_checkpointing=True)
     accelerator.prepare(*training())
     found["given"] = accelerator.describe()["notes"]
@@ -119,6 +133,8 @@ def test_the_cheapest_plan_that_fits_is_taken_and_follows_what_was_given() -> No
         assert found["untouched"]
         assert found["default"][0] == "ddp"
         assert not any("fits" in note for note in found["default"][1])
+        assert found["hybrid"].startswith("nothing fits")  # each rank holds all of it
+        assert found["two plain optimizers"][0].startswith("plan ddp")  # which keep nothing, as AdamW would
         assert found["given"][0].startswith("plan fsdp (2) + activation checkpointing")
         assert any("compute their activations again" in note for note in found["given"])
         assert found["anew"][0] == "ddp"

@@ -18,9 +18,11 @@ from accel_nb.cli.main import COMMANDS, HELP, main
 CASES = {
     "accel-nb ": set(COMMANDS) | {"--help"},
     "accel-nb che": {"checkpoint"},
-    "accel-nb config ": {"show", "init", "import", "schema", "docs", "flags"},
+    "accel-nb config ": {"show", "init", "import", "deepspeed", "schema", "docs", "flags"},
     "accel-nb checkpoint ver": {"verify"},
     "accel-nb config show --prec": {"--precision"},
+    "accel-nb config deepspeed --zero": {"--zero-stage"},
+    "accel-nb config deepspeed --ou": {"--out"},
     "accel-nb config show --precision ": {"no", "fp16", "bf16", "fp8", "auto"},
     "accel-nb config show --gpus 2 --prepa": {"--prepare"},
     "accel-nb config show --no-prepa": {"--no-prepare"},

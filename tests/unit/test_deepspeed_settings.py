@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -11,10 +12,11 @@ import pytest
 from accel_nb.accelerator.plugins import DeepSpeedPlugin
 from accel_nb.cli.main import main
 from accel_nb.config import Layer, resolve
+from accel_nb.config.deepspeed_settings import DefaultDeepspeedOptions, settings_for
+from accel_nb.config.deepspeed_shown import show_deepspeed
 from accel_nb.config.files import read_file
 from accel_nb.config.foreign_deepspeed import import_deepspeed
 from accel_nb.errors import ConfigError
-from accel_nb.strategies.zero_settings import DefaultDeepspeedOptions, settings_for
 
 
 def settings(num_elements: int = 1000, **options: Any) -> dict[str, Any]:
@@ -116,3 +118,39 @@ def test_the_command_reads_deepspeeds_file(tmp_path: Path, capsys: pytest.Captur
     assert main(["config", "import", str(source), "--out", str(out)]) == 0
     assert read_file(out).values["deepspeed"]["zero_stage"] == 3
     assert "zero_optimization.sub_group_size" in capsys.readouterr().out
+
+
+def shown(**options: Any) -> Any:
+    return show_deepspeed(resolve([Layer("code", options, "test")]), on_gpus=False)
+
+
+@pytest.mark.parametrize(("stage", "offload"), list(itertools.product([1, 2, 3], ["no", "cpu"])))
+def test_what_is_shown_accounts_for_every_value_and_reads_back(stage: int, offload: str) -> None:
+    given = {"zero_stage": stage, "offload_optimizer": offload, "bucket_size": 1234}
+    if stage == 3:
+        given["offload_parameters"] = offload
+    found = shown(**{f"deepspeed.{name}": value for name, value in given.items()})
+    back = import_deepspeed(json.loads(found.json), "ds.json")
+    assert {name: back.options.get(f"deepspeed.{name}", "no") for name in given} == given
+    told = [line.split()[0] for line in found.table.splitlines()]
+    assert {*back.taken, *back.needless, *back.left} == set(told)
+
+
+def test_what_deepspeed_is_not_told_of_is_said_with_its_origin() -> None:
+    found = shown(accumulate=4, clip=0.5, precision="bf16")
+    for option in ("accumulate", "clip", "precision"):
+        assert any(line.split()[::2][:2] == [option, "OURS"] and "test" in line for line in found.table.splitlines())
+    assert not found.settings.keys() & {"bf16", "fp16"}
+    with pytest.raises(ConfigError, match="strategy is ddp from test"):
+        shown(strategy="ddp")
+
+
+def test_the_command_writes_the_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "ds.json"
+    assert main(["config", "deepspeed", "--zero-stage", "3", "--cpus", "2", "--out", str(out)]) == 0
+    assert json.loads(out.read_text())["zero_optimization"]["stage"] == 3
+    assert "deepspeed.zero_stage: 3 (--zero-stage 3 (flags))" in capsys.readouterr().out
+    assert main(["config", "deepspeed", "--zero-stage", "3", "--out", str(out)]) == 2  # it is kept
+    assert main(["config", "deepspeed", "--zero-stag", "3"]) == 2
+    assert "--zero-stage" in capsys.readouterr().err
+    assert main(["config", "import", str(out)]) == 0

@@ -64,6 +64,20 @@ def test_divided_parts_add_up_to_the_whole_and_hardly_more(model: Model, world: 
     assert divided.total > 0
 
 
+@given(models, st.integers(1, 4), st.integers(2, 3), st.booleans())
+def test_ranks_that_share_a_copy_hold_what_they_would_alone(
+    model: Model, copy_ranks: int, copies: int, is_half: bool
+) -> None:
+    world = copy_ranks * copies
+    for name in ("fsdp (2)", "fsdp (3)"):
+        hybrid = estimate(model, BY_NAME[name], world, is_half=is_half, copy_ranks=copy_ranks)
+        alone = estimate(model, BY_NAME[name], copy_ranks, is_half=is_half)
+        assert hybrid == replace(alone, exchange=hybrid.exchange)
+        assert hybrid.exchange == estimate(model, BY_NAME[name], world, is_half=is_half).exchange
+    for name in ("ddp", "zero 3"):
+        assert estimate(model, BY_NAME[name], world, copy_ranks=copy_ranks) == estimate(model, BY_NAME[name], world)
+
+
 @given(models, st.integers(2, 9), st.booleans())
 def test_each_stage_of_zero_takes_no_more_than_the_one_before(model: Model, world: int, is_half: bool) -> None:
     totals = [estimate(model, BY_NAME[f"zero {stage}"], world, is_half=is_half).total for stage in (1, 2, 3)]

@@ -297,6 +297,24 @@ def test_only_trained_weights_count_and_ties_count_once() -> None:
     assert usage.optimizer == pytest.approx(real["optimizer"], rel=0.01)
 
 
+def test_each_of_several_optimizers_counts_for_what_it_steps() -> None:
+    model, batch = language()
+    optimizers = (
+        torch.optim.AdamW(model.blocks.parameters()),
+        torch.optim.SGD(model.embedding.parameters(), 0.1, momentum=0.9),
+    )
+    setting = Setting(1, "cpu", 2**34, 2**34, is_host=True)
+    found = forecast_model(model, setting, optimizer=optimizers)
+    default_loss(model(batch[0]), batch).backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    real = sum(held_bytes(model, optimizer)["optimizer"] for optimizer in optimizers)
+    assert found.plans[0].usage.optimizer == pytest.approx(real, rel=0.01)
+    assert found.model.optimizer == "AdamW and SGD"
+    alone = [measure_model(model, optimizer).step_bytes for optimizer in optimizers]
+    assert found.model.step_bytes == max(alone)  # they step one after the other
+
+
 def test_an_optimizer_that_cannot_be_traced_counts_as_adamw_and_says_so() -> None:
     model, _ = language()
     optimizer = torch.optim.LBFGS(model.parameters())

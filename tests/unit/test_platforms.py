@@ -12,6 +12,7 @@ import pytest
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.cli.main import main
+from accel_nb.config import parse_flags, resolve
 from accel_nb.config.schema import STRATEGY_GROUP
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.notebook.doctor import diagnose
@@ -153,6 +154,26 @@ def test_a_launch_refuses_what_cannot_work(monkeypatch: pytest.MonkeyPatch):
         with pytest.raises(ConfigError, match=r"v5e-8: torch_xla is not installed: .*; or use --cpus N"):
             place_workers(None, None)
     assert len(place_workers(None, 2)) == 2
+
+
+def test_a_tpu_is_asked_for_by_its_flag(monkeypatch: pytest.MonkeyPatch):
+    def refusal(line: str) -> str:
+        config = resolve([parse_flags(line)]).config
+        with pytest.raises(ConfigError) as raised:
+            place_workers(config.gpus, config.cpus, config.tpus)
+        return str(raised.value)
+
+    assert refusal("--tpus all") == "--tpus all was asked for and no TPU is visible; use --gpus N or --cpus N"
+    with pytest.raises(ConfigError, match="tpus"):
+        resolve([parse_flags("--tpus 4 --cpus 2")])
+    monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
+    assert refusal("--tpus all").startswith("v5e-8: torch_xla is not installed")
+    monkeypatch.setattr("accel_nb.pool.place.why_no_xla", lambda: None)  # as on a TPU's machine
+    assert refusal("--tpus 4") == (
+        "--tpus 4: one worker drives all chips of the v5e-8, and how many are there is not known before the device is "
+        "opened; use --tpus all"
+    )
+    assert [spec.device for spec in place_workers(None, None, "all")] == ["xla"]
 
 
 def test_an_accelerator_does_not_train_past_a_tpu(monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.checkpoint.export import WeightFiles
 from accel_nb.errors import CheckpointError, CorruptCheckpoint, MisuseError, NoCheckpoint
 
 
@@ -203,6 +205,33 @@ def test_weights_are_written_for_other_libraries(tmp_path: Path) -> None:
     assert torch.equal(found["0.weight"], model[0].weight)
     assert found["0.weight"].data_ptr() != model[0].weight.data_ptr()
     accelerator.close()
+
+
+def test_weights_of_one_file_are_held_at_a_time(tmp_path: Path) -> None:
+    living: list[weakref.ref[torch.Tensor]] = []
+    most = 0
+    files = WeightFiles(tmp_path, 1000, torch.bfloat16)
+    for number in range(20):
+        value = torch.full((100,), 1 + number / 3)
+        files.add(f"w{number}", value)
+        living.append(weakref.ref(files._shard[f"w{number}"]))
+        most = max(most, sum(held() is not None for held in living))
+    assert most == 5  # of 200 bytes each
+    assert not list(tmp_path.glob("*.safetensors"))
+    files.finish()
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == 20 * 200
+    for number in range(20):
+        found = load_file(tmp_path / index["weight_map"][f"w{number}"])[f"w{number}"]
+        assert torch.equal(found, torch.full((100,), 1 + number / 3).bfloat16())
+
+    spoilt = WeightFiles(tmp_path, 1000)
+    for name, value in {"a": torch.ones(300), "b": 3, "c": torch.ones(2)}.items():
+        spoilt.add(name, value)
+    with pytest.raises(CheckpointError, match="b: only tensors"):
+        spoilt.finish()
+    assert json.loads((tmp_path / "model.safetensors.index.json").read_text()) == index
+    assert not [path for path in tmp_path.iterdir() if path.name.endswith(".tmp")]
 
 
 def test_plain_values_are_saved_and_others_refused(tmp_path: Path) -> None:

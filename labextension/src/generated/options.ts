@@ -102,6 +102,8 @@ export interface IDeepspeedOptions {
   persistent_size?: number;
   /** Average gradients while others are computed; stages 2 and 3, on GPUs. */
   overlap_comm?: boolean;
+  /** Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from, each worker reading its part only; stage 3. */
+  weights?: string | null;
   /** Take an optimizer that is not known to treat each element of a parameter by itself, as it must: parameters are cut anywhere. */
   allow_untested_optimizer?: boolean;
 }
@@ -207,6 +209,8 @@ export interface IOptions {
   gpus?: number | 'all' | null;
   /** Run on this many CPU workers instead of on accelerators. [workers] */
   cpus?: number | null;
+  /** Run on the TPU, where one worker drives all chips: all, or as many as there are. None given: where there is a TPU and no GPU. [chips] */
+  tpus?: number | 'all' | null;
   /** Number format of the forward and backward pass; auto takes the best of the others than fp8 that the device really has. */
   precision?: 'no' | 'fp16' | 'bf16' | 'fp8' | 'auto';
   /** How the workers share the training. auto chooses by worker count and devices, and for models that could be too large by a forecast of the memory; where auto was asked for it is always made, and what cannot fit is refused. */
@@ -274,6 +278,7 @@ export interface IOptions {
 export type OptionName =
   | 'gpus'
   | 'cpus'
+  | 'tpus'
   | 'precision'
   | 'strategy'
   | 'memory'
@@ -327,6 +332,7 @@ export type OptionName =
   | 'deepspeed.prefetch_size'
   | 'deepspeed.persistent_size'
   | 'deepspeed.overlap_comm'
+  | 'deepspeed.weights'
   | 'deepspeed.allow_untested_optimizer'
   | 'xla.shard_params'
   | 'checkpoint.dir'

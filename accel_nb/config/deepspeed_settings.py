@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
@@ -45,6 +46,11 @@ class DeepspeedOptions(Protocol):
         ...
 
     @property
+    def weights(self) -> str | None:
+        """Safetensors that models on the meta device are filled from; stage 3."""
+        ...
+
+    @property
     def allow_untested_optimizer(self) -> bool:
         """Take an optimizer that is not known to treat each element by itself."""
         ...
@@ -61,17 +67,19 @@ class DefaultDeepspeedOptions:
     prefetch_size: int = 50_000_000
     persistent_size: int = 100_000
     overlap_comm: bool = False
+    weights: str | None = None
     allow_untested_optimizer: bool = False
 
 
-def settings_for(options: DeepspeedOptions, num_elements: int, *, pins_memory: bool) -> dict[str, Any]:
-    """Return DeepSpeed's dictionary for a model of ``num_elements`` trainable elements.
+def settings_for(options: DeepspeedOptions, num_elements: int | None, *, pins_memory: bool) -> dict[str, Any]:
+    """Return DeepSpeed's dictionary for a model of ``num_elements`` trainable elements; None: for one of any size.
 
     Windows, clipping, loss scaling and schedules are not in it: they are the same for all strategies, and not
     DeepSpeed's. No bucket is larger than the model, since DeepSpeed allocates it whole.
     """
     stage = options.zero_stage
-    bucket = max(2, min(options.bucket_size, num_elements + num_elements % 2))
+    limit = sys.maxsize if num_elements is None else num_elements + num_elements % 2
+    bucket = max(2, min(options.bucket_size, limit))
     zero: dict[str, Any] = {
         "stage": stage,
         "contiguous_gradients": True,
@@ -85,7 +93,7 @@ def settings_for(options: DeepspeedOptions, num_elements: int, *, pins_memory: b
     elif stage < 3:
         zero["compute_grad_norm"] = False
     if stage == 3:
-        zero["stage3_prefetch_bucket_size"] = min(options.prefetch_size, num_elements)
+        zero["stage3_prefetch_bucket_size"] = min(options.prefetch_size, limit)
         zero["stage3_param_persistence_threshold"] = options.persistent_size
         if options.offload_parameters != "no":
             zero["offload_param"] = {"device": options.offload_parameters, "pin_memory": pins_memory}

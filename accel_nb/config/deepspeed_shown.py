@@ -1,0 +1,105 @@
+"""DeepSpeed's dictionary as a text: its JSON, and for each value of it the option that it comes from.
+
+The way back of `foreign_deepspeed`. Nothing is imported of DeepSpeed, and nothing is started.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.config.deepspeed_settings import settings_for
+from accel_nb.config.layers import Resolved, quoted
+from accel_nb.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """The dictionary, and a line for each of its values and for each option that DeepSpeed is not told of."""
+
+    settings: Mapping[str, Any]
+    table: str
+
+    @property
+    def json(self) -> str:
+        """The dictionary as DeepSpeed reads it from a file."""
+        return json.dumps(self.settings, indent=2) + "\n"
+
+
+def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> Shown:
+    """Return what DeepSpeed would be given for a model of any size; raises `ConfigError` under another strategy."""
+    config = resolved.config
+    if config.strategy not in ("auto", "deepspeed"):
+        raise ConfigError(
+            f"strategy is {config.strategy} from {resolved.origins['strategy']}, so DeepSpeed is given nothing; "
+            "give --strategy deepspeed, or leave the strategy open"
+        )
+    settings = settings_for(config.deepspeed, None, pins_memory=on_gpus)
+    given = {row.option: row for row in resolved.explain()}
+    rows = []
+    for name, value in _flat(settings):
+        source = _SOURCES[name]
+        if isinstance(source, _Option):
+            row = given[source.name]
+            text = f"{row.option}: {quoted(row.value)} ({row.origin}){source.more}"
+        else:
+            text = source
+        rows.append((name, quoted(value), "<-" if isinstance(source, _Option) else "ok", text))
+    rows += [
+        (option, quoted(row.value), "OURS", f"{reason} ({row.origin})")
+        for option, reason in _OURS.items()
+        if (row := given[option]).origin.layer != "default"
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"{name:<{widths[0]}}  {value:<{widths[1]}}  {sign:<4}  {text}" for name, value, sign, text in rows]
+    return Shown(settings, "\n".join([*lines, *resolved.notes]) + "\n")
+
+
+def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in settings.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@dataclass(frozen=True, slots=True)
+class _Option:
+    """The option that a value comes from."""
+
+    name: str
+    more: str = ""
+
+
+_ZERO = "zero_optimization"
+_UP_TO_MODEL = ", at most the model's size"
+_SOURCES: Mapping[str, _Option | str] = {
+    "train_micro_batch_size_per_gpu": "of no effect: the loader says it",
+    "gradient_accumulation_steps": "windows are closed outside of the engine",
+    "gradient_clipping": "gradients are clipped outside of the engine",
+    "zero_allow_untested_optimizer": "optimizers are looked at before, see deepspeed.allow_untested_optimizer",
+    "zero_force_ds_cpu_optimizer": "PyTorch's own optimizers step, and nothing is compiled",
+    f"{_ZERO}.stage": _Option("deepspeed.zero_stage"),
+    f"{_ZERO}.contiguous_gradients": "always",
+    f"{_ZERO}.overlap_comm": _Option("deepspeed.overlap_comm"),
+    f"{_ZERO}.reduce_scatter": "always",
+    f"{_ZERO}.reduce_bucket_size": _Option("deepspeed.bucket_size", _UP_TO_MODEL),
+    f"{_ZERO}.allgather_bucket_size": _Option("deepspeed.bucket_size", _UP_TO_MODEL),
+    f"{_ZERO}.compute_grad_norm": "norms are computed outside of the engine, where they are asked for",
+    f"{_ZERO}.offload_optimizer.device": _Option("deepspeed.offload_optimizer"),
+    f"{_ZERO}.offload_optimizer.pin_memory": "on GPUs",
+    f"{_ZERO}.stage3_prefetch_bucket_size": _Option("deepspeed.prefetch_size", _UP_TO_MODEL),
+    f"{_ZERO}.stage3_param_persistence_threshold": _Option("deepspeed.persistent_size"),
+    f"{_ZERO}.offload_param.device": _Option("deepspeed.offload_parameters"),
+    f"{_ZERO}.offload_param.pin_memory": "on GPUs",
+}
+"""Where each value comes from: an option, or the reason why it is as it is."""
+
+_OURS: Mapping[str, str] = {
+    "accumulate": "windows are the same under every strategy, and closed outside of the engine",
+    "clip": "applied outside of the engine, to this rank's gradients",
+    "precision": "weights stay float32, and are computed with under autocast",
+}
+"""Options that have a counterpart in DeepSpeed, of which it is told nothing."""
