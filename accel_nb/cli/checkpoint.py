@@ -16,6 +16,7 @@ from accel_nb.checkpoint.layout import MANIFEST, read_header
 from accel_nb.checkpoint.manifest import Manifest
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
+from accel_nb.cli.parser import Parser
 from accel_nb.errors import CheckpointError, ConfigError
 
 _NUM_SHOWN = 10
@@ -37,8 +38,8 @@ def run(words: Sequence[str]) -> str:
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="accel-nb checkpoint", description="Look into checkpoints and convert them.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    parser = Parser(prog="accel-nb checkpoint", description="Look into checkpoints and convert them.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for act, text in ((_inspect, "show what it holds"), (_verify, "compare every size and checksum")):
         _command(commands, act, text)
     merge = _command(commands, _merge, "write a model's weights as safetensors for other libraries")
@@ -51,15 +52,10 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}")
-
-
-def _command(commands: Any, act: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+def _command(commands: Any, act: Any, text: str) -> Parser:
+    parser: Parser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
     parser.add_argument("path", metavar="PATH", help="a checkpoint, or a folder of them: then its newest")
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
+    parser.add_json()
     parser.set_defaults(act=act)
     return parser
 

@@ -1,18 +1,21 @@
-"""``accel-nb completion bash``: a script that completes commands, flags and values, and starts no Python."""
+"""``accel-nb completion bash|zsh|fish``: a script that completes commands, flags and values, and starts no Python."""
 
 from __future__ import annotations
 
 import io
 import re
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 
+from accel_nb.cli.parser import Parser
 from accel_nb.config.layers import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, PLANNED_VALUES, Option
 from accel_nb.errors import ConfigError
 
-SHELLS = ("bash",)
 _COMMAND = re.compile(r"^accel-nb (?P<name>[a-z]+)(?: (?P<actions>[a-z]+(?:\|[a-z]+)*))?(?= |$)")
 _FLAG = re.compile(r"--[a-z][a-z.-]*")
 
@@ -21,14 +24,17 @@ def run(words: Sequence[str]) -> str:
     """Return the script for a shell; raises `ConfigError` for one that it does not know."""
     from accel_nb.cli.main import HELP
 
-    shell = " ".join(words)
-    if shell not in SHELLS:
-        near = did_you_mean(shell, SHELLS)
-        raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(SHELLS)}")
+    description = "Print a script that completes commands in a shell."
+    parser = Parser(prog="accel-nb completion", description=description)
+    parser.add_argument("shell", metavar="|".join(WRITERS))
+    shell = parser.parse_args(words).shell
+    if shell not in WRITERS:
+        near = did_you_mean(shell, list(WRITERS))
+        raise ConfigError(f"accel-nb completion: {shell!a} is no shell{near}; give one of {', '.join(WRITERS)}")
     actions, flags = read_commands(HELP)
     for key in flags:
         flags[key] = sorted({*flags[key], *_FLAG.findall(_help_of(key.split()))})
-    return _bash(actions, flags, _values())
+    return WRITERS[shell](actions, flags, _values())
 
 
 def _help_of(command: Sequence[str]) -> str:
@@ -83,34 +89,106 @@ def _values() -> dict[str, list[str]]:
     return values
 
 
-def _bash(
-    actions: Mapping[str, Sequence[str]], flags: Mapping[str, Sequence[str]], values: Mapping[str, Sequence[str]]
-) -> str:
-    def offer(words: Sequence[str]) -> str:
-        return f'COMPREPLY=($(compgen -W {shlex.quote(" ".join(words))} -- "$word")); return'
+Table = Mapping[str, Sequence[str]]
 
-    lines = [
+
+@dataclass(frozen=True, slots=True)
+class _Dialect:
+    """How a shell says what bash and zsh say alike."""
+
+    head: Sequence[str]
+    position: str
+    """How many words there are before the one that is being completed."""
+    words: Sequence[str]
+    """The first two words after the program's name."""
+    offer: str
+    tail: Sequence[str]
+
+
+_BASH = _Dialect(
+    (
         '# Completes accel-nb in bash: eval "$(accel-nb completion bash)"',
         "_accel_nb() {",
         '    local word="${COMP_WORDS[COMP_CWORD]}" before="${COMP_WORDS[COMP_CWORD-1]}"',
         "    COMPREPLY=()",
-        f"    if ((COMP_CWORD == 1)); then {offer([*actions, '--help'])}; fi",
-        '    case "$before" in',
-        *(f"        {flag}) {offer(words)} ;;" for flag, words in values.items()),
-        "    esac",
+    ),
+    "COMP_CWORD",
+    ("${COMP_WORDS[1]}", "${COMP_WORDS[2]}"),
+    'COMPREPLY=($(compgen -W "%s" -- "$word")); return',
+    ("}", "complete -o default -F _accel_nb accel-nb"),
+)
+_ZSH = _Dialect(
+    (
+        "#compdef accel-nb",
+        '# Completes accel-nb in zsh, after compinit: eval "$(accel-nb completion zsh)"',
+        "_accel_nb() {",
+        '    local word="${words[CURRENT]}" before="${words[CURRENT-1]}"',
+    ),
+    "CURRENT - 1",
+    ("${words[2]}", "${words[3]}"),
+    "compadd -- %s; return",
+    ("    _files", "}", "compdef _accel_nb accel-nb"),
+)
+
+
+def _posix(dialect: _Dialect, actions: Table, flags: Table, values: Table) -> str:
+    def cases(subject: str, table: Table, indent: str) -> list[str]:
+        rows = [f"{indent}    {shlex.quote(key)}) {dialect.offer % ' '.join(words)} ;;" for key, words in table.items()]
+        return [f'{indent}case "{subject}" in', *rows, f"{indent}esac"]
+
+    first, second = dialect.words
+    lines = [
+        *dialect.head,
+        f"    if (({dialect.position} == 1)); then {dialect.offer % ' '.join([*actions, '--help'])}; fi",
+        *cases("$before", values, "    "),
         '    if [[ "$word" == -* ]]; then',
-        '        case "${COMP_WORDS[1]} ${COMP_WORDS[2]}" in',
-        *(f"            {shlex.quote(key)}) {offer(words)} ;;" for key, words in flags.items() if " " in key),
-        "        esac",
-        '        case "${COMP_WORDS[1]}" in',
-        *(f"            {key}) {offer(words)} ;;" for key, words in flags.items() if " " not in key),
-        "        esac",
-        "    elif ((COMP_CWORD == 2)); then",
-        '        case "${COMP_WORDS[1]}" in',
-        *(f"            {name}) {offer(own)} ;;" for name, own in actions.items() if own),
-        "        esac",
+        *cases(f"{first} {second}", _of_actions(flags), "        "),
+        *cases(first, _of_commands(flags), "        "),
+        f"    elif (({dialect.position} == 2)); then",
+        *cases(first, {name: own for name, own in actions.items() if own}, "        "),
         "    fi",
-        "}",
-        "complete -o default -F _accel_nb accel-nb",
+        *dialect.tail,
     ]
     return "\n".join(lines) + "\n"
+
+
+def _fish(actions: Table, flags: Table, values: Table) -> str:
+    def offer(words: Sequence[str]) -> str:
+        return f"printf '%s\\n' {' '.join(words)}; return"
+
+    def cases(subject: str, table: Table, indent: str) -> list[str]:
+        rows = [f"{indent}    case {shlex.quote(key)}; {offer(words)}" for key, words in table.items()]
+        return [f'{indent}switch "{subject}"', *rows, f"{indent}end"]
+
+    lines = [
+        "# Completes accel-nb in fish: accel-nb completion fish | source",
+        "function __accel_nb",
+        "    set -l words (commandline -opc)",
+        "    set -l word (commandline -ct)",
+        f"    if test (count $words) -eq 1; {offer([*actions, '--help'])}; end",
+        *cases("$words[-1]", values, "    "),
+        "    if string match -q -- '-*' $word",
+        *cases("$words[2] $words[3]", _of_actions(flags), "        "),
+        *cases("$words[2]", _of_commands(flags), "        "),
+        "    else if test (count $words) -eq 2",
+        *cases("$words[2]", {name: own for name, own in actions.items() if own}, "        "),
+        "    end",
+        "    __fish_complete_path $word",
+        "end",
+        "complete -c accel-nb -f -a '(__accel_nb)'",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _of_actions(flags: Table) -> Table:
+    return {key: words for key, words in flags.items() if " " in key}
+
+
+def _of_commands(flags: Table) -> Table:
+    return {key: words for key, words in flags.items() if " " not in key}
+
+
+WRITERS: Mapping[str, Callable[[Table, Table, Table], str]] = MappingProxyType(
+    {"bash": partial(_posix, _BASH), "zsh": partial(_posix, _ZSH), "fish": _fish}
+)
+"""Each shell with what writes its script from the actions of commands, their flags and the values of flags."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
+import json
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from accel_nb.cli.parser import Parser, parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.layers import did_you_mean
@@ -17,6 +18,8 @@ from accel_nb.runtime.environment import option_variables
 def run(words: Sequence[str]) -> str:
     """Run one of the commands and return what it says; raises `ConfigError` for wrong use and wrong files."""
     action = " ".join(words[:1])
+    if action in ("-h", "--help"):
+        return f"usage: accel-nb config {'|'.join(_COMMANDS)} ...\n"
     if action not in _COMMANDS:
         choices = ", ".join(_COMMANDS)
         given = f"{action!a} is no command of config" if action else "config needs a command"
@@ -25,15 +28,19 @@ def run(words: Sequence[str]) -> str:
 
 
 def _show(words: Sequence[str]) -> str:
-    resolved = resolve([environment_layer(option_variables()), parse_flags(words, source="command line")])
-    return resolved.table() + "\n"
+    as_json, flags = parse_with_options("accel-nb config show", "Show every option and where it is from.", words)
+    resolved = resolve([environment_layer(option_variables()), parse_flags(flags, source="command line")])
+    if not as_json:
+        return resolved.table() + "\n"
+    rows = {row.option: {"value": row.value, "origin": str(row.origin)} for row in resolved.explain()}
+    return json.dumps({"options": rows, "notes": list(resolved.notes)}, indent=2, default=str) + "\n"
 
 
 def _init(words: Sequence[str]) -> str:
     from accel_nb.config.starter import starter_file
     from accel_nb.runtime.hardware import inspect_machine
 
-    parser = _Parser(prog="accel-nb config init", description="Begin a file of options for this machine.")
+    parser = Parser(prog="accel-nb config init", description="Begin a file of options for this machine.")
     parser.add_argument("--out", metavar="FILE", help="the new file; without it the text is printed")
     options = parser.parse_args(words)
     machine = inspect_machine()
@@ -46,7 +53,7 @@ def _import(words: Sequence[str]) -> str:
     from accel_nb.config.foreign import import_accelerate
     from accel_nb.config.foreign_deepspeed import import_deepspeed, is_deepspeed
 
-    parser = _Parser(
+    parser = Parser(
         prog="accel-nb config import",
         description="Read the file that `accelerate config` wrote, or a configuration of DeepSpeed.",
     )
@@ -54,19 +61,20 @@ def _import(words: Sequence[str]) -> str:
         "file", metavar="FILE", help="the file, often ~/.cache/huggingface/accelerate/default_config.yaml"
     )
     parser.add_argument("--out", metavar="FILE", help="the new file of options; without it the options are printed")
+    parser.add_json()
     options = parser.parse_args(words)
     document = read_document(options.file)
     found = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
     text = dumps(found.options)
     end = f"\n{text}" if options.out is None else _written(options.out, text)
-    return f"{found.table()}\n{end}"
+    return json.dumps(asdict(found), indent=2, default=str) + "\n" if options.json else f"{found.table()}\n{end}"
 
 
 def _deepspeed(words: Sequence[str]) -> str:
     from accel_nb.config.deepspeed_shown import show_deepspeed
     from accel_nb.pool.place import uses_gpus
 
-    parser = _Parser(
+    parser = Parser(
         prog="accel-nb config deepspeed",
         description="Print the dictionary that DeepSpeed would be given, and where each of its values comes from. "
         "Takes the flags of a run as well; nothing is started.",
@@ -95,15 +103,9 @@ def _new_file(path: str, text: str) -> str:
     return f"wrote {path}\n"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}")
-
-
-def _alone(text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
+def _alone(name: str, description: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
     def tell(words: Sequence[str]) -> str:
-        if words:
-            raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
+        Parser(prog=f"accel-nb config {name}", description=description).parse_args(words)
         return text()
 
     return tell
@@ -114,7 +116,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "init": _init,
     "import": _import,
     "deepspeed": _deepspeed,
-    "schema": _alone(schema_json),
-    "docs": _alone(options_markdown),
-    "flags": _alone(lambda: usage("accel-nb config show") + "\n"),
+    "schema": _alone("schema", "Print the JSON Schema of the options.", schema_json),
+    "docs": _alone("docs", "Print the option reference as Markdown.", options_markdown),
+    "flags": _alone("flags", "List every flag in one table.", lambda: usage("accel-nb config show") + "\n"),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.cli.failed import Failed
+from accel_nb.cli.parser import Parser
 from accel_nb.errors import ConfigError
 
 QUICKSTART = Path("notebooks/01_quickstart.ipynb")
@@ -48,15 +49,10 @@ class DemoFailed(Failed):
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
+    parser = Parser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
     parser.add_argument("--notebook", metavar="PATH", help=f"the notebook to run (default: {QUICKSTART})")
     parser.add_argument("--out", metavar="DIR", default="out/demo", help="where the result goes (default: out/demo)")
     return parser.parse_args(words)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"accel-nb demo: {message}")
 
 
 def _find(given: str | None) -> Path:

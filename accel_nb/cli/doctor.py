@@ -1,13 +1,19 @@
 """``accel-nb doctor``: what was found on this machine, and what will bite."""
 
+import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from accel_nb.errors import ConfigError
-from accel_nb.notebook.doctor import report
+from accel_nb.cli.parser import Parser
+from accel_nb.notebook.doctor import diagnose
 
 
 def run(words: Sequence[str]) -> str:
-    """Return the report; raises `ConfigError` for arguments, since it takes none."""
-    if words:
-        raise ConfigError(f"{' '.join(words)!a}: the command takes no arguments; remove them")
-    return report()
+    """Return the report; raises `ConfigError` for wrong use."""
+    parser = Parser(prog="accel-nb doctor", description="Say what was found on this machine, and what will bite.")
+    parser.add_json()
+    as_json = parser.parse_args(words).json
+    findings = diagnose()
+    if as_json:
+        return json.dumps([asdict(finding) for finding in findings], indent=2) + "\n"
+    return "".join(f"{finding}\n" for finding in findings)

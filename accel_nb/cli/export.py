@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from typing import Any
 
+from accel_nb.cli.parser import Parser
 from accel_nb.config import environment_layer
-from accel_nb.errors import ConfigError
 from accel_nb.launch.target import read_bytes, read_notebook, stored_options
 from accel_nb.notebook.export import Source, export, write_script
 from accel_nb.runtime.environment import option_variables
@@ -15,7 +13,7 @@ from accel_nb.runtime.environment import option_variables
 
 def run(words: Sequence[str]) -> str:
     """Write the script and its options, and return what was written and left out; raises ConfigError."""
-    parser = _Parser(prog="accel-nb export", description="Make a script of a notebook, with its options beside it.")
+    parser = Parser(prog="accel-nb export", description="Make a script of a notebook, with its options beside it.")
     parser.add_argument("notebook", metavar="NOTEBOOK.ipynb")
     parser.add_argument("script", metavar="SCRIPT.py")
     parser.add_argument("--force", action="store_true", help="replace files that are there")
@@ -29,8 +27,3 @@ def run(words: Sequence[str]) -> str:
     layers = [environment_layer(option_variables()), *([] if stored is None else [stored])]
     exported = export(sources, layers, title=options.notebook, script=options.script)
     return write_script(exported, options.script, replaces=options.force)
-
-
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}")

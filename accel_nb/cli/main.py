@@ -8,22 +8,23 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
+from accel_nb.cli.colours import for_terminal
 from accel_nb.cli.failed import Failed
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.runtime.secrets import redact
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
-accel-nb completion bash       a script that completes commands in the shell: eval "$(accel-nb completion bash)"
-accel-nb config show [flags]   every option, its value and where it came from
+accel-nb completion bash|zsh|fish   a script that completes commands in the shell
+accel-nb config show [flags]   every option, its value and where it came from (--json)
 accel-nb config init           begin a file of options for this machine (--out FILE)
-accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE)
+accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE, --json)
 accel-nb config deepspeed [flags]   what DeepSpeed would be given, and by which option (--out FILE)
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
-accel-nb doctor                what was found on this machine, and what will bite
+accel-nb doctor                what was found on this machine, and what will bite (--json)
 accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
 accel-nb export NB.ipynb FILE.py   make a script of a notebook, with its options beside it
 accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
@@ -39,13 +40,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         command, arguments = _command(words)
-        print(redact(command(arguments)), end="")
+        print(for_terminal(redact(command(arguments)), sys.stdout), end="")
     except (ConfigError, CheckpointError, MisuseError) as error:
         print(redact(str(error)), file=sys.stderr)
         return 2
     except Failed as failure:
         if str(failure):
-            print(failure, file=sys.stderr if failure.is_complaint else sys.stdout)
+            stream = sys.stderr if failure.is_complaint else sys.stdout
+            print(for_terminal(str(failure), stream), file=stream)
         return failure.code
     return 0
 

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from accel_nb.cli.parser import Parser
 from accel_nb.errors import ConfigError
 from accel_nb.runs import Registry, Run
 
@@ -23,8 +24,8 @@ def run(words: Sequence[str]) -> str:
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = _Parser(prog="accel-nb runs", description="Look at the runs that were recorded on this machine.")
-    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=_Parser)
+    parser = Parser(prog="accel-nb runs", description="Look at the runs that were recorded on this machine.")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     listing = _command(commands, _list, "all runs, newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
     _command(commands, _show, "all about one run").add_argument("run", metavar="RUN", help=_RUN)
@@ -36,14 +37,9 @@ def _read(words: Sequence[str]) -> argparse.Namespace:
 _RUN = "an id, a part of one that no other has, a name, or last"
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> Any:
-        raise ConfigError(f"{self.prog}: {message}")
-
-
-def _command(commands: Any, act: Any, text: str) -> argparse.ArgumentParser:
-    parser: argparse.ArgumentParser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
-    parser.add_argument("--json", action="store_true", help="machine-readable output")
+def _command(commands: Any, act: Any, text: str) -> Parser:
+    parser: Parser = commands.add_parser(act.__name__.removeprefix("_"), help=text, description=text)
+    parser.add_json()
     parser.set_defaults(act=act)
     return parser
 

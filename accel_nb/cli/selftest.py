@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from accel_nb.cli.failed import Failed
+from accel_nb.cli.parser import parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.pool.place import place_workers
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.hardware import find_gpus
-from accel_nb.selftest.run import DEADLINE_S, Report, run_checks
+from accel_nb.selftest.run import DEADLINE_S, run_checks
 
 NUM_CPU_WORKERS = 2
 _FLAGS = ("cpus", "gpus", "timeout")
@@ -22,23 +21,14 @@ class SelfTestFailed(Failed):
     """A check failed; the message is the whole report."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Shown:
-    as_json: bool
-    has_colours: bool
-
-    def __call__(self, report: Report) -> str:
-        return report.as_json() if self.as_json else report.as_table(has_colours=self.has_colours)
-
-
 def run(words: Sequence[str]) -> str:
     """Run the checks and return the report; raises SelfTestFailed with it where one failed.
 
     Takes ``--gpus``, ``--cpus`` and ``--timeout`` as a cell does, and ``--json``. With none of the first two it is
     every visible GPU, else two CPU workers.
     """
-    shown = _Shown("--json" in words, sys.stdout.isatty())
-    flags = parse_flags([word for word in words if word != "--json"], source="command line")
+    as_json, others = parse_with_options("accel-nb test", "Check training on this machine's own devices.", words)
+    flags = parse_flags(others, source="command line")
     others = [name for name in flags.values if name not in _FLAGS]
     if others:
         listed = ", ".join(f"--{name.replace('_', '-')}" for name in others)
@@ -48,6 +38,7 @@ def run(words: Sequence[str]) -> str:
     if cpus is None and config.gpus is None and not find_gpus():
         cpus = NUM_CPU_WORKERS
     report = run_checks(place_workers(gpus=config.gpus, cpus=cpus), deadline_s=config.timeout or DEADLINE_S)
+    text = report.as_json() if as_json else report.as_table()
     if not report.is_ok:
-        raise SelfTestFailed(shown(report).rstrip("\n"))
-    return shown(report)
+        raise SelfTestFailed(text.rstrip("\n"))
+    return text

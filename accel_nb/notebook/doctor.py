@@ -49,11 +49,6 @@ def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> 
     ]
 
 
-def report() -> str:
-    """Return the findings as lines of text."""
-    return "".join(f"{finding}\n" for finding in diagnose())
-
-
 def _packages() -> Iterator[Finding]:
     for name in ("torch", "torch_xla", "deepspeed"):
         try:

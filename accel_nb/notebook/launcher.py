@@ -150,7 +150,8 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
     main = _session()
     layers = [environment_layer(option_variables()), *main.notebook_layers]
     layers.append(Layer("flags", given, f"{source}(...)", places))
-    config = resolve(layers).config
+    resolved = resolve(layers)
+    config = resolved.config
     with main.claims.hold(
         lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, taken=taken)
     ) as (
@@ -159,24 +160,21 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
     ):
         if first == 0 and main.reserve():
             try:
-                return _run(main, call, layers, specs, max_restarts)
+                return _run(main, call, resolved, specs, max_restarts)
             finally:
                 main.release()
         beside = _beside(main, specs, first)
         try:
             name = f"{call.bound_to}_{threading.get_ident()}"
-            return _run(beside, replace(call, bound_to=name), layers, specs, max_restarts)
+            return _run(beside, replace(call, bound_to=name), resolved, specs, max_restarts)
         finally:
             beside.stop()
 
 
-def _run(
-    session: Session, call: Call, layers: Sequence[Layer], specs: Sequence[WorkerSpec], max_restarts: int
-) -> list[Any]:
+def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec], max_restarts: int) -> list[Any]:
     """Run the call, and again if it fails, so often as it may be restarted."""
+    resolved.check_world(len(specs))
     for num_left in range(max_restarts, -1, -1):
-        resolved = resolve(layers)
-        resolved.check_world(len(specs))
         try:
             cell, mode = _cell(call, session.namespace), _panel_mode(resolved)
             return session.run(cell, resolved, specs, mode=mode, is_last_try=num_left == 0)
@@ -194,10 +192,8 @@ def _run(
             print(f"{type(error).__name__}: {first}\nrestarting {where}; {num_left} left", file=sys.stderr)
             session.renew()
             if folder is not None:
-                layers = [
-                    *layers,
-                    Layer("flags", {"checkpoint.resume": "auto"}, f"restart {max_restarts - num_left + 1}"),
-                ]
+                restart = Layer("flags", {"checkpoint.resume": "auto"}, f"restart {max_restarts - num_left + 1}")
+                resolved = resolve([*resolved.layers, restart])
     raise AssertionError("a launch ends with results or an error")
 
 

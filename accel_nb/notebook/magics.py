@@ -124,7 +124,8 @@ class AccelerateMagics(Magics):
         mode = "off" if not config.panel else "static" if config.static else "live"
         if config.background:
             return self.session.start(cell, resolved, specs, mode=mode)
-        self.session.run(cell, resolved, specs, mode=mode)
+        with self.session.claimed(specs):
+            self.session.run(cell, resolved, specs, mode=mode)
         return None
 
     def _parse(self, line: str, text: str) -> Cell:

@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +18,7 @@ from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import Call, read_result
 from accel_nb.notebook.cell import notebook_codes, read_cell
 from accel_nb.notebook.controls import Controls
-from accel_nb.notebook.interrupts import counted_interrupts
+from accel_nb.notebook.interrupts import HeldTermination, counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import make_output
 from accel_nb.notebook.post_mortem import post_mortem
@@ -82,7 +82,7 @@ class Session:
     notebook_layers: tuple[Layer, ...] = ()
     """Options that the notebook carries in its metadata, as the browser has told them."""
     claims: Claims = field(default_factory=Claims)
-    """What the launches of this notebook hold that run at once."""
+    """What launches and cells of this notebook hold that run at once."""
     background: BackgroundRun | None = None
     """The cell that runs in the background, or did last."""
     last: Running | None = None
@@ -100,6 +100,7 @@ class Session:
     _has_lost_ranks: bool = False
     _is_to_end: bool = False
     """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
+    _termination: HeldTermination | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
 
     def reserve(self) -> bool:
@@ -140,7 +141,8 @@ class Session:
 
         The workers have the notebook's names as they are now. What comes back is taken in by `arrive`.
         """
-        with self._reserved():
+        with self._reserved(), ExitStack() as claim:
+            claim.callback(self.claims.take(specs))
             running = self._begin(cell, resolved, specs, mode)
             if running is None:
                 return None
@@ -150,12 +152,21 @@ class Session:
                 running.finish("failed")
                 raise
             saves = resolved.config.checkpoint.dir is not None
+            if saves:
+                self._termination = HeldTermination(running.controls.wishes.interrupt_once)
             shared = {root_of(name) for name in self._ledger.names(self.namespace)}
+
+            held = claim.pop_all()
+
+            def execute(output: Listener) -> tuple[list[Answer], Reason | None]:
+                with held:
+                    return self._execute(shipment, running, output, saves=saves)
+
             self.background = BackgroundRun(
                 running,
                 self.namespace,
                 {name: self.namespace[name] for name in shared if name in self.namespace},
-                lambda output: self._execute(shipment, running, output, saves=saves),
+                execute,
                 lambda answers, reason: self._judge(running, answers, reason),
                 self.arrive,
                 lambda error: self._background_ended(running, cell, resolved, error),
@@ -167,6 +178,8 @@ class Session:
         record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         self.exporters.flush()
         self.on_change()
+        if self._termination is not None:
+            self._termination.run_ended()
 
     def arrive(self) -> None:
         """Take in what a background run has brought, if it has ended since, and say so; called between cells.
@@ -179,6 +192,9 @@ class Session:
             return
         background.join()
         background.has_arrived = True
+        if self._termination is not None:
+            self._termination.release()
+            self._termination = None
         gone = {name for name in background.held if name not in self.namespace}
         anew = {
             name: self.namespace[name]
@@ -208,6 +224,13 @@ class Session:
     @property
     def _in_background(self) -> BackgroundRun | None:
         return self.background if self.background is not None and self.background.is_running else None
+
+    @contextmanager
+    def claimed(self, specs: Sequence[WorkerSpec]) -> Iterator[None]:
+        """Keep others off the workers and their GPUs while the block runs; raises PoolError when they are in use."""
+        with self._reserved(), ExitStack() as claim:
+            claim.callback(self.claims.take(specs))
+            yield
 
     @contextmanager
     def _reserved(self) -> Iterator[None]:

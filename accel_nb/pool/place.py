@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
-from accel_nb.errors import ConfigError
+from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.hardware import (
     count_tpu_chips,
@@ -49,8 +49,8 @@ def place_workers(
     count = free if gpus in (None, "all") else int(gpus)
     if visible and taken and (count == 0 or count > free):
         raise ConfigError(
-            f"{gpus or 'all'} GPUs were asked for, {free} of {visible} are free and the others train in a launch that "
-            "runs now; wait until it has ended, or give each launch its own number of processes"
+            f"{gpus or 'all'} GPUs were asked for, {free} of {visible} are free and the others are held by what runs "
+            "now; wait until it has ended, or give each launch its own number of processes"
         )
     if count == 0 or count > visible:
         raise ConfigError(
@@ -79,7 +79,7 @@ def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
 
 
 class Claims:
-    """How many GPUs the launches that run at once hold, each those that follow another's; for any thread."""
+    """How many GPUs what runs at once holds, each those that follow another's; for any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -91,12 +91,34 @@ class Claims:
         with self._lock:
             first = max((first + count for first, count in self._held.items()), default=0)
             specs = place(first)
-            count = sum(spec.device.startswith("cuda") for spec in specs)
+            count = _num_gpus(specs)
             if count:
                 self._held[first] = count
         try:
             yield specs, first
         finally:
+            self._give_back(first, count)
+
+    def take(self, specs: Sequence[WorkerSpec]) -> Callable[[], None]:
+        """Hold the first GPUs, one for each worker that is on one; returns what gives them back.
+
+        Raises PoolError when one of them is held.
+        """
+        count = _num_gpus(specs)
+        with self._lock:
+            first = min(self._held, default=count)
+            if first < count:
+                fewer = f", or ask for --gpus {first}" if first else ""
+                raise PoolError(f"GPU {first} is held by a launch that runs now; wait until it has ended{fewer}")
             if count:
-                with self._lock:
-                    del self._held[first]
+                self._held[0] = count
+        return lambda: self._give_back(0, count)
+
+    def _give_back(self, first: int, count: int) -> None:
+        if count:
+            with self._lock:
+                del self._held[first]
+
+
+def _num_gpus(specs: Sequence[WorkerSpec]) -> int:
+    return sum(spec.device.startswith("cuda") for spec in specs)

@@ -71,6 +71,10 @@ class Wishes:
         with self._lock:
             self.num_interrupts += 1
 
+    def interrupt_once(self) -> None:
+        """Interrupt the request unless that has happened; safe in a signal handler."""
+        self.num_interrupts = max(self.num_interrupts, 1)
+
     def take(self) -> Wish | None:
         """Return the next wish, if there is one."""
         with self._lock:

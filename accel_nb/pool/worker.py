@@ -120,6 +120,9 @@ class Worker:
         self._cutting = threading.Lock()
         self._running: int | None = None
         self._interrupted: int | None = None
+        # The request whose interrupt came while none of its user code ran, and the newest whose user code has ended.
+        self._pending: int | None = None
+        self._through = 0
         self._number = 0
         self._num_stores = 0
         self._store = self._keep(store)
@@ -173,16 +176,25 @@ class Worker:
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let interrupts of the running request raise KeyboardInterrupt inside of the block, and only there."""
+        """Let interrupts of the running request raise KeyboardInterrupt inside of the block, and only there.
+
+        One that has come before the block raises as it begins.
+        """
         try:
             try:
-                self._running = self._number
+                with self._cutting:
+                    self._running = self._number
+                    if self._pending == self._number:
+                        self._interrupted = self._number
+                if self.was_interrupted:
+                    raise KeyboardInterrupt
                 yield
             finally:
                 self._running = None
         finally:
             self._running = None
             with self._cutting:  # a cut that has begun belongs to this block: let it end before anything else starts
+                self._through = self._number
                 if self.was_interrupted:
                     self._tell_stopped(self._number)
 
@@ -197,6 +209,8 @@ class Worker:
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
+        with self._cutting:
+            self._through = request.number
         for stream in (sys.stdout, sys.stderr):
             with suppress(ValueError, OSError):  # the cell may have closed it
                 stream.flush()
@@ -237,14 +251,10 @@ class Worker:
             record = decode(message)
             with self._cutting:
                 if self._running != record.number:
-                    if isinstance(record, Steer):
-                        self._answer_wish(record, None)
-                    elif not isinstance(record, Look | Decide):
-                        self._tell_stopped(record.number)
+                    self._hear_outside(record)
                 elif isinstance(record, Finish):
                     self._interrupted = record.number
-                    will = self._program.finish()
-                    self._control.send(encode(Note(record.number, FINISHING, {"will": will})))
+                    self._tell_finishing(record.number, will=self._program.finish())
                 elif isinstance(record, Steer):
                     self._answer_wish(record, self._program.steer(record.wish, record.action))
                 elif isinstance(record, Decide):
@@ -256,6 +266,25 @@ class Worker:
                     self.group.cut()
                 elif isinstance(record, Look):
                     self._control.send(encode(Note(record.number, PLACE, where_is(main, self.group))))
+
+    def _hear_outside(self, record: Interrupt | Cut | Finish | Look | Steer | Decide) -> None:
+        """Hear what is meant for a request whose user code does not run: not yet, not any more, or not just now."""
+        if isinstance(record, Steer):
+            self._answer_wish(record, None)
+        elif isinstance(record, Look | Decide):
+            pass
+        elif record.number <= self._through:
+            self._pending = record.number
+            self._tell_stopped(record.number)
+        elif isinstance(record, Cut):
+            self.group.cut()  # what makes a request ready may wait for other ranks too
+        else:
+            self._pending = record.number
+            if isinstance(record, Finish):
+                self._tell_finishing(record.number, will=False)
+
+    def _tell_finishing(self, number: int, *, will: bool) -> None:
+        self._control.send(encode(Note(number, FINISHING, {"will": will})))
 
     def _answer_wish(self, record: Steer, at: int | None) -> None:
         self._control.send(encode(Note(record.number, STEERING, {"wish": record.wish, "at": at})))

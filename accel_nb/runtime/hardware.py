@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -69,6 +70,7 @@ def inspect_machine() -> Machine:
     )
 
 
+@cache
 def count_tpu_chips(bus: str = "/sys/bus/pci/devices") -> int:
     """Count the TPU chips on the PCI bus, by what the system says of each device in a folder of its own."""
     found = 0
@@ -104,13 +106,15 @@ def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | 
     A build of torch_xla fits one minor version of torch, which it states nowhere: with another it fails to load. The
     versions are those that are installed, unless they are given.
     """
-    torch, torch_xla = torch or _version_of("torch"), torch_xla or _version_of("torch_xla")
+    # Asked whenever an accelerator is made: a package's version is read from all of its metadata, so not in vain.
+    if torch_xla is None and find_spec("torch_xla") is not None:
+        torch_xla = _version_of("torch_xla")
     if torch_xla is None:
         return (
             "torch_xla is not installed: in an environment of its own, since its torch is an older one, "
             "pip install 'torch==2.9.*' 'torch_xla==2.9.*' (on a TPU 'torch_xla[tpu]==2.9.*')"
         )
-    wanted = _minor(torch_xla)
+    torch, wanted = torch or _version_of("torch"), _minor(torch_xla)
     if torch is None or _minor(torch) != wanted:
         return (
             f"torch_xla {torch_xla} runs with torch {wanted} only, and torch {torch or '(none)'} is installed: "

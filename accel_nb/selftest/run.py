@@ -40,7 +40,6 @@ END_PATIENCE_S = 5.0
 
 Outcome = Literal["ok", "failed", "not run"]
 _MARKS: dict[Outcome, str] = {"ok": "ok", "failed": "FAILED", "not run": "not run"}
-_COLOURS: dict[Outcome, str] = {"ok": "32", "failed": "31", "not run": "33"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +69,12 @@ class Report:
         rows = [asdict(row) for row in self.rows]
         return json.dumps({"ok": self.is_ok, "devices": self.devices, "checks": rows}, indent=2) + "\n"
 
-    def as_table(self, *, has_colours: bool = False) -> str:
+    def as_table(self) -> str:
         """Return the report as lines of text, one for each check."""
         name, mark = max(len(row.name) for row in self.rows), max(map(len, _MARKS.values()))
         lines = [f"{len(self.devices)} workers on {', '.join(dict.fromkeys(self.devices))}"]
         for row in self.rows:
             shown = f"{_MARKS[row.outcome]:<{mark}}"
-            if has_colours:
-                shown = f"\x1b[{_COLOURS[row.outcome]}m{shown}\x1b[0m"
             detail = row.detail.replace("\n", "\n" + " " * (name + mark + 12))
             lines.append(f"{row.name:<{name}}  {shown}  {row.seconds:5.1f} s  {detail}".rstrip())
         num_ok = sum(row.outcome == "ok" for row in self.rows)

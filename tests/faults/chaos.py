@@ -9,9 +9,12 @@ import argparse
 import json
 import os
 import random
+import signal
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 
 import psutil
@@ -33,6 +36,8 @@ FAULTS = {
     "stop": ("import os, signal; os.kill(os.getpid(), signal.SIGSTOP)", True),
 }
 """What one rank does while the others reduce, and whether the user has to interrupt."""
+WEDGED_S = 120
+"""After how long without an answer a pool counts as wedged."""
 
 
 @dataclass
@@ -43,10 +48,36 @@ class Outcome:
     num_faults: int = 0
     recovery_s: list[float] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    wedged: str | None = None
 
 
-def chaos(pool: Pool, num_faults: int, seed: int) -> Outcome:
-    """Do so many faults to ranks drawn by chance; after each the pool must reduce over all ranks again."""
+class Wedged(Exception):
+    """The pool does not answer."""
+
+
+@contextmanager
+def alarmed() -> Iterator[None]:
+    """Raise `Wedged` in the block when it takes far too long; main thread only."""
+
+    def ring(signum: int, frame: object) -> None:
+        raise Wedged
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(WEDGED_S)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def chaos(
+    pool: Pool, num_faults: int, seed: int, limit: Callable[[], AbstractContextManager[None]] = nullcontext
+) -> Outcome:
+    """Do so many faults to ranks drawn by chance; after each the pool must reduce over all ranks again.
+
+    ``limit`` is around each of them; one that it ends with `Wedged` is the last.
+    """
     chance, outcome = random.Random(seed), Outcome(num_faults=num_faults)
     for _ in range(num_faults):
         name, victim = chance.choice(list(FAULTS)), chance.randrange(pool.size)
@@ -54,8 +85,15 @@ def chaos(pool: Pool, num_faults: int, seed: int) -> Outcome:
         at = time.monotonic() + chance.uniform(0.05, 0.3)
         codes = [code if rank == victim else REDUCE for rank in range(pool.size)]
         started = time.monotonic()
-        run_code(pool, *codes, presses=lambda at=at, needed=needs_interrupt: int(needed and time.monotonic() > at))
-        answers, reason = run_code(pool, REDUCE)
+        try:
+            with limit():
+                run_code(
+                    pool, *codes, presses=lambda at=at, needed=needs_interrupt: int(needed and time.monotonic() > at)
+                )
+                answers, reason = run_code(pool, REDUCE)
+        except Wedged:
+            outcome.wedged = f"{name} of rank {victim}, the {len(outcome.recovery_s) + 1}th fault"
+            return outcome
         outcome.recovery_s.append(time.monotonic() - started)
         if reason is None and [answer.body.get("result") for answer in answers] == [float(pool.size)] * pool.size:
             outcome.num_recovered += 1
@@ -106,16 +144,18 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with running_pool(3) as (pool, engine):
-        outcome, growth = chaos(pool, options.faults, options.seed), soak(pool, options.requests)
+        outcome = chaos(pool, options.faults, options.seed, alarmed)
         processes = descendants(engine)
+        growth = Growth(0, 0, 0.0) if outcome.wedged else soak(pool, options.requests)
     _, alive = psutil.wait_procs(processes, timeout=5)
-    ordered = sorted(outcome.recovery_s)
+    ordered = sorted(outcome.recovery_s) or [0.0]
     p99_s = ordered[int(len(ordered) * 0.99)]
     print(
         json.dumps(
             {
                 "recovered": f"{outcome.num_recovered} of {outcome.num_faults}",
                 "lost": outcome.lost,
+                "wedged": outcome.wedged,
                 "median_s": round(statistics.median(ordered), 3),
                 "p99_s": round(p99_s, 3),
                 "orphans": len(alive),

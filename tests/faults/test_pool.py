@@ -147,6 +147,30 @@ def test_a_timeout_lets_ranks_finish_too(pool):
     assert {answer.outcome for answer in answers} == {"interrupted"}
 
 
+def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path):
+    ready, num_asked = tmp_path / "ready", 0
+
+    def presses() -> int:
+        nonlocal num_asked
+        num_asked += 1
+        if num_asked == 3:  # the ranks have been told at the first
+            ready.touch()
+        return 1
+
+    wait = f"import os, threading\nwhile not os.path.exists({str(ready)!r}):\n    threading.Event().wait(0.01)"
+    body = {"before": wait, "code": "threading.Event().wait(100)"}
+    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), presses=presses)
+    assert (reason, [answer.outcome for answer in answers]) == ("interrupt", ["interrupted"] * 2)
+    assert results(pool) == HEALTHY
+
+
+def test_a_rank_that_dies_frees_another_that_is_getting_ready(pool):
+    bodies = {0: {"before": REDUCE, "code": ""}, 1: {"code": "import os; os._exit(3)"}}
+    answers, reason = pool.run("run", bodies, Recorder())
+    assert (reason, {answer.rank: answer.outcome for answer in answers}) == ("death", {0: "raised", 1: "died"})
+    assert results(pool) == HEALTHY
+
+
 def test_endless_loop_is_interrupted(pool):
     answers, _ = run_code(pool, "while True: pass", presses=after(0.1))
     assert {answer.outcome for answer in answers} == {"interrupted"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -16,14 +17,12 @@ TIMEOUT_S = 110
 
 SETUP = """\
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
 torch.manual_seed(0)
-pixels, digits = load_digits(return_X_y=True)
-dataset = TensorDataset(torch.tensor(pixels).float() / 16, torch.tensor(digits))
+dataset = TensorDataset(torch.rand(1797, 64), torch.randint(10, (1797,)))
 loader = DataLoader(dataset, batch_size=128, shuffle=True)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Dropout(0.1), nn.Linear(32, 10))
 optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
@@ -44,6 +43,13 @@ SAVE = "import sys\ntorch.save(model.state_dict(), sys.argv[1])\nlen(loader)"
 def start(*words: str, **options: Any) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "accel_nb.cli", "launch", *words]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)
+
+
+def start_torchrun(*words: str) -> subprocess.Popen[str]:
+    """Start PyTorch's own launcher with one rank of this machine."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "1", *words]
+    variables = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
 
 
 def launch(*words: str, **options: Any) -> tuple[int, str, str]:

@@ -15,7 +15,7 @@ import torch
 
 from accel_nb.cli.main import main
 from tests.conftest import wait_for
-from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, write_digits
+from tests.launch.jobs import TIMEOUT_S, launch, runs, script, start, start_torchrun, write_digits
 
 TELL = """
     import json, os, sys
@@ -179,13 +179,15 @@ def test_notebook_script_and_two_machines_train_the_same_weights(folder: Path):
     code, out, err = launch("--cpus", "2", "digits.py", "script.pt")
     assert code == 0, err
     assert out == "trained\n"
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        place = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}"]
-    machines = [start("--cpus", "1", *place, "digits.py", "machines.pt") for _ in range(2)]
-    for process in machines:
-        _, err = process.communicate(timeout=TIMEOUT_S)
-        assert process.returncode == 0, err
-    weights = [torch.load(f"{name}.pt", weights_only=True) for name in ("notebook", "script", "machines")]
+    for name, begin in (("machines", start), ("torchrun", start_torchrun)):
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            place = ["--nnodes", "2", "--rdzv-id", "job", "--rdzv-endpoint", f"127.0.0.1:{probe.getsockname()[1]}"]
+        workers = ["--cpus", "1"] if begin is start else ["--rdzv-backend", "c10d"]
+        machines = [begin(*workers, *place, "digits.py", f"{name}.pt") for _ in range(2)]
+        for process in machines:
+            _, err = process.communicate(timeout=TIMEOUT_S)
+            assert process.returncode == 0, err
+    weights = [torch.load(f"{name}.pt", weights_only=True) for name in ("notebook", "script", "machines", "torchrun")]
     for name, value in weights[0].items():
         assert all(torch.equal(value, other[name]) for other in weights), name

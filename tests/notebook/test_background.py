@@ -144,5 +144,23 @@ def test_a_kernel_that_ends_takes_its_background_run_along():
         say(kernel, "inspect num_steps")
         children = psutil.Process(kernel.pid).children(recursive=True)
         assert len(children) >= 3
-    _, alive = psutil.wait_procs(children, timeout=20)
-    assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
+    assert not _left(children)
+
+
+def test_a_kernel_that_is_told_to_end_lets_its_background_run_save_first(tmp_path: Path):
+    with running_kernel() as kernel:
+        kernel.run("%load_ext accel_nb")
+        kernel.run(SETUP)
+        kernel.run(LOOP.format(flags=f"--checkpoint {tmp_path}"))
+        say(kernel, "inspect num_steps")
+        process = psutil.Process(kernel.pid)
+        children = process.children(recursive=True)
+        process.terminate()
+        assert wait_for(lambda: not kernel.manager.is_alive(), 30)
+        assert not _left(children)
+    assert [(path / "manifest.json").exists() for path in tmp_path.glob("step_*")] == [True]
+
+
+def _left(processes: list[psutil.Process]) -> list[psutil.Process]:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    return [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]

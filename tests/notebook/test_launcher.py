@@ -347,50 +347,33 @@ print(notebook_launcher(work, (False,), 2), model.weight.tolist())
 """
 
 
-def run_script(tmp_path: Path, more: str) -> subprocess.CompletedProcess[str]:
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT + more)
-    return subprocess.run([sys.executable, str(path)], capture_output=True, text=True, check=False, timeout=120)
-
-
-def test_a_script_launches_without_a_guard(tmp_path: Path):
-    done = run_script(tmp_path, "notebook_launcher(work, (True,), 2)\n")
-    assert done.stdout == "rank 0\n[2.0, 2.0] [[2.0, 2.0]]\nrank 0\n"
-    assert done.returncode == 1
-    assert "rank 1 raised" in done.stderr
-    assert '--> 15     raise ValueError("broken")' in done.stderr
-    assert done.stderr.rstrip().endswith("ValueError: broken")
-
-
-def test_a_child_that_imports_the_script_is_told_of_the_guard(tmp_path: Path):
-    done = run_script(
-        tmp_path,
-        "import multiprocessing\nchild = multiprocessing.get_context('spawn').Process(target=work)\n"
-        "child.start(); child.join(); print('child', child.exitcode)\n",
-    )
-    assert done.stdout.endswith("child 1\n")
-    assert "if __name__ == '__main__':" in done.stderr
-
-
-def test_an_interrupted_script_raises_and_leaves_nothing(tmp_path: Path):
-    path = tmp_path / "script.py"
+def test_a_script_needs_no_guard_survives_an_interrupt_and_ends_with_what_a_rank_raised(tmp_path: Path):
     more = (
+        "import multiprocessing\nchild = multiprocessing.get_context('spawn').Process(target=work)\n"
+        "child.start(); child.join(); print('child', child.exitcode)\n"  # which imports this script, launch and all
         "def stuck():\n    print('stuck', os.getpid(), flush=True)\n    if dist.get_rank() == 0: dist.barrier()\n"
         "    __import__('threading').Event().wait()\n"
         "try: notebook_launcher(stuck, (), 2)\nexcept KeyboardInterrupt: print('interrupted', flush=True)\n"
-        "print(notebook_launcher(work, (False,), 2))\n"
+        "notebook_launcher(work, (True,), 2)\n"
     )
+    path, errors = tmp_path / "script.py", tmp_path / "errors"
     path.write_text(SCRIPT + more)
-    script = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
-    assert script.stdout is not None
-    lines = []
-    for line in script.stdout:
-        lines.append(line)
-        if line.startswith("stuck"):
-            script.send_signal(signal.SIGINT)
-    assert script.wait(60) == 0
-    script.stdout.close()
-    assert lines[-3:] == ["interrupted\n", "rank 0\n", "[2.0, 2.0]\n"]
+    lines: list[str] = []
+    with errors.open("w") as stderr:
+        script = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, stderr=stderr, text=True)
+        assert script.stdout is not None
+        with script.stdout:
+            for line in script.stdout:
+                lines.append(line.partition(" ")[0] + "\n" if line.startswith("stuck") else line)
+                if line.startswith("stuck"):
+                    script.send_signal(signal.SIGINT)
+        assert script.wait(60) == 1
+    said = errors.read_text()
+    assert lines == ["rank 0\n", "[2.0, 2.0] [[2.0, 2.0]]\n", "child 1\n", "stuck\n", "interrupted\n", "rank 0\n"], said
+    assert "if __name__ == '__main__':" in said
+    assert "rank 1 raised" in said
+    assert '--> 15     raise ValueError("broken")' in said
+    assert said.rstrip().endswith("ValueError: broken")
 
 
 TORCHRUN = """

@@ -10,13 +10,14 @@ from accel_nb.pool.worker import Handled, Worker
 
 
 class EvalProgram:
-    """Executes ``body["code"]`` with the worker in scope and answers with its ``result``."""
+    """Executes ``body["before"]``, which no interrupt reaches, then ``body["code"]``; answers with its ``result``."""
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.names: dict[str, Any] = {"worker": worker}
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        exec(body.get("before", ""), self.names)
         try:
             with self.worker.interruptible():
                 exec(body["code"], self.names)

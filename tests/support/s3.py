@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import s3fs
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
 from werkzeug.serving import WSGIRequestHandler, make_server
 from werkzeug.wsgi import get_input_stream
@@ -89,8 +90,6 @@ def running_server(bucket: str) -> Iterator[Server]:
 @contextmanager
 def connected(url: str) -> Iterator[Any]:
     """Let this process find the server, and return a client; the variables are put back."""
-    import s3fs
-
     names = {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "test",

@@ -14,7 +14,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.cli.main import main
 from accel_nb.config import parse_flags, resolve
 from accel_nb.config.schema import STRATEGY_GROUP
-from accel_nb.errors import ConfigError
+from accel_nb.errors import ConfigError, PoolError
 from accel_nb.notebook.doctor import diagnose
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.place import Claims, place_workers
@@ -202,3 +202,18 @@ def test_launches_at_once_hold_gpus_one_after_the_other():
     with claims.hold(place):
         pass
     assert seen == [0, 2, 0]
+
+
+def test_a_cell_and_launches_never_share_gpus():
+    claims = Claims()
+    two = tuple(WorkerSpec(f"cuda:{index}", 1) for index in range(2))
+    give_back = claims.take(two)  # a run in the background
+    with claims.hold(lambda taken: two[:1]) as (_, first):
+        assert first == 2
+        with pytest.raises(PoolError, match=r"GPU 0 is held by a launch that runs now; wait until it has ended$"):
+            claims.take(two)
+        give_back()
+        claims.take(two)()
+        claims.take((WorkerSpec("cpu", 1),))()
+        with pytest.raises(PoolError, match=r"GPU 2 is held .* or ask for --gpus 2$"):
+            claims.take((*two, WorkerSpec("cuda:2", 1)))

@@ -1,0 +1,31 @@
+"""How every command reads its words: wrong use is one line and exit status 2, ``--json`` asks for a document."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from typing import Any
+
+from accel_nb.errors import ConfigError
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that raises ConfigError for wrong use instead of ending the process."""
+
+    def error(self, message: str) -> Any:
+        """Raise the problem."""
+        raise ConfigError(f"{self.prog}: {message}")
+
+    def add_json(self) -> None:
+        """Add the flag by which a command prints one JSON document."""
+        self.add_argument("--json", action="store_true", help="machine-readable output")
+
+
+def parse_with_options(prog: str, description: str, words: Sequence[str]) -> tuple[bool, list[str]]:
+    """Read the words of a command that takes options of a run: whether it is to print JSON, and the other words."""
+    epilog = "Flags are those of %%accelerate: accel-nb config flags lists them."
+    usage = f"{prog} [--json] [flags]"
+    parser = Parser(prog=prog, description=description, usage=usage, epilog=epilog, allow_abbrev=False)
+    parser.add_json()
+    found, others = parser.parse_known_args(words)
+    return found.json, others
