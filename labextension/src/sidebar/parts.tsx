@@ -13,7 +13,7 @@ export function Section({
   readonly aside?: ReactNode;
 }): React.JSX.Element {
   return (
-    <section className="accel-nb-block">
+    <section className="accel-nb-part">
       <header>
         <h3>{title}</h3>
         {aside}
