@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from accel_nb.cli.parser import Parser
 from accel_nb.config.layers import did_you_mean
-from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, PLANNED_VALUES, Option
+from accel_nb.config.schema import OPTIONS, PLANNED_VALUES
 from accel_nb.errors import ConfigError
 
 _COMMAND = re.compile(r"^accel-nb (?P<name>[a-z]+)(?: (?P<actions>[a-z]+(?:\|[a-z]+)*))?(?= |$)")
@@ -66,13 +66,9 @@ def read_commands(text: str) -> tuple[dict[str, list[str]], dict[str, list[str]]
     return actions, flags
 
 
-def _served(option: Option) -> bool:
-    return option.name not in PLANNED_OPTIONS
-
-
 def _all_flags() -> list[str]:
     flags: list[str] = []
-    for option in filter(_served, OPTIONS.values()):
+    for option in OPTIONS.values():
         flags.append(f"--{option.flag}")
         if option.is_switch:
             flags.append(f"--no-{option.flag}")
@@ -82,7 +78,7 @@ def _all_flags() -> list[str]:
 def _values() -> dict[str, list[str]]:
     """Return what a flag takes, where that is a choice of words."""
     values: dict[str, list[str]] = {}
-    for option in filter(_served, OPTIONS.values()):
+    for option in OPTIONS.values():
         words = [word for word in option.metavar.split("|") if word and word.islower()]
         if len(words) > 1:
             values[f"--{option.flag}"] = [word for word in words if word not in PLANNED_VALUES.get(option.name, ())]

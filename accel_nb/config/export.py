@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.config.layers import LAYER_NAMES
-from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, PLANNED_VALUES, SECTIONS, Config, Option, json_schema
+from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SECTIONS, Config, Option, json_schema
 
 COMMAND = "python -m accel_nb.config.export"
 
@@ -74,7 +74,7 @@ def options_markdown() -> str:
         "## Planned",
         "",
         "Refused by name, because this version does not serve them yet:",
-        ", ".join([f"`{name}`" for name in PLANNED_OPTIONS] + values) + ".",
+        f"{', '.join(values)}.",
         "",
     ]
     return "\n".join(lines)

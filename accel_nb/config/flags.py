@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from accel_nb.config.layers import Layer, did_you_mean, quoted
-from accel_nb.config.schema import OPTIONS, PLANNED_OPTIONS, SECTIONS, Config, Option
+from accel_nb.config.schema import OPTIONS, SECTIONS, Config, Option
 from accel_nb.secrets import hide_secrets
 
 MAX_LINE = 16_384
@@ -19,7 +19,6 @@ _BY_FLAG = {f"--{option.flag}": option for option in OPTIONS.values()}
 _NEGATED = {f"--no-{option.flag}": option for option in OPTIONS.values() if option.is_switch}
 _KNOWN: Mapping[str, Option] = _BY_FLAG | _NEGATED
 _DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"  # with those that text processors make of two hyphens
-_PLANNED = {f"--{name.replace('_', '-')}" for name in PLANNED_OPTIONS}
 
 
 def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
@@ -158,8 +157,6 @@ def _is_flag_like(word: str) -> bool:
 
 def _unknown(group: list[str]) -> str:
     word = group[0].partition("=")[0]
-    if word in _PLANNED:
-        return f"{word} is not served by this version; remove the flag"
     if word.removeprefix("--") in SECTIONS:
         flags = ", ".join(flag for flag in _BY_FLAG if flag.startswith(f"{word}."))
         return f"{word} is a group of flags{': ' if flags else ' that holds none yet'}{flags}; name one of its flags"

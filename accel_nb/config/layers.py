@@ -17,7 +17,6 @@ from pydantic import ValidationError
 from accel_nb.config.schema import (
     ALTERNATIVES,
     OPTIONS,
-    PLANNED_OPTIONS,
     PLANNED_VALUES,
     SCHEMA_VERSION,
     SECTIONS,
@@ -207,12 +206,9 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
         if not variable.startswith(ENVIRONMENT_PREFIX):
             continue
         name = by_variable.get(variable)
-        planned = variable.removeprefix(ENVIRONMENT_PREFIX).lower()
         if name is not None:
             values[name] = text
             places[name] = f"{variable}={quoted(text)}"
-        elif planned in PLANNED_OPTIONS:
-            problems.append(f"{variable} is not served by this version; unset the variable")
         else:
             hint = did_you_mean(variable, list(by_variable))
             problems.append(f"{variable} sets no option of accel_nb{hint}; correct or unset the variable")
@@ -300,9 +296,7 @@ def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
 
 
 def unknown_option(name: str, layer: Layer) -> str:
-    """Return the line about an option that does not exist or is not served yet."""
-    if name in PLANNED_OPTIONS:
-        return f"{name} is not served by this version ({layer.origin(name)}); remove it"
+    """Return the line about an option that does not exist."""
     flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
     shown = name if name.isprintable() and len(name) <= 80 else quoted(name)
     return f"{shown} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"

@@ -22,9 +22,6 @@ MAX_WORKERS = 1024
 MAX_SEED = 2**63 - 1
 MONTH_S = 30 * 24 * 3600
 
-PLANNED_OPTIONS = ("max_restarts",)
-"""Options of the design that this version refuses by name."""
-
 PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "ddp.comm_hook": (
@@ -719,6 +716,14 @@ class Config(StrategySections):
     timeout: Annotated[Annotated[Real, Field(gt=0, le=MONTH_S)] | None, BeforeValidator(_read_real)] = _option(
         None, "Stop the cell when it runs longer than this.", unit="seconds", metavar="SECONDS", scope="cell"
     )
+    max_restarts: Annotated[Annotated[Whole, Field(ge=0, le=1000)], BeforeValidator(_read_whole)] = _option(
+        0,
+        "Run a cell whose worker dies or raises again, so often at most, on fresh workers: from the newest checkpoint "
+        "if there is a folder for them, else from the start.",
+        unit="restarts",
+        metavar="N",
+        scope="cell",
+    )
     debug: Switch = _option(
         False,
         "Before each exchange between workers make sure that all of them make the same one, with tensors that fit, and "
@@ -900,6 +905,10 @@ def clashes(config: Config) -> list[Clash]:
     ]
     if not config.bring_back and config.pull:
         found.append(Clash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+    if config.background and config.max_restarts:
+        found.append(
+            Clash(("background", "max_restarts"), "a run in the background is not started again; remove one of the two")
+        )
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
         found.append(Clash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
     if config.checkpoint.dir is None and config.checkpoint.every is not None:

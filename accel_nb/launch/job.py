@@ -33,6 +33,7 @@ _IDLE = {
     "static": "a script has no cell to show a panel below",
     "background": "a script has no notebook to go on in",
     "ranks": "a script runs on every rank",
+    "max_restarts": "how often a script is started again is said to the launch: --max-restarts N",
 }
 
 

@@ -146,7 +146,13 @@ def main() -> int:
     if task.parent is not None or variable("TORCHELASTIC_ERROR_FILE", ""):
         _end_with_parent(task.parent)
     faulthandler.enable()
-    return RankProgram(task, sys.argv[2:]).run()
+    try:
+        return RankProgram(task, sys.argv[2:]).run()
+    finally:
+        if "torch.distributed" in sys.modules:  # the script may have opened a group of its own
+            from accel_nb.runtime.group import settle
+
+            settle()
 
 
 if __name__ == "__main__":

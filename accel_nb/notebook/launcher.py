@@ -20,6 +20,7 @@ from IPython.core.getipython import get_ipython
 from accel_nb.config import Layer, Resolved, environment_layer, resolve
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.call import Call
+from accel_nb.notebook.restarts import run_with_restarts
 from accel_nb.notebook.session import Cell, Session
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.place import place_workers
@@ -127,7 +128,9 @@ def notebook_launcher(
         poll_s=monitor_interval,
         patience_s=float((rdzv_conf or {}).get("timeout", START_PATIENCE_S)),
     )
-    return _launch(call, given, num_processes, max_restarts, "notebook_launcher")
+    if max_restarts:
+        given["max_restarts"] = max_restarts
+    return _launch(call, given, num_processes, "notebook_launcher")
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
@@ -139,10 +142,10 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
     call = Call(
         functools.partial(function, *args), name, variables={"MASTER_PORT": str(_port(0)), "ACCELERATE_USE_CPU": "yes"}
     )
-    return _launch(call, {"cpus": num_processes}, None, 0, "debug_launcher")
+    return _launch(call, {"cpus": num_processes}, None, "debug_launcher")
 
 
-def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_restarts: int, source: str) -> list[Any]:
+def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source: str) -> list[Any]:
     places: dict[str, str] = {}
     if num_processes is not None and (find_gpus() or find_tpu() is None):
         kind = "gpus" if find_gpus() else "cpus"
@@ -160,41 +163,30 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, max_re
     ):
         if first == 0 and main.reserve():
             try:
-                return _run(main, call, resolved, specs, max_restarts)
+                return _run(main, call, resolved, specs)
             finally:
                 main.release()
         beside = _beside(main, specs, first)
         try:
             name = f"{call.bound_to}_{threading.get_ident()}"
-            return _run(beside, replace(call, bound_to=name), resolved, specs, max_restarts)
+            return _run(beside, replace(call, bound_to=name), resolved, specs)
         finally:
             beside.stop()
 
 
-def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec], max_restarts: int) -> list[Any]:
+def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec]) -> list[Any]:
     """Run the call, and again if it fails, so often as it may be restarted."""
     resolved.check_world(len(specs))
-    for num_left in range(max_restarts, -1, -1):
-        try:
-            cell, mode = _cell(call, session.namespace), _panel_mode(resolved)
-            return session.run(cell, resolved, specs, mode=mode, is_last_try=num_left == 0)
-        except ShippingError as error:
-            raise ShippingError(call.culprit(session.namespace) or str(error)) from None
-        except (TimeoutError, ConfigError):
-            raise
-        except Exception as error:
-            if num_left == 0:
-                _show_remote(error)
-                raise
-            folder = resolved.config.checkpoint.dir
-            where = "from the start: no checkpoint.dir is set" if folder is None else f"from what is in {folder}"
-            first = str(error).partition("\n")[0]
-            print(f"{type(error).__name__}: {first}\nrestarting {where}; {num_left} left", file=sys.stderr)
-            session.renew()
-            if folder is not None:
-                restart = Layer("flags", {"checkpoint.resume": "auto"}, f"restart {max_restarts - num_left + 1}")
-                resolved = resolve([*resolved.layers, restart])
-    raise AssertionError("a launch ends with results or an error")
+    try:
+        cell = _cell(call, session.namespace)
+        return run_with_restarts(session, cell, resolved, specs, mode=_panel_mode(resolved))
+    except ShippingError as error:
+        raise ShippingError(call.culprit(session.namespace) or str(error)) from None
+    except (TimeoutError, ConfigError):
+        raise
+    except Exception as error:
+        _show_remote(error)
+        raise
 
 
 def _cell(call: Call, namespace: Mapping[str, Any]) -> Cell:

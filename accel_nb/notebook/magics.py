@@ -33,6 +33,7 @@ from accel_nb.notebook.export import executed, export, write_script
 from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
+from accel_nb.notebook.restarts import run_with_restarts
 from accel_nb.notebook.session import Cell, Session
 from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state
 from accel_nb.pool.place import place_workers, uses_gpus
@@ -125,7 +126,7 @@ class AccelerateMagics(Magics):
         if config.background:
             return self.session.start(cell, resolved, specs, mode=mode)
         with self.session.claimed(specs):
-            self.session.run(cell, resolved, specs, mode=mode)
+            run_with_restarts(self.session, cell, resolved, specs, mode=mode)
         return None
 
     def _parse(self, line: str, text: str) -> Cell:

@@ -14,6 +14,7 @@ import os
 import re
 import socket
 import sys
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -30,6 +31,9 @@ from accel_nb.runtime.world import World
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_S = 1800.0
+
+SETTLE_S = 2.0
+"""How long threads of the backend may take to let go of what has ended."""
 
 _DESCRIPTORS = Path("/proc/self/fd")
 _NOTES = "accel_nb/notes"
@@ -180,6 +184,7 @@ class Group:
             setattr(c10d, _MAKER, self._make)
             self._make = None
         if dist.is_initialized():
+            settle()
             try:
                 original("destroy_process_group")()
             except Exception as error:  # after a cut a backend may fail to say goodbye; the group is gone all the same
@@ -187,9 +192,9 @@ class Group:
         self._sockets.clear()
 
     def _end_with_process(self, pid: int) -> None:
-        """End gloo's threads before the interpreter ends: one that lets go of a tensor after that ends the process.
+        """Leave gloo's threads with nothing to do before the interpreter ends; a forked copy has no part in it.
 
-        Cut first, so that nobody waits for what other ranks will not send any more; a forked copy has no part in it.
+        Cut first, so that nobody waits for what other ranks will not send any more.
         """
         if os.getpid() == pid:
             self.cut()
@@ -234,6 +239,34 @@ class Group:
 
         self._make = make
         setattr(c10d, _MAKER, make_and_remember)
+
+
+def settle() -> None:
+    """Wait until gloo's threads have let go of the collectives that have ended.
+
+    A thread takes the interpreter's lock to let go of one. Where the interpreter has ended by then, this ends the
+    process; where a group is freed by who holds the lock, as DDP does, each waits for the other.
+    """
+    deadline = time.monotonic() + SETTLE_S
+    before = None
+    while (now := _gloo_threads()) and time.monotonic() < deadline:
+        if now == before and all(state == "S" for state, _ in now.values()):
+            return
+        before = now
+        time.sleep(0.001)  # without the lock, which is what they need
+
+
+def _gloo_threads() -> dict[str, tuple[str, str]]:
+    """Return for each of gloo's threads that work on collectives its state, and how often it has slept."""
+    found: dict[str, tuple[str, str]] = {}
+    for path in Path("/proc/self/task").glob("*/status"):
+        try:
+            told = dict(line.split(":", 1) for line in path.read_text(errors="replace").splitlines())
+        except OSError:  # it has ended since it was listed
+            continue
+        if told["Name"].strip() == "pt_gloo_runloop":
+            found[path.parent.name] = told["State"].split()[0], told["voluntary_ctxt_switches"]
+    return found
 
 
 def _socket_inodes() -> set[int]:

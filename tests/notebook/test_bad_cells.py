@@ -92,7 +92,7 @@ def test_names_that_cannot_be_sent_are_named_with_the_way_out(kernel):
         ("--gpus 1", ["no GPU is visible; use --cpus N"]),
         ("--precison bf16", ["--precison is no flag; did you mean --precision?"]),
         ("--cpus 2 --gpus 2", ["only one of the two"]),
-        ("--max-restarts 5", ["--max-restarts is not served"]),
+        ("--max-restarts -1", ["max_restarts: -1", "from 0 to 1000"]),
         ("--cpus 2 --ranks 5", ["rank 5 is outside of a world of 2"]),
         ("--cpus 0 --precison bf16 --zero-stage 4", ["cpus: 0", "--precison", "zero_stage: 4"]),
     ],

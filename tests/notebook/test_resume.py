@@ -65,8 +65,33 @@ def folder(kernel, tmp_path: Path) -> Path:
     return tmp_path / "runs"
 
 
+def dying(loop: str, mark: Path) -> str:
+    """Return a loop in whose second epoch rank 1 dies, once."""
+    death = f"""
+        if (epoch, sizes[-1], os.environ['RANK']) == (1, 2, '1') and not os.path.exists({str(mark)!r}):
+            open({str(mark)!r}, 'w').close()
+            os._exit(7)
+"""
+    return "import os\n" + loop.replace("        sizes[-1] += 1\n", "        sizes[-1] += 1" + death)
+
+
 def steps(folder: Path) -> list[int]:
     return sorted(int(path.name[5:]) for path in folder.glob("step_*") if path.name[5:].isdigit())
+
+
+def test_a_cell_whose_worker_dies_goes_on_by_itself(kernel, folder: Path, tmp_path: Path):
+    done(kernel, LOOP, "--cpus 2")
+    whole = kernel.value("weights()")
+    kernel.run("build()")
+    flags = f"--cpus 2 --checkpoint {folder} --every 2 --max-restarts 2"
+    output = done(kernel, dying(LOOP, tmp_path / "died"), flags)
+    assert "exited with code 7" in output.stderr
+    assert f"restarting from what is in {folder}; 1 left" in output.stderr
+    assert any("resumed step " in text for text in output.texts)
+    assert kernel.value("weights()") == whole
+    output = run(kernel, "raise ValueError('always')", "--cpus 2 --max-restarts 1")
+    assert output.error == ("ValueError", "always")
+    assert output.stderr.count("restarting from the start") == 1
 
 
 def keep_until(folder: Path, step: int) -> None:

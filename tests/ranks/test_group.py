@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.comm import TorchComm
@@ -22,6 +24,16 @@ def fresh_group(world: World, folder: str) -> Group:
     """Open a group of the test's own instead of the launcher's."""
     dist.destroy_process_group()
     return Group.open(world, f"{folder}/first", timeout_s=60)
+
+
+def freed_after_its_group(world: World, folder: str) -> bool:
+    group = fresh_group(world, folder)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 2))
+    model(torch.ones(1, 2)).sum().backward()
+    group.close()  # gloo's threads are letting go of the gradients' all_reduce, for which they take Python's lock
+    del model  # its reducer frees the group, and joins the threads, without letting go of the lock
+    gc.collect()
+    return True
 
 
 def blocked_until_cut(world: World, folder: str, where: str) -> dict[str, Any]:
@@ -57,6 +69,12 @@ def blocked_until_cut(world: World, folder: str, where: str) -> dict[str, Any]:
     facts["sum"] = comm.all_reduce(kept).tolist()
     group.close()
     return facts
+
+
+def test_a_model_may_outlive_its_group(tmp_path: Path):
+    for number in range(5):
+        (tmp_path / str(number)).mkdir()
+        assert run_ranks(freed_after_its_group, 2, str(tmp_path / str(number)), timeout_s=30) == [True, True]
 
 
 @pytest.mark.parametrize("where", ["default group", "subgroup"])

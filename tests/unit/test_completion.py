@@ -27,7 +27,7 @@ CASES = {
     "accel-nb config show --gpus 2 --prepa": {"--prepare"},
     "accel-nb config show --no-prepa": {"--no-prepare"},
     "accel-nb config show --metrics.p": {"--metrics.port"},
-    "accel-nb config show --max-rest": set(),  # refused by this version
+    "accel-nb config show --max-rest": {"--max-restarts"},
     "accel-nb config init --": {"--out", "--help"},
     "accel-nb checkpoint merge --m": {"--model", "--max-shard-size"},
     "accel-nb estimate --batch-": {"--batch-size"},

@@ -103,7 +103,7 @@ def test_file_problems_come_with_all_others(tmp_path: Path):
         ("version: one", "version is one"),
         ("version: true", "version is True"),
         ("config: other.yaml", "names a further file"),
-        ("max_restarts: 5", "max_restarts is not served by this version"),
+        ("background: true\nmax_restarts: 5", "a run in the background is not started again"),
         ("gpus: 2\ncpus: 2", "only one of the two can be given"),
         (b"\xff\xfeg\0p\0", "byte 0 is not UTF-8"),
         (b"name: \xe9\n", "byte 6 is not UTF-8"),

@@ -18,7 +18,7 @@ from accel_nb.config import (
     resolve,
     using_layers,
 )
-from accel_nb.config.schema import PLANNED_OPTIONS, STRATEGIES
+from accel_nb.config.schema import STRATEGIES
 from accel_nb.errors import ConfigError
 
 
@@ -59,7 +59,6 @@ def test_every_option_says_what_it_is():
 def test_no_two_options_share_a_flag_or_variable():
     assert len({option.flag for option in OPTIONS.values()}) == len(OPTIONS)
     assert len({option.variable for option in OPTIONS.values()}) == len(OPTIONS)
-    assert not set(PLANNED_OPTIONS) & set(OPTIONS)
 
 
 def test_stronger_layer_wins_whatever_the_order_given():
@@ -197,13 +196,6 @@ def test_unknown_name_gets_the_nearest(name: str, nearest: str):
 def test_unknown_name_when_nothing_is_near():
     assert problems_of(Layer("code", {"zzz": {"gpus": 1}}, "x")) == ["zzz is no option (x (code))"]
     assert problems_of(Layer("code", {5: 1}, "x")) == ["5 is no option (x); the names of options are text"]  # pyright: ignore
-
-
-@pytest.mark.parametrize("name", PLANNED_OPTIONS)
-def test_planned_option_is_refused_by_name(name: str):
-    assert problems_of(Layer("file", {name: 1}, "f.yaml"))[0].startswith(f"{name} is not served by this version")
-    (problem,) = problems_of(environment_layer({f"ACCEL_NB_{name.upper()}": "1"}))
-    assert "is not served by this version" in problem
 
 
 def test_planned_value_is_refused_by_name():

@@ -265,6 +265,8 @@ export interface IOptions {
   dry_run?: boolean;
   /** Stop the cell when it runs longer than this. [seconds] */
   timeout?: number | null;
+  /** Run a cell whose worker dies or raises again, so often at most, on fresh workers: from the newest checkpoint if there is a folder for them, else from the start. [restarts] */
+  max_restarts?: number;
   /** Before each exchange between workers make sure that all of them make the same one, with tensors that fit, and name the worker that differs; slower. */
   debug?: boolean;
   /** YAML file with options; everything else overrides it. */
@@ -300,6 +302,7 @@ export type OptionName =
   | 'background'
   | 'dry_run'
   | 'timeout'
+  | 'max_restarts'
   | 'debug'
   | 'config'
   | 'ddp.find_unused_parameters'
