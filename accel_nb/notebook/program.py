@@ -9,7 +9,6 @@ import importlib
 import os
 import signal
 import sys
-import types
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -18,7 +17,6 @@ from typing import Any
 import IPython
 import torch
 
-import accel_nb
 from accel_nb.accelerator import Accelerator, memory_map, post_mortem
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.release import is_out_of_memory
@@ -27,7 +25,7 @@ from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import AccelNbError, ShippingError
 from accel_nb.notebook.call import pack_result
-from accel_nb.notebook.shell import make_shell
+from accel_nb.notebook.shell import OWN, make_shell, without_frames
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
 from accel_nb.pool.returning import Parcels, Returner, Snapshot
@@ -419,15 +417,7 @@ class CellProgram:
 
     def _traceback(self, error: BaseException) -> list[str]:
         """Format an error's traceback without the frames of this package, unless there are no others."""
-        own = os.path.dirname(accel_nb.__file__) + os.sep
-        shown = error.__traceback__
-        frames = []
-        while shown is not None:
-            if not shown.tb_frame.f_code.co_filename.startswith((own, _IPYTHON)):
-                frames.append(shown)
-            shown = shown.tb_next
-        for frame in reversed(frames):
-            shown = types.TracebackType(shown, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+        shown = without_frames(error.__traceback__, (OWN, _IPYTHON))
         formatter = self._shell.InteractiveTB
         return list(formatter.structured_traceback(type(error), error, shown or error.__traceback__))
 

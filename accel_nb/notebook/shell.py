@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import linecache
+import os
 import sys
 import types
 import warnings
@@ -17,6 +18,11 @@ from IPython.core.interactiveshell import InteractiveShell
 from traitlets import Any as AnyTrait
 from traitlets import Type
 from traitlets.config import Config
+
+import accel_nb
+
+OWN = os.path.dirname(accel_nb.__file__) + os.sep
+"""Where the code of this package is."""
 
 Show = Callable[[str, dict[str, Any]], None]
 """Takes a topic (``display`` or ``result``) and a JSON-ready body."""
@@ -89,12 +95,15 @@ class WorkerShell(InteractiveShell):
     def _showtraceback(self, etype: Any, evalue: Any, stb: Any) -> None:
         self.structured_traceback = list(stb) if not isinstance(stb, str) else stb.splitlines()
 
-    def showtraceback(self, *args: Any, **options: Any) -> None:
-        """Keep the traceback for the kernel; an interrupt needs none."""
-        if issubclass(sys.exc_info()[0] or Exception, KeyboardInterrupt | SystemExit):
+    def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
+        """Keep the traceback for the kernel, without what this package did on the way; an interrupt needs none."""
+        kind, error, trace = exc_tuple or sys.exc_info()
+        if kind is None or error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
             self.structured_traceback = []
-        else:
-            super().showtraceback(*args, **options)
+            return
+        is_own_fault = trace is not None and _innermost(trace).startswith(OWN)
+        shown = trace if is_own_fault else without_frames(trace, OWN)
+        super().showtraceback((kind, error, shown), *args, **options)
 
     def know_sources(self, sources: dict[str, Sequence[str]]) -> None:
         """Take the text of the notebook's cells, by file name and with the cell's name, so that tracebacks show it."""
@@ -110,6 +119,25 @@ class WorkerShell(InteractiveShell):
         """Refuse graphical event loops: a worker has no screen."""
         if gui is not None:
             raise RuntimeError(f"a worker has no screen for a {gui!r} event loop; show figures inline")
+
+
+def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, ...]) -> types.TracebackType | None:
+    """Return a traceback without the frames of code in some folders; None if there are no others."""
+    kept: list[types.TracebackType] = []
+    while trace is not None:
+        if not trace.tb_frame.f_code.co_filename.startswith(folders):
+            kept.append(trace)
+        trace = trace.tb_next
+    shown = None
+    for place in reversed(kept):
+        shown = types.TracebackType(shown, place.tb_frame, place.tb_lasti, place.tb_lineno)
+    return shown
+
+
+def _innermost(trace: types.TracebackType) -> str:
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace.tb_frame.f_code.co_filename
 
 
 def make_shell(show: Show) -> WorkerShell:

@@ -51,6 +51,7 @@ def test_a_step_that_does_not_fit_is_explained_and_the_workers_go_on(kernel):
     assert output.error is not None
     assert output.error[0] == "RuntimeError"
     assert "can't allocate memory" in output.traceback
+    assert "stepper.py" not in output.traceback, "frames between the cell and torch are nobody's business"
     told = output.traceback[output.traceback.index("Memory of rank") :]
     assert "32.0 MiB were asked for" in told
     assert "line 7: loss.backward()" in told

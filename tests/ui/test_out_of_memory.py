@@ -42,7 +42,7 @@ def test_a_step_that_does_not_fit_leaves_its_bill_and_a_pool_that_trains(page: P
     expect(output).to_contain_text("Memory of rank")
     expect(output).to_contain_text("were asked for")
     expect(output).to_contain_text("--activation-checkpointing")
-    output.get_by_text("Memory of rank").first.scroll_into_view_if_needed()
+    output.evaluate("output => output.scrollIntoView({ block: 'end' })")
     page.screenshot(path=pictures / "out-of-memory.png")
     run(2)
     run(3)
