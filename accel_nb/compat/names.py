@@ -171,7 +171,7 @@ _PARTS = {
         "AlignDevicesHook CpuOffload ModelHook SequentialHook UserCpuOffloadHook remove_hook_from_submodules "
         "OffloadedWeightsLoader has_offloaded_params"
     ),
-    "checkpoints are not served yet by this name": (
+    "checkpoints are saved and loaded by Accelerator.save_state, load_state and skip_first_batches": (
         "checkpointing load save load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
         "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
     ),
@@ -189,7 +189,7 @@ _PARTS = {
         "filter_trackers get_available_trackers register_tracker_class"
     ),
     "functions go to the workers as they are, without a wrapper": "PrepareForLaunch",
-    "TPUs are not served yet": "torch_xla",
+    "XLA is served as strategy='xla', without this name": "torch_xla",
     "it belongs to the other package's command line, ours is accel-nb": "commands launch write_basic_config",
     "it belongs to the other package's own tests": "test_utils",
     "loaders are sharded in place, by Accelerator.prepare": (

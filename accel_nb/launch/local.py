@@ -248,15 +248,21 @@ def _ending(ranks: Sequence[Rank], why: Why | None, presses: Presses) -> Ending:
         return Ending(TIMED_OUT, why, ("the job ran longer than its timeout, and was stopped",))
     if not bad:
         return Ending(0)
-    cause = min(bad, key=lambda rank: (rank.was_killed, _failed_at(rank)))
+    cause = min(bad, key=lambda rank: (rank.was_killed and not _has_raised(rank), _failed_at(rank)))
     lines = [_describe(cause, len(ranks))]
     for rank in bad:
         told = rank.told()
-        if rank is not cause and told is not None and told["type"] != "KeyboardInterrupt":
+        if rank is not cause and told is not None and _has_raised(rank):
             first = (told["message"].splitlines() or [""])[0][:200]
             lines.append(f"rank {rank.number} then raised {told['type']}: {first}")
     code = cause.code or 1
     return Ending(code if code > 0 else 128 - code, "failed", tuple(lines))
+
+
+def _has_raised(rank: Rank) -> bool:
+    """Whether the rank has told of an error of its own: it may then be slow to end, and be stopped before it has."""
+    told = rank.told()
+    return told is not None and told["type"] != "KeyboardInterrupt"
 
 
 def _failed_at(rank: Rank) -> float:
