@@ -103,6 +103,7 @@ class SidebarComm:
         self._watching: dict[str, float] = {}
         self._lock = threading.Lock()
         self._ending = threading.Event()
+        self._has_changed = threading.Event()
         self._teller: threading.Thread | None = None
         self.num_dropped = 0
         self.is_called = False
@@ -112,15 +113,16 @@ class SidebarComm:
             self._call()
 
     def push(self) -> None:
-        """Send the state to every open sidebar; does nothing when there is none."""
+        """Have the state sent to every open sidebar, in a thread: no cell waits for it."""
         if self._comms:
-            message = self._describe().message()
-            for comm in list(self._comms.values()):
-                comm.send(message)
+            with self._lock:
+                self._has_changed.set()
+                self._start_telling()
 
     def close(self) -> None:
         """Take the target away and close the comms: the sidebars show that the extension is not loaded."""
         self._ending.set()
+        self._has_changed.set()
         if self._manager is not None:
             self._manager.unregister_target(TARGET, self._on_open)
             self._manager = None
@@ -184,19 +186,26 @@ class SidebarComm:
                 self._watching[comm_id] = time.monotonic() + LEASE_S
             else:
                 self._watching.pop(comm_id, None)
-            if self._watching and self._teller is None and not self._ending.is_set():
-                self._teller = threading.Thread(target=self._tell, name="accel_nb sidebar", daemon=True)
-                self._teller.start()
+            if self._watching:
+                self._start_telling()
+
+    def _start_telling(self) -> None:
+        if self._teller is None and not self._ending.is_set():
+            self._teller = threading.Thread(target=self._tell, name="accel_nb sidebar", daemon=True)
+            self._teller.start()
 
     def _tell(self) -> None:
-        while not self._ending.wait(WATCH_S):
+        """Tell every sidebar of a change, and those that watch each second, as long as there is either."""
+        while True:
+            self._has_changed.wait(WATCH_S)
             with self._lock:
                 now = time.monotonic()
                 self._watching = {comm: until for comm, until in self._watching.items() if until > now}
-                comms = [self._comms[comm] for comm in self._watching if comm in self._comms]
-                if not comms:
+                told = list(self._comms if self._has_changed.is_set() else self._watching)
+                self._has_changed.clear()
+                if not told or self._ending.is_set():
                     self._teller = None
                     return
             message = self._describe().message()
-            for comm in comms:
+            for comm in [self._comms[name] for name in told if name in self._comms]:
                 comm.send(message)
