@@ -196,7 +196,7 @@ class _StandIn:
     def step(self) -> None:
         """Step nothing."""
 
-    setattr(step, "_wrapped_by_lr_sched", True)  # noqa: B010
+    vars(step)["_wrapped_by_lr_sched"] = True
 
 
 def _twin(scheduler: LRScheduler) -> Any:

@@ -180,6 +180,7 @@ class Group:
         """Throw the group and its subgroups away; does nothing when that has happened, or the group is not ours."""
         if not self._owned:
             return
+        atexit.unregister(self._end_with_process)  # what is open at the end may be somebody else's
         if self._make is not None:
             setattr(c10d, _MAKER, self._make)
             self._make = None

@@ -95,10 +95,10 @@ def _serve(connection: Connection) -> None:
     import torch
     import torch._dynamo
 
-    import accel_nb.accelerator  # noqa: F401
     from accel_nb.config.layers import resolve
     from accel_nb.strategies import Registry
 
+    importlib.import_module("accel_nb.accelerator")
     if importlib.util.find_spec("deepspeed") is not None:  # which takes seconds; the tests of XLA have none
         importlib.import_module("accel_nb.strategies.zero")
     for strategy in Registry().names:
