@@ -81,6 +81,8 @@ class PlainCells:
         self._read_whole = False
         # Something has to be done before the next backward pass; all that the hot path looks at.
         self._needs_attention = False
+        # By owner and name: a function of torch's, and what takes its place while a cell runs.
+        self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
 
     def discover(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
         """Find what is not prepared yet behind ``names``.
@@ -120,28 +122,42 @@ class PlainCells:
         self._used.clear()
         accelerator = self._accelerator
         with ExitStack() as stack:
-            replace = functools.partial(_replace, stack)
-            replace(Tensor, "backward", self._backward(Tensor.backward))
-            replace(Optimizer, "__init__", self._noting(Optimizer.__init__))
-            replace(DataLoader, "__iter__", self._iterating(DataLoader.__iter__))
-            clip_norm, clip_value = torch.nn.utils.clip_grad_norm_, torch.nn.utils.clip_grad_value_
-            for module in (torch.nn.utils, torch.nn.utils.clip_grad):
-                replace(module, "clip_grad_norm_", _clip_norm(accelerator, clip_norm))
-                replace(module, "clip_grad_value_", _clip_value(accelerator, clip_value))
-            move = _mover(accelerator.device)
-            replace(Tensor, "to", _to(Tensor.to, move))
-            replace(Tensor, "cuda", _cuda(accelerator.device))
-            replace(nn.Module, "to", _to(nn.Module.to, move))
-            replace(nn.Module, "cuda", _cuda(accelerator.device))
-            for name in _FACTORIES:
-                replace(torch, name, _factory(getattr(torch, name), move))
+            self._replace_functions(stack)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.together(accelerator._comm))
-                replace(torch, "save", _save(torch.save, self._stepper.world.rank))
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))
             yield
         self._stepper.window.take_share(None)
+
+    def _replace_functions(self, stack: ExitStack) -> None:
+        accelerator, world = self._accelerator, self._stepper.world
+        move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
+        replace = functools.partial(self._replace, stack)
+        replace((Tensor,), "backward", self._backward)
+        replace((Optimizer,), "__init__", self._noting)
+        replace((DataLoader,), "__iter__", self._iterating)
+        replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
+        replace(clip, "clip_grad_value_", functools.partial(_clip_value, accelerator))
+        replace((Tensor, nn.Module), "to", functools.partial(_to, move))
+        replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
+        for name in _FACTORIES:
+            replace((torch,), name, functools.partial(_factory, move))
+        if world.size > 1:
+            replace((torch,), "save", functools.partial(_save, world.rank))
+
+    def _replace(self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> None:
+        """Put ``make(function)`` in a function's place until ``stack`` is closed; each is made once."""
+        for owner in owners:
+            plain = getattr(owner, name)
+            known = self._replacements.get((owner, name))
+            if known is None or known[0] is not plain:
+                known = self._replacements[owner, name] = plain, make(plain)
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, plain)
+            else:  # inherited, as Tensor's methods are from its C base
+                stack.callback(delattr, owner, name)
+            setattr(owner, name, known[1])
 
     def is_training(self) -> bool:
         """Whether gradients are on, and a model that some optimizer steps is in training mode."""
@@ -331,14 +347,6 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
     return hook
 
 
-def _replace(stack: ExitStack, owner: Any, name: str, value: Any) -> None:
-    if name in vars(owner):
-        stack.callback(setattr, owner, name, vars(owner)[name])
-    else:  # inherited, as Tensor's methods are from its C base
-        stack.callback(delattr, owner, name)
-    setattr(owner, name, value)
-
-
 def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
     stepper = accelerator._stepper
 
@@ -376,7 +384,7 @@ def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callabl
     return clip_grad_value_
 
 
-def _save(plain: Callable[..., None], rank: int) -> Callable[..., None]:
+def _save(rank: int, plain: Callable[..., None]) -> Callable[..., None]:
     """Return a ``torch.save`` that every rank may call with one path: each writes a file of its own, and renames it."""
 
     @functools.wraps(plain)
@@ -410,7 +418,7 @@ def _mover(device: torch.device) -> Callable[[Any], Any]:
     return move
 
 
-def _to(plain: Callable[..., Any], move: Callable[[Any], Any]) -> Callable[..., Any]:
+def _to(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def to(self: Any, *args: Any, **kwargs: Any) -> Any:
         if args:
@@ -422,15 +430,15 @@ def _to(plain: Callable[..., Any], move: Callable[[Any], Any]) -> Callable[..., 
     return to
 
 
-def _cuda(own: torch.device) -> Callable[..., Any]:
+def _cuda(own: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
     def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
-        """Return this on the worker's own device, whichever CUDA device was named."""
         return self.to(own) if isinstance(self, nn.Module) else self.to(own, non_blocking=non_blocking, **kwargs)
 
     return cuda
 
 
-def _factory(plain: Callable[..., Any], move: Callable[[Any], Any]) -> Callable[..., Any]:
+def _factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def factory(*args: Any, **kwargs: Any) -> Any:
         if "device" in kwargs:

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import get_close_matches
+from functools import cached_property
 from types import MappingProxyType
 from typing import Any
 
@@ -89,9 +90,12 @@ class Row:
     origin: Origin
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Resolved:
-    """The config of a run, the origin of each of its values, and notes about settings that have no effect."""
+    """The config of a run, the origin of each of its values, and notes about settings that have no effect.
+
+    What follows from it is worked out once: cells are mostly run with the options of the cell before.
+    """
 
     config: Config
     origins: Mapping[str, Origin]
@@ -114,18 +118,26 @@ class Resolved:
         """The values that some layer gave, by dotted name; defaults left out."""
         return {row.option: row.value for row in self.explain() if row.origin.layer != "default"}
 
-    @property
+    @cached_property
     def layers(self) -> tuple[Layer, ...]:
         """Layers that resolve to this config again: what ``using_layers`` takes in a worker."""
         layers: list[Layer] = []
+        given = self.given
         for name in LAYER_NAMES[1:]:
             places = {option: origin.source for option, origin in self.origins.items() if origin.layer == name}
             is_named_file = name == "file" and self.config.config is not None  # kept when empty: read once only
             if places or is_named_file:
-                values = {option: value for option, value in self.given.items() if option in places}
+                values = {option: value for option, value in given.items() if option in places}
                 source = str(self.config.config) if is_named_file else next(iter(places.values()))
                 layers.append(Layer(name, values, source, places))
         return tuple(layers)
+
+    @cached_property
+    def of_training(self) -> str:
+        """A text that is the same for two configs if what they train by is: the options of one run left out."""
+        return self.config.model_dump_json(
+            exclude={name for name, option in OPTIONS.items() if not option.is_of_training}
+        )
 
     def check_world(self, size: int) -> None:
         """Raise ConfigError when an option names a rank that a world of ``size`` workers does not have."""
@@ -137,6 +149,10 @@ class Resolved:
 
     def to_json(self) -> str:
         """Return the one JSON document that travels to the workers."""
+        return self._document
+
+    @cached_property
+    def _document(self) -> str:
         return json.dumps(
             {
                 "version": SCHEMA_VERSION,
@@ -286,7 +302,7 @@ def _checked(layer: Layer, problems: list[str]) -> dict[str, Any]:
             problems.append(f"config: {layer.origin(name)} names a further file; one file only, remove the line")
         else:
             try:
-                given[name] = _dotted(Config.model_validate(nested({name: value})))[name]
+                given[name] = _value(Config.model_validate(nested({name: value})), name)
             except (ValidationError, RecursionError):
                 problems.append(
                     f"{name}: {quoted(value)} from {layer.origin(name)} is not allowed; "
@@ -365,11 +381,12 @@ def nested(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _dotted(config: Config) -> dict[str, Any]:
-    values: dict[str, Any] = {}
-    for name in OPTIONS:
-        section, _, leaf = name.rpartition(".")
-        values[name] = getattr(getattr(config, section) if section else config, leaf)
-    return values
+    return {name: _value(config, name) for name in OPTIONS}
+
+
+def _value(config: Config, name: str) -> Any:
+    section, _, leaf = name.rpartition(".")
+    return getattr(getattr(config, section) if section else config, leaf)
 
 
 def _set_aside(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:

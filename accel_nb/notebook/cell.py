@@ -255,16 +255,17 @@ def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
     return _codes_of_all(values, set())
 
 
-def global_names(code: types.CodeType) -> set[str]:
+@functools.lru_cache(maxsize=512)
+def global_names(code: types.CodeType) -> frozenset[str]:
     """Return the names that a code object and those nested in it look up as globals."""
     import dis
 
-    return {
+    return frozenset(
         instruction.argval
         for part in _all_codes(code)
         for instruction in dis.get_instructions(part)
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS")
-    }
+    )
 
 
 @dataclass(frozen=True, slots=True)

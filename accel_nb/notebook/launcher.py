@@ -17,7 +17,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.config import Layer, Resolved, environment_layer, resolve
+from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.call import Call
 from accel_nb.notebook.restarts import run_with_restarts
@@ -147,13 +147,13 @@ def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_p
 
 def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source: str) -> list[Any]:
     places: dict[str, str] = {}
-    if num_processes is not None and (find_gpus() or find_tpu() is None):
-        kind = "gpus" if find_gpus() else "cpus"
+    if num_processes is not None and ((has_gpus := bool(find_gpus())) or find_tpu() is None):
+        kind = "gpus" if has_gpus else "cpus"
         given[kind], places[kind] = num_processes, f"{source}(num_processes={num_processes!r})"
     main = _session()
     layers = [environment_layer(option_variables()), *main.notebook_layers]
     layers.append(Layer("flags", given, f"{source}(...)", places))
-    resolved = resolve(layers)
+    resolved = main.resolve(layers)
     config = resolved.config
     with main.claims.hold(
         lambda taken: place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus, taken=taken)

@@ -22,7 +22,6 @@ from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.release import is_out_of_memory
 from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
-from accel_nb.config.schema import OPTIONS
 from accel_nb.errors import AccelNbError, ShippingError
 from accel_nb.notebook.call import pack_result
 from accel_nb.notebook.shell import OWN, make_shell, without_frames
@@ -55,6 +54,7 @@ class CellProgram:
         self._returner = Returner()
         self._steering = Steering(worker.tell_steered, self._describe_name, self._map_memory)
         self._accelerators: dict[str, tuple[str, Accelerator]] = {}
+        self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
         # What the cells' own accelerator had prepared before it was replaced.
@@ -127,7 +127,7 @@ class CellProgram:
         if body["is_idle"]:
             return Handled("done", {"returned": None, "was_idle": True})
         self._shell.know_sources(body["sources"])
-        resolved = Resolved.from_json(body["config"])
+        resolved = self._read_options(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
         before = self._snapshot(body) if returns else None
         outcome = "done"
@@ -161,12 +161,15 @@ class CellProgram:
         self._result = None
 
         def collect(before: Snapshot) -> Parcels:
+            states = None if body["rng"] is None else rng.present()
+            digest = None if states is None else rng.digest(states)
             return self._returner.collect(
                 self._namespace,
                 before,
                 hidden=self._is_hidden,
                 wanted=resolved.config.pull,
-                rng=rng.capture() if body["wants_rng"] else None,
+                rng=None if digest == body["rng"] else states,
+                rng_digest=digest,
             )
 
         parcels = None
@@ -177,6 +180,11 @@ class CellProgram:
         if parcels is None:
             return Handled(outcome, {**reply, "returned": None}, tuple(result))
         return Handled(outcome, {**reply, "returned": parcels.body}, (*parcels.descriptors, *result))
+
+    def _read_options(self, document: str) -> Resolved:
+        if self._options is None or self._options[0] != document:
+            self._options = document, Resolved.from_json(document)
+        return self._options[1]
 
     def _post_mortem(self, error: BaseException, body: dict[str, Any]) -> dict[str, Any] | None:
         """Say who held what when memory ran out, and free what the error's frames hold; None for other errors."""
@@ -338,16 +346,14 @@ class CellProgram:
 
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for this kind of cell, a new one when the options changed."""
-        config = resolved.config
-        key = config.model_dump_json(exclude={name for name, option in OPTIONS.items() if not option.is_of_training})
         known = self._accelerators.get(kind)
-        if known is not None and known[0] == key:
+        if known is not None and known[0] == resolved.of_training:
             return known[1]
         self._close_accelerator(kind)
         world, group = self._worker.world, self._worker.group
         comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
         accelerator = Accelerator(world=world, comm=comm)
-        self._accelerators[kind] = (key, accelerator)
+        self._accelerators[kind] = (resolved.of_training, accelerator)
         if kind == "explicit" and self._orphans and not is_partial:
             orphans, self._orphans = self._orphans, ()
             accelerator.prepare(*orphans)
@@ -468,7 +474,7 @@ def warm() -> None:
         "parcel": None,
         "config": resolve([]).to_json(),
         "cwd": os.getcwd(),
-        "wants_rng": False,
+        "rng": None,
         "has_rng": False,
         "sys_path": list(sys.path),
         "variables": {},

@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from accel_nb.config import Layer, Resolved
+from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import PoolError
 from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import Call, read_result
@@ -101,7 +101,15 @@ class Session:
     _is_to_end: bool = False
     """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
     _termination: HeldTermination | None = None
+    _resolved: tuple[str, Resolved] | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
+
+    def resolve(self, layers: Sequence[Layer]) -> Resolved:
+        """Resolve the options of a launch; the last answer is kept, since most launches are repeated as they are."""
+        key = repr([(layer.name, layer.source, dict(layer.values), dict(layer.places)) for layer in layers])
+        if self._resolved is None or self._resolved[0] != key or self._resolved[1].config.config is not None:
+            self._resolved = key, resolve(layers)
+        return self._resolved[1]
 
     def reserve(self) -> bool:
         """Keep other threads' cells and launches off until `release`; False when the workers are another's."""
@@ -441,7 +449,7 @@ class Session:
         if sees_other_gpus(started_with):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
-        states = self._changed_rng(or_not=cell.call is not None)
+        digest, states = self._random_states(or_not=cell.call is not None)
         visible = self._visible()
         needed = [*names.needed, *referred_names(names.needed, visible, self.namespace)]
         reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
@@ -466,7 +474,7 @@ class Session:
             "parcel": None if parcel is None else parcel.table(),
             "config": resolved.to_json(),
             "cwd": os.getcwd(),
-            "wants_rng": "torch" in sys.modules,
+            "rng": digest,
             "has_rng": states is not None,
             "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
             "variables": self._surroundings.variables(started_with),
@@ -627,19 +635,15 @@ class Session:
             if name not in self.hidden_names and not name.startswith("__") and name != "accelerator"
         }
 
-    def _changed_rng(self, *, or_not: bool) -> dict[str, Any] | None:
-        """Return the kernel's generator states if they are not those that rank 0 gave back last, ``or_not``."""
+    def _random_states(self, *, or_not: bool) -> tuple[str | None, Any]:
+        """Return the digest of the kernel's generator states, and the states if rank 0's were others, ``or_not``."""
         if "torch" not in sys.modules:
-            return None
-        import torch
-
+            return None, None
         from accel_nb.runtime import rng
 
-        states, known = rng.capture(), self._receiver.rng
-        is_same = known is not None and all(
-            name in known and torch.equal(state, known[name]) for name, state in states.items()
-        )
-        return None if is_same and not or_not else dict(states)
+        states = rng.present()
+        digest = rng.digest(states)
+        return digest, None if digest == self._receiver.rng and not or_not else states
 
 
 def _busy_words(background: BackgroundRun) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 
 from IPython.core.getipython import get_ipython
 
-from accel_nb.runtime.environment import notebook_variables
+from accel_nb.runtime.environment import notebook_variables, variable
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 _LIBRARIES = tuple(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib"))
@@ -77,7 +77,7 @@ def _shown_name(file: str) -> str:
 
 def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
     """Whether the notebook has changed which GPUs are visible since then."""
-    return notebook_variables().get(GPU_VARIABLE) != started_with.get(GPU_VARIABLE)
+    return variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)
 
 
 def _module_name(value: Any) -> str:

@@ -30,6 +30,14 @@ def is_scheduler(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
 
 
+def is_trained(value: Any) -> bool:
+    """Whether the value is a module, an optimizer or a scheduler: each is brought up to date in a way of its own."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(
+        value, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+    )
+
+
 def is_loader(value: Any) -> bool:
     """Whether the value is a torch data loader."""
     torch = sys.modules.get("torch")

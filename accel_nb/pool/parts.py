@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.kinds import is_loader, is_tensor, is_trained
 
 MAX_ITEMS = 64
 """Containers of more items are not looked into for parts: they are content as a whole."""
@@ -116,11 +116,6 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
     for name, item in itertools.islice(vars(value).items(), MAX_ITEMS):
         if name.isidentifier():
             yield f"attribute:{name}", item
-
-
-def is_trained(value: Any) -> bool:
-    """Whether the value is a module, an optimizer or a scheduler: each is brought up to date in a way of its own."""
-    return is_module(value) or is_optimizer(value) or is_scheduler(value)
 
 
 def holds_parts(value: Any) -> bool:

@@ -29,8 +29,8 @@ from accel_nb.pool.contents import (
     optimizer_state,
     set_module_state,
 )
-from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor
-from accel_nb.pool.parts import Attributes, content_of, find, is_trained, parts_of, root_of
+from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_trained
+from accel_nb.pool.parts import Attributes, content_of, find, parts_of, root_of
 from accel_nb.pool.pickling import SharedId, digest, dump, shared_ids
 from accel_nb.pool.shipping import Delivery, Namespace, Watch
 from accel_nb.runtime.sharded import is_reading, shape_of, whole
@@ -167,12 +167,14 @@ class Returner:
         *,
         hidden: Callable[[str, Any], bool],
         wanted: Collection[str] = (),
-        rng: dict[str, Any] | None = None,
+        rng: Any = None,
+        rng_digest: str | None = None,
     ) -> Parcels:
         """Pack what the cell bound or changed. ``wanted`` names come back however large they are.
 
         What ``hidden`` says yes to is never returned. ``kept`` in the result gives what stays here with the reason,
-        which is empty where it is not worth a word.
+        which is empty where it is not worth a word. ``rng`` are generator states to go along, and ``rng_digest`` tells
+        those that this side has, also where they need not go.
         """
         delivery, weights, kept = Delivery(rng=rng), {}, {}
         wanted, self._owed = {*wanted, *self._owed}, set()
@@ -206,7 +208,7 @@ class Returner:
             for path in [path for path in changes if root_of(path) in whole]:
                 del changes[path]
         outside = {key: item for key, item in shared.items() if root_of(item[1]) not in whole}
-        return self._pack(delivery, weights, kept, namespace, outside)
+        return self._pack(delivery, weights, kept, rng_digest, namespace, outside)
 
     def close(self) -> None:
         """Free the arena."""
@@ -288,10 +290,11 @@ class Returner:
         delivery: Delivery,
         modules: Mapping[str, Any],
         kept: Mapping[str, str],
+        rng_digest: str | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
     ) -> Parcels:
-        parcels = Parcels({"kept": dict(kept), "weights": {}, "parcel": None, "arena": None})
+        parcels = Parcels({"kept": dict(kept), "rng": rng_digest, "weights": {}, "parcel": None, "arena": None})
         if delivery:
             parcel = delivery.pack(namespace, shared)
             parcels.body["parcel"] = parcel.table()
@@ -340,8 +343,8 @@ class Receiver:
     def __init__(self) -> None:
         self._arena: ReturnArena | None = None
         self._identity: tuple[int, int] | None = None
-        self.rng: dict[str, Any] | None = None
-        """The generator states that came back last: as long as the kernel's are these, they need not be sent."""
+        self.rng: str | None = None
+        """The digest of rank 0's generator states: as long as the kernel's are these, they need not be sent."""
 
     def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> list[str]:
         """Apply what came back and return the names that now hold the workers' values. Closes the descriptors."""
@@ -363,7 +366,7 @@ class Receiver:
                 parcel.close()
             delivery.apply(namespace)
             names += delivery.paths
-            self.rng = delivery.rng
+        self.rng = body["rng"]
         if body["arena"] is not None:
             self._map(remaining.pop(0))
             for path, table in body["weights"].items():

@@ -25,8 +25,8 @@ from accel_nb.pool.contents import (
     set_module_state,
     set_optimizer_state,
 )
-from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
-from accel_nb.pool.parts import content_of, fill, find, is_trained, parts_of, root_of
+from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor, is_trained
+from accel_nb.pool.parts import content_of, fill, find, parts_of, root_of
 from accel_nb.pool.pickling import SharedId, dump, load, shared_ids
 
 Namespace = dict[str, Any]
@@ -44,7 +44,8 @@ class Delivery:
     """Of modules, the attributes that are neither tensors nor flags."""
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    rng: dict[str, Any] | None = None
+    rng: Any = None
+    """Generator states, as `accel_nb.runtime.rng.present` gives them."""
     removed: tuple[str, ...] = ()
     """Names that the receiver must not use the old values of."""
 
@@ -63,7 +64,7 @@ class Delivery:
     def add(self, other: Delivery) -> None:
         """Take the changes of another delivery along."""
         for item in fields(self):
-            if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
+            if isinstance(held := getattr(self, item.name), dict):
                 held.update(getattr(other, item.name))
 
     def become(self, other: Delivery) -> None:
@@ -101,7 +102,7 @@ class Delivery:
         if self.rng is not None:
             from accel_nb.runtime import rng
 
-            rng.restore(self.rng)
+            rng.take_up(self.rng)
 
 
 @dataclass(slots=True)
@@ -158,7 +159,7 @@ class Ledger:
         names: Iterable[str],
         namespace: Namespace,
         *,
-        rng: dict[str, Any] | None = None,
+        rng: Any = None,
         optional: Collection[str] = (),
     ) -> Prepared:
         """Write what the workers lack of ``names``.

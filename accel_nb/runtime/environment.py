@@ -6,6 +6,8 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import lru_cache
+from typing import TypeVar
 
 from accel_nb.runtime.world import World
 from accel_nb.secrets import names_secret
@@ -16,6 +18,7 @@ LAUNCH_STORE = "_ACCEL_NB_STORE"
 
 _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_T = TypeVar("_T")
 _KEY = re.compile(r"(?i)(?:^|_)(?:api)?(?:key|pat)(?:$|_)")
 _MIN_SECRET = 8
 """Shorter values are words that texts have anyway."""
@@ -31,12 +34,17 @@ _OF_RANKS = frozenset(
 
 def option_variables() -> dict[str, str]:
     """Return the ``ACCEL_NB_...`` variables: the environment layer of the configuration."""
-    return {name: value for name, value in os.environ.items() if name.startswith(OPTION_PREFIX)}
+    return {name: os.environ[name] for name in list(os.environ) if name.startswith(OPTION_PREFIX)}
 
 
-def variable(name: str, default: str) -> str:
+def variable(name: str, default: _T) -> str | _T:
     """Return a variable of the user's, or ``default`` where it is not set."""
     return os.environ.get(name, default)
+
+
+def variables_named(*names: str) -> dict[str, str]:
+    """Return those of some variables that are set."""
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def notebook_variables() -> dict[str, str]:
@@ -142,13 +150,16 @@ def secret_values() -> list[str]:
 
     Short ones are left out, and paths of what exists: the secret is in the file.
     """
-    found = {
-        value
-        for name, value in os.environ.items()
-        if (_KEY.search(name) or names_secret(name)) and len(value) >= _MIN_SECRET
-    }
-    hidden = (value for value in found if not (os.path.isabs(value) and os.path.exists(value)))
+    found = {os.environ[name] for name in list(os.environ) if _is_secret(name)}
+    hidden = (
+        value for value in found if len(value) >= _MIN_SECRET and not (os.path.isabs(value) and os.path.exists(value))
+    )
     return sorted(hidden, key=len, reverse=True)
+
+
+@lru_cache(maxsize=4096)
+def _is_secret(name: str) -> bool:
+    return _KEY.search(name) is not None or names_secret(name)
 
 
 def prepare_for_xla(*, on_processor: bool) -> None:
@@ -171,8 +182,10 @@ def unchanged_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
-        os.environ.update(before)
+        now = dict(os.environ)
+        for name in now.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update({name: value for name, value in before.items() if now.get(name) != value})
 
 
 @contextmanager

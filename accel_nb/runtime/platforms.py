@@ -10,7 +10,7 @@ from typing import Literal
 
 import psutil
 
-from accel_nb.runtime.environment import notebook_variables
+from accel_nb.runtime.environment import notebook_variables, variables_named
 from accel_nb.runtime.hardware import count_tpu_chips
 
 Rung = Literal["widget", "core widget", "picture", "text"]
@@ -125,6 +125,9 @@ PLATFORMS: tuple[Platform, ...] = (
 """In the order in which they are looked for: Kaggle's image carries Colab's variables too, and VS Code's leak."""
 
 
+_TPU_VARIABLES = "TPU_ACCELERATOR_TYPE", "PJRT_DEVICE"
+
+
 def find_signals() -> Signals:
     """Look at this process."""
     main = sys.modules.get("__main__")
@@ -156,9 +159,9 @@ def find_tpu(signals: Signals | None = None) -> str | None:
     Images of TPU machines name the type in a variable. The chips are on the PCI bus, and older drivers show them as
     ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to a design that is gone, and say nothing.
     """
-    here = signals or Signals(notebook_variables(), num_tpu_chips=count_tpu_chips())
-    named = here.variables.get("TPU_ACCELERATOR_TYPE")
-    is_asked_for = here.variables.get("PJRT_DEVICE", "").upper() == "TPU"
+    here = signals or Signals(variables_named(*_TPU_VARIABLES), num_tpu_chips=count_tpu_chips())
+    named, asked_for = map(here.variables.get, _TPU_VARIABLES)
+    is_asked_for = (asked_for or "").upper() == "TPU"
     if named or is_asked_for or here.num_tpu_chips or here.has_path("/dev/accel0"):
         return named or "TPU"
     return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, cast
@@ -14,6 +15,9 @@ from torch import Tensor
 
 from accel_nb.runtime.device import get_rng_state, seed_beside_torch, set_rng_state
 from accel_nb.runtime.world import World
+
+Present = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
+"""What `present` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""
 
 RngStates = dict[str, Tensor]
 """Generator states by name: ``python``, ``numpy``, ``torch`` and, where asked for, ``device``; CPU tensors all."""
@@ -65,9 +69,7 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
         states["python"] = torch.tensor([version, *words], dtype=torch.int64)
         states["python_gauss"] = torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64)
     if "numpy" in parts:
-        state = cast(dict[str, Any], np.random.get_state(legacy=False))
-        if (name := state["bit_generator"]) != "MT19937":
-            raise ValueError(f"NumPy's global generator is {name!r}; only 'MT19937', its default, can be captured")
+        state = _numpy_state()
         words = state["state"]["key"].astype(np.int64)
         states["numpy"] = torch.from_numpy(np.append(words, [state["state"]["pos"], state["has_gauss"]]))
         states["numpy_gauss"] = torch.tensor([state["gauss"]], dtype=torch.float64)
@@ -76,6 +78,31 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
     if (accelerator := _accelerator(device)) is not None:
         states["device"] = get_rng_state(accelerator)
     return states
+
+
+def present() -> Present:
+    """Return the states of the global CPU generators for another process of this machine; takes less than `capture`."""
+    found, (_, words, gauss) = _numpy_state(), random.getstate()
+    of_numpy = found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
+    return (array("Q", words).tobytes(), gauss), of_numpy, torch.get_rng_state().numpy().tobytes()
+
+
+def take_up(states: Present) -> None:
+    """Set the global CPU generators to what `present` returned."""
+    (words, gauss), (key, position, has_gauss, gauss_of_numpy), of_torch = states
+    random.setstate((_PYTHON_VERSION, tuple(array("Q", words)), gauss))
+    key = np.frombuffer(key, dtype=np.uint32)
+    np.random.set_state(("MT19937", key, position, has_gauss, gauss_of_numpy))
+    torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
+
+
+def digest(states: Present) -> str:
+    """Return a text that is equal for equal states."""
+    (words, gauss), (key, *rest), of_torch = states
+    found = hashlib.blake2b(repr((gauss, rest)).encode(), digest_size=16)
+    for part in (words, key, of_torch):
+        found.update(part)
+    return found.hexdigest()
 
 
 def restore(states: Mapping[str, Tensor], device: torch.device | str | None = None) -> None:
@@ -128,6 +155,13 @@ def unpack(message: Tensor, like: Mapping[str, Tensor]) -> RngStates:
         name: chunk.clone().view(state.dtype)
         for (name, state), chunk in zip(like.items(), chunks, strict=True)
     }
+
+
+def _numpy_state() -> dict[str, Any]:
+    state = cast(dict[str, Any], np.random.get_state(legacy=False))
+    if (name := state["bit_generator"]) != "MT19937":
+        raise ValueError(f"NumPy's global generator is {name!r}; only 'MT19937', its default, can be captured")
+    return state
 
 
 def _accelerator(device: torch.device | str | None) -> torch.device | None:

@@ -144,3 +144,18 @@ def test_another_numpy_generator_is_refused():
             rng.capture()
     finally:
         np.random.set_bit_generator(old)
+
+
+def test_present_states_are_taken_up_as_they_were_and_a_draw_of_any_generator_shows_in_the_digest():
+    rng.set_seed(7)
+    draws = (random.random, lambda: random.gauss(0, 1), np.random.rand, np.random.randn, lambda: torch.rand(1))
+    for draw in draws:
+        before = rng.present()
+        expected = _draw()
+        rng.take_up(before)
+        assert _draw() == expected
+
+        rng.take_up(before)
+        assert rng.digest(rng.present()) == rng.digest(before)
+        draw()
+        assert rng.digest(rng.present()) != rng.digest(before)
