@@ -27,7 +27,7 @@ class ConfigError(AccelNbError, ValueError):
 
 
 class CellSyntaxError(AccelNbError, ValueError):
-    """The cell's text is not Python; found in the kernel, before any worker sees it."""
+    """The cell's text, or that of a module which it imports, is not Python."""
 
 
 class MisuseError(AccelNbError, RuntimeError):

@@ -102,6 +102,10 @@ class AccelerateMagics(Magics):
             if not hasattr(error, "_render_traceback_"):
                 with_traceback(error, [redact(f"{type(error).__name__}: {error}")])
             raise
+        except SyntaxError as error:  # IPython shows such an error with frames of its own, whatever it brings along
+            if (render := getattr(error, "_render_traceback_", None)) is None:
+                raise
+            raise with_traceback(CellSyntaxError(str(error)), render()) from None
         return None
 
     def begin_cell(self, info: object) -> None:

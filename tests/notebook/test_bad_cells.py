@@ -37,6 +37,14 @@ def test_syntax_error_is_told_once(kernel):
     assert output.displays == []
 
 
+def test_syntax_error_of_code_that_the_cell_loads_is_told_by_the_cells_line(kernel):
+    output = run(kernel, "\ndef load():\n    exec('a b')\nload()")
+    assert output.error == ("CellSyntaxError", "invalid syntax (<string>, line 1)")
+    assert "exec('a b')" in output.traceback
+    assert "SyntaxError: invalid syntax" in output.traceback
+    assert "accel_nb" not in output.traceback
+
+
 def test_exception_on_every_rank_keeps_type_and_line(kernel):
     output = run(kernel, "x = 1\nvalues = {}\nvalues['missing']")
     assert output.error == ("KeyError", "'missing'")
