@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from accel_nb.bigmodel import compute_threads
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
 
@@ -103,6 +104,8 @@ class HostLane:
         num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
+        if num_helpers:
+            compute_threads.rest()
         _read_with(num_helpers, parts)
 
     def ready(self, ticket: None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from accel_nb.bigmodel import compute_threads
 from accel_nb.bigmodel.lanes import HostLane, Source
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
@@ -74,6 +76,33 @@ def test_what_is_past_the_cache_is_never_at_hand(large: Any) -> None:
     out = torch.empty_like(tensors["bytes"])
     file.read(file.tensors["bytes"].offset, as_bytes(out))
     assert torch.equal(out, tensors["bytes"])
+
+
+@pytest.mark.skipif(compute_threads._pause() is None, reason="torch computes without OpenMP here")
+def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(large: Any) -> None:
+    file, tensors = large
+
+    def tasks() -> set[str]:
+        return set(os.listdir("/proc/self/task"))
+
+    def compute() -> None:
+        own = torch.get_num_threads()
+        torch.set_num_threads(2)
+        before = tasks()
+        try:
+            x = torch.linspace(0, 1, 1 << 20)
+            expected = x.exp()
+            waiting = tasks() - before
+            assert waiting, "torch computes with a thread of its own"
+            HostLane(num_threads=2).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
+            assert wait_for(lambda: not waiting & tasks())
+            assert torch.get_num_threads() == 2
+            assert torch.equal(x.exp(), expected)
+        finally:
+            torch.set_num_threads(own)
+
+    with ThreadPoolExecutor(1) as pool:  # whose computing nothing else in this process has begun
+        pool.submit(compute).result()
 
 
 class Recording(HostLane):
