@@ -165,7 +165,7 @@ def test_weights_are_gathered_in_float8() -> None:
         weights, biases = 16 * 32 + 11 * 48, 16 + 11
         assert half["bytes"] == 2 * weights + 2 * biases
         assert eighth["bytes"] == weights + 2 * biases
-        assert half["multiplied"] == ("Parameter", torch.bfloat16)
+        assert half["multiplied"] == ("Tensor", torch.bfloat16)
         assert eighth["multiplied"] == ("Float8TrainingTensor", torch.float8_e4m3fn)
         assert eighth["losses"] == pytest.approx(half["losses"], rel=0.05)
         assert eighth["losses"][-1] < 0.5 * eighth["losses"][0]
