@@ -148,7 +148,10 @@ class Fsdp(Stepping):
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Say why a model cannot be divided."""
+        """Say why a model cannot be divided, or not in this way."""
+        if self.options.float8_gather and self.options.cpu_offload:
+            why = "what lies in host memory is gathered in the format of the computation, and not in float8"
+            return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
         new = (model for model in bundle.models if id(model) not in self._models)
         return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
 
