@@ -23,7 +23,7 @@ STAGES = (2, 3)
 
 def zero(quick: bool = False) -> Report:
     """Measure with two ranks and report what a step costs."""
-    rounds = 40 if quick else 250
+    rounds = 40 if quick else 200
     told = on_two_ranks("benchmarks.zero", rounds)
     times, busy = told["times"], told["busy"]
     report = Report(
