@@ -121,7 +121,7 @@ class Strategy(Protocol):
         ...
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Say why a bundle is not served; None where it is. `wrap` raises `MisuseError` for one that is not.
+        """Say why a bundle cannot be prepared, beside what is prepared already; None where it can.
 
         One rank may ask alone, also of a strategy that was not opened.
         """
