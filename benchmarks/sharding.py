@@ -52,8 +52,14 @@ def sharding(quick: bool = False) -> Report:
     return report
 
 
-def run_rank(rank: int, folder: Path, rounds: int, ways_of: Callable[[], Mapping[str, Way]]) -> None:
-    """Open the group, train each way's copy in turn, and leave rank 0's times and what it holds in ``0.json``."""
+def run_rank(
+    rank: int, folder: Path, rounds: int, ways_of: Callable[[], Mapping[str, Way]], *, lead: int = 1, steps: int = STEPS
+) -> None:
+    """Open the group, train each way's copy in turn, and leave rank 0's times and what it holds in ``0.json``.
+
+    A turn is ``steps`` steps, after ``lead`` that are not counted. Times are of a step, in ms: of the wall, and of this
+    process's threads.
+    """
     import torch
     import torch.distributed as dist
 
@@ -64,17 +70,20 @@ def run_rank(rank: int, folder: Path, rounds: int, ways_of: Callable[[], Mapping
         for way in ways.values():
             way.run(3)
         times: dict[str, list[float]] = {name: [] for name in ways}
+        busy: dict[str, list[float]] = {name: [] for name in ways}
         for order in shuffled_rounds(list(ways), rounds):
             for name in order:
-                ways[name].run(1)
+                ways[name].run(lead)
                 dist.barrier()
-                started = time.perf_counter()
-                ways[name].run(STEPS)
-                times[name].append((time.perf_counter() - started) / STEPS * 1e3)
+                started, used = time.perf_counter(), time.process_time()
+                ways[name].run(steps)
+                times[name].append((time.perf_counter() - started) / steps * 1e3)
+                busy[name].append((time.process_time() - used) / steps * 1e3)
         held = {name: way.held() for name, way in ways.items()}
         if rank == 0:
             count = sum(value.numel() for value in make_network()[0].parameters())
-            (folder / "0.json").write_text(json.dumps({"times": times, "held": held, "parameters": count}))
+            told = {"times": times, "busy": busy, "held": held, "parameters": count}
+            (folder / "0.json").write_text(json.dumps(told))
         dist.barrier()
     finally:
         dist.destroy_process_group()

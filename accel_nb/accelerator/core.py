@@ -23,7 +23,7 @@ from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.join import joined
 from accel_nb.accelerator.metrics import gather_for_metrics
 from accel_nb.accelerator.places import AcceleratorState, GradientState
-from accel_nb.accelerator.planning import Planner, with_options
+from accel_nb.accelerator.planning import Planner
 from accel_nb.accelerator.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
@@ -69,7 +69,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.inplace import plain_view
-from accel_nb.strategies.plan import AUTO
+from accel_nb.strategies.plan import AUTO, with_options
 from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter

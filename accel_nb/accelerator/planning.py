@@ -16,12 +16,13 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_nb.config import Resolved
-from accel_nb.config.schema import OPTIONS, Config, bytes_of
+from accel_nb.config.schema import OPTIONS, bytes_of
 from accel_nb.data.loader import BatchMeaning
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.build import forecast_model, sample_of
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS
 from accel_nb.forecast.plans import ROOM_SHARE, Plan, Setting
+from accel_nb.forecast.served import ask_strategies
 from accel_nb.forecast.table import explain
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.device import memory
@@ -111,15 +112,15 @@ class Planner:
             found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
         except Exception as error:  # whatever a model that is run on shapes raises: it may train well all the same
             return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_asked else None
-        found = replace(found, plans=self._possible(found.plans, models))
+        found = replace(found, plans=self._possible(found.plans))
+        found = ask_strategies(found, models, optimizers, self._resolved.config, self._registry)
         line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
         if found.best is not None:
             return {"options": found.best.options, "line": f"plan {line}"}
         return {"options": None if self.is_asked else {}, "line": line}
 
-    def _possible(self, plans: Sequence[Plan], models: Sequence[nn.Module]) -> tuple[Plan, ...]:
-        """Leave out what no installed strategy does with these models, and what contradicts a given option."""
-        dtypes = {value.dtype for model in models for value in model.parameters() if value.requires_grad}
+    def _possible(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
+        """Leave out what cannot run here, and what contradicts a given option."""
         given = self._resolved.given
         again = given.get(_CHECKPOINTING)
         if again and not any(plan.checkpoints for plan in plans):  # there are no blocks to compute again
@@ -127,17 +128,11 @@ class Planner:
         return tuple(
             plan
             for plan in plans
-            if not plan.is_served
-            or (self._runs(str(plan.layout.options["strategy"]), dtypes) and _agrees(plan, given, again))
+            if not plan.is_served or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, again))
         )
 
-    def _runs(self, strategy: str, dtypes: set[torch.dtype]) -> bool:
-        if strategy not in self._registry.names:
-            return False
-        capabilities = self._registry.get(strategy).capabilities
-        return capabilities.fits(self._comm.world) and (
-            capabilities.steps_in is None or dtypes <= {capabilities.steps_in}
-        )
+    def _runs(self, strategy: str) -> bool:
+        return strategy in self._registry.names and self._registry.get(strategy).capabilities.fits(self._comm.world)
 
     def _setting(self, free: int) -> Setting:
         world = self._comm.world
@@ -160,16 +155,6 @@ class Planner:
         if self._device.type != "cpu":  # what this training holds already, and what torch keeps for the next tensor
             free += found.reserved - found.allocated + _held_on(self._device, models, optimizers)
         return int(self._comm.all_reduce(torch.tensor([free]), "min"))
-
-
-def with_options(config: Config, options: Mapping[str, Any]) -> Config:
-    """Return the options with some replaced, by their dotted names."""
-    for name, value in options.items():
-        section, _, leaf = name.rpartition(".")
-        if section:
-            value = getattr(config, section).model_copy(update={leaf: value})
-        config = config.model_copy(update={section or leaf: value})
-    return config
 
 
 def _agrees(plan: Plan, given: Mapping[str, Any], again: bool | None) -> bool:

@@ -281,7 +281,7 @@ class AORecipeKwargs:
         config: A ``torchao.float8.Float8LinearConfig``; only what is one of torchao's own recipes.
         module_filter_func: Not served: layers that stay in bf16 are given by name.
         pad_inner_dim: Only True: rows are padded where the hardware needs it.
-        enable_fsdp_float8_all_gather: Only False: FSDP2 gathers weights in bf16.
+        enable_fsdp_float8_all_gather: Gather weights in float8 under FSDP2; the recipe tensorwise only.
     """
 
     config: Any = None
@@ -291,7 +291,6 @@ class AORecipeKwargs:
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema."""
-        gathers = self.enable_fsdp_float8_all_gather or getattr(self.config, "enable_fsdp_float8_all_gather", False)
         problems = [
             f"{what} from AORecipeKwargs(...) is not served: {remedy}"
             for what, is_given, remedy in (
@@ -305,7 +304,6 @@ class AORecipeKwargs:
                     self.pad_inner_dim is False,
                     "rows are padded where they must be; leave it out",
                 ),
-                ("enable_fsdp_float8_all_gather=True", gathers, "FSDP2 gathers weights in bf16; leave it out"),
             )
             if is_given
         ]
@@ -317,7 +315,11 @@ class AORecipeKwargs:
             )
         if problems:
             raise ConfigError(problems)
-        return _given({"fp8.recipe": recipe, "fp8.emulate": getattr(self.config, "emulate", None)})
+        gathers = self.enable_fsdp_float8_all_gather
+        if gathers is None and getattr(self.config, "enable_fsdp_float8_all_gather", False):
+            gathers = True
+        emulate = getattr(self.config, "emulate", None)
+        return _given({"fp8.recipe": recipe, "fp8.emulate": emulate, "fsdp.float8_gather": gathers})
 
 
 def _recipe_of(config: Any) -> str | None:

@@ -160,7 +160,7 @@ class Preparer:
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             _take_over(item)
         models = self._roots(kinds.models)
-        self._refuse_empty(models)
+        self._refuse(models, kinds.optimizers)
         for model in models:
             self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
             self._compile(model)
@@ -250,18 +250,14 @@ class Preparer:
             self._float8.apply(model, self._compiler.compiled)
         self._compiler.compile(model)
 
-    def _refuse_empty(self, models: Iterable[nn.Module]) -> None:
-        """Raise `MisuseError` for models to be placed that have no values, where the strategy does not fill them."""
-        if self._stepper.strategy.capabilities.shards_params:
-            return
-        for model in filter(self._is_placed, models):
-            name = next((name for name, value in model.named_parameters() if value.is_meta), None)
-            if name is not None:
-                raise MisuseError(
-                    f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
-                    "before preparing it, or divide it by --strategy fsdp with fsdp.weights, or deepspeed with "
-                    "deepspeed.weights"
-                )
+    def _refuse(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        """Raise `MisuseError` for what the strategy does not serve, before anything is changed.
+
+        Models that are not to be moved may lie anywhere, and are the strategy's business when it wraps them.
+        """
+        refused = self._stepper.strategy.refusal(Bundle(tuple(filter(self._is_placed, models)), tuple(optimizers)))
+        if refused is not None:
+            raise MisuseError(str(refused))
 
     def _claim_models(self, models: Iterable[nn.Module]) -> None:
         for model in models:

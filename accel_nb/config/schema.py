@@ -259,6 +259,11 @@ class FsdpOptions(Section):
     reduce_dtype: Literal["fp32", "compute"] = _option(
         "fp32", "What gradients of half precision are averaged in: float32, or the format of the computation."
     )
+    float8_gather: Switch = _option(
+        False,
+        "Gather the weights of the layers that multiply in fp8 in float8, which is half the traffic of bf16; recipe "
+        "tensorwise.",
+    )
     average_unused: Switch = _option(
         False,
         "Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different "
@@ -911,6 +916,12 @@ def clashes(config: Config) -> list[Clash]:
         )
     if config.fsdp.wrap == "classes" and not config.fsdp.classes:
         found.append(Clash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
+    if config.fsdp.float8_gather and config.precision == "fp8" and config.fp8.recipe != "tensorwise":
+        message = f"{config.fp8.recipe} scales a weight in two ways, which needs all of it unrounded: use tensorwise"
+        found.append(Clash(("fp8.recipe", "fsdp.float8_gather"), message))
+    if config.fsdp.float8_gather and config.fsdp.cpu_offload:
+        message = "what lies in host memory is gathered in the format of the computation; remove one of the two"
+        found.append(Clash(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
     if config.checkpoint.dir is None and config.checkpoint.every is not None:
         found.append(
             Clash(("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)")
@@ -964,7 +975,7 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     if config.memory is not None and config.strategy != "auto" and "memory" in given:
         idle["memory"] = f"nothing is planned, since strategy is {config.strategy}"
     for name in given:
-        if name.startswith("fp8.") and config.precision != "fp8":
+        if (name.startswith("fp8.") or name == "fsdp.float8_gather") and config.precision != "fp8":
             idle[name] = f"precision is {config.precision}"
     if config.static and not config.panel and "static" in given:
         idle["static"] = "the panel is off"

@@ -46,6 +46,8 @@ class Plan:
     layout: Layout
     checkpoints: bool
     usage: Usage
+    refusal: str | None = None
+    """Why its strategy does not train these models, where that was asked; None: it does."""
 
     @property
     def name(self) -> str:
@@ -127,14 +129,26 @@ def _cost(plan: Plan) -> tuple[bool, bool, int]:
 
 
 def choose(plans: Sequence[Plan], setting: Setting) -> Plan | None:
-    """Return the first plan in order of cost that fits and that this version serves; None if none does."""
-    fitting = [plan for plan in plans if plan.is_served and plan.missing(setting) == 0]
-    return min(fitting, key=_cost, default=None)
+    """Return the first plan in order of cost that fits, is served and is not refused; None if there is none."""
+    return min((plan for plan in fitting(plans, setting) if plan.refusal is None), key=_cost, default=None)
+
+
+def fitting(plans: Sequence[Plan], setting: Setting) -> list[Plan]:
+    """Return the plans that this version serves and that fit, whether or not their strategies train these models."""
+    return [plan for plan in plans if plan.is_served and plan.missing(setting) == 0]
+
+
+def passed_over(found: Forecast) -> Plan | None:
+    """Return the first plan that fits, is preferred to the best, and is refused; None if there is none."""
+    best = found.best
+    refused = (plan for plan in fitting(found.plans, found.setting) if plan.refusal is not None)
+    first = min(refused, key=_cost, default=None)
+    return None if first is None or (best is not None and _cost(best) < _cost(first)) else first
 
 
 def smallest(plans: Sequence[Plan], setting: Setting) -> Plan:
     """Return, of the plans that this version serves, the one that lacks least."""
-    served = [plan for plan in plans if plan.is_served]
+    served = [plan for plan in plans if plan.is_served and plan.refusal is None]
     return min(served or plans, key=lambda plan: (plan.missing(setting), plan.usage.total))
 
 

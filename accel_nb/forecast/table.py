@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from accel_nb.config import Layer
 from accel_nb.config.flags import flags_to_line
-from accel_nb.forecast.plans import Forecast, Plan, Setting, has_checkpointing, largest_share, smallest
+from accel_nb.forecast.plans import Forecast, Plan, Setting, has_checkpointing, largest_share, passed_over, smallest
 from accel_nb.forecast.sizes import Model, count_text, size_text
 
 _HEAD = (
@@ -109,8 +109,15 @@ def explain(found: Forecast) -> str:
     spare = size_text(setting.room - best.usage.total)
     flags = flags_to_line(Layer("flags", best.options, "plan"))
     first = next(plan for plan in found.plans if plan.is_served)
-    why = "the simplest way" if first is best else f"{first.name} lacks {size_text(first.missing(setting))}, this"
-    return f"-> {best.name} ({flags}): {why} fits, with {spare} to spare"
+    lack = first.missing(setting)
+    why = "the simplest way" if first is best else f"{first.name} lacks {size_text(lack)}, this" if lack else "this"
+    return f"-> {best.name} ({flags}): {why} fits, with {spare} to spare{_passed_over(found)}"
+
+
+def _passed_over(found: Forecast) -> str:
+    """Say why the plan that memory alone would have chosen is not taken; nothing where it is."""
+    plan = passed_over(found)
+    return "" if plan is None else f"; {plan.name} was passed over: {plan.refusal}"
 
 
 def _refusal(found: Forecast) -> str:
@@ -126,7 +133,8 @@ def _refusal(found: Forecast) -> str:
     if share:
         ways.append(f"a batch of about {share * setting.batch_size // setting.share}")
     ways += [f"{other.name}, not served by this version," for other in _unserved(found)[:1]]
-    return f"{lack}; {' or '.join(ways)} would fit" if ways else f"{lack}; take more or larger devices"
+    advice = f"{' or '.join(ways)} would fit" if ways else "take more or larger devices"
+    return f"{lack}; {advice}{_passed_over(found)}"
 
 
 def _unserved(found: Forecast) -> list[Plan]:

@@ -29,6 +29,13 @@ from accel_nb.precision.half import cast_floats
 from accel_nb.runtime.nested import find_tensors, map_tensors
 from accel_nb.strategies.units import repeated_blocks
 
+_HOLDING_LOSSES = frozenset(
+    getattr(torch.ops.aten, name).default
+    for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
+)
+"""Their kernels write each element's loss into what they return, and shrink its shape to one number afterwards: not its
+memory, which lives as long as the loss. Their rules for shapes alone do not say so."""
+
 Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
 
@@ -243,6 +250,8 @@ class _Live(TorchDispatchMode):
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
             return _one(args[0].dtype)  # a number that was read out of a tensor, to be printed or divided by
+        if func in _HOLDING_LOSSES and not result.dim():
+            result = torch.empty_like(args[0]).as_strided((), ())
         is_copy = func is torch.ops.aten._to_copy.default and _key(args[0]) in self._given
         for tensor in find_tensors(result):
             self.add(tensor, is_copy=is_copy)

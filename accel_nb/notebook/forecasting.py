@@ -32,12 +32,14 @@ def forecast_notebook(
     if model is None:
         return None
     from accel_nb.forecast.build import forecast_model
+    from accel_nb.forecast.served import ask_strategies
 
     batch, batch_size = _batch(request, names)
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
-    return forecast_model(
-        model, setting, optimizer=_optimizer(request, names, model), batch=batch, loss=_loss(request, names)
-    )
+    optimizer = _optimizer(request, names, model)
+    found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_loss(request, names))
+    known = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
+    return ask_strategies(found, [model], known, config)
 
 
 def _model(request: Request, names: Mapping[str, Any]) -> nn.Module | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
 
@@ -26,6 +26,7 @@ MULTIPLE = 16
 _FIRST_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
     {"tensorwise": (8, 9), "rowwise": (9, 0), "rowwise_with_gw_hp": (9, 0)}
 )
+_CASTING = "_accel_nb_casting"
 _TRIAL_RUNS = 6
 _PASSES_PER_RUN = 4
 
@@ -54,6 +55,41 @@ class Fp8Options(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Casting:
+    """How a weight becomes float8 with one scale for all of it, in parts that are cast apart."""
+
+    dtype: torch.dtype
+    settings: Any
+    """torchao's, for multiplying by it."""
+
+    def scales(self, largest: Tensor) -> Tensor:
+        """Return the scales of weights, from the largest absolute value of each."""
+        from torchao.float8.float8_utils import amax_to_scale
+
+        return amax_to_scale(largest, self.dtype)
+
+    def cast(self, part: Tensor, scale: Tensor) -> Tensor:
+        """Return the float8 values of a part."""
+        from torchao.float8.float8_training_tensor import GemmInputRole, hp_tensor_and_scale_to_float8
+
+        made: Any = hp_tensor_and_scale_to_float8(part, scale, self.dtype, self.settings, GemmInputRole.WEIGHT)
+        return made._data
+
+    def whole(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the weight that float8 values stand for, as a layer multiplies by it; it shows as one of ``dtype``."""
+        from torchao.float8 import float8_training_tensor
+
+        kind: Any = float8_training_tensor.Float8TrainingTensor
+        role = float8_training_tensor.GemmInputRole.WEIGHT
+        return kind(values, scale, dtype, self.settings, gemm_input_role=role)
+
+
+def casting_of(module: nn.Module) -> Casting | None:
+    """Return how the weight of a converted layer is cast by who gathers it; None for other modules and recipes."""
+    return getattr(type(module), _CASTING, None)
+
+
 class Float8Layers:
     """Lets the linear layers of models multiply in float8, in place.
 
@@ -70,7 +106,7 @@ class Float8Layers:
                 )
         self._device = device
         self._options = options
-        self._multiply = _multiplication(options)
+        self._multiply, self._casting = _multiplication(options)
         self._converted: dict[int, list[nn.Linear]] = {}
         self._num_linears: dict[int, int] = {}
         self._trials: dict[int, str] = {}
@@ -85,6 +121,7 @@ class Float8Layers:
             self._trials[id(model)] = self._trial(layers, compiled)
         for layer in layers:
             give_forward(layer, _forward(layer, self._multiply))
+            setattr(type(layer), _CASTING, self._casting)
 
     def undo(self, model: nn.Module) -> None:
         """Give the layers their own forward back; after the model is unwrapped and no longer compiled."""
@@ -165,6 +202,9 @@ def _linears(model: nn.Module) -> dict[str, nn.Linear]:
 def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     def forward_in_fp8(x: Tensor) -> Tensor:
         if x.numel() == 0:  # it has no largest value to scale by
+            weight: Any = layer.weight
+            if hasattr(weight, "to_original_precision"):  # it was gathered in float8
+                return functional.linear(x.to(weight.dtype), weight.to_original_precision(), layer.bias)
             return nn.Linear.forward(layer, x)
         result = multiply(x.to(torch.bfloat16), layer.weight)
         return result if layer.bias is None else result + layer.bias.to(result.dtype)
@@ -172,8 +212,11 @@ def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> 
     return forward_in_fp8
 
 
-def _multiplication(options: Fp8Options) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return what multiplies rows by a weight, (..., inputs) x (outputs, inputs), with gradients in float8 as well."""
+def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Tensor], Casting | None]:
+    """Return what multiplies rows by a weight, (..., inputs) x (outputs, inputs), with gradients in float8 as well.
+
+    With it how a weight is cast apart from that, for recipes whose every use of it has one and the same scale.
+    """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
         from torchao.float8.float8_linear import matmul_with_hp_or_float8_args
@@ -189,7 +232,9 @@ def _multiplication(options: Fp8Options) -> Callable[[Tensor, Tensor], Tensor]:
         with torch.autocast(x.device.type, enabled=False):
             return matmul_with_hp_or_float8_args.apply(x, weight.t(), settings, config)
 
-    return multiply
+    weight: Any = config.cast_config_weight
+    is_whole = options.recipe == "tensorwise"
+    return multiply, Casting(weight.target_dtype, settings) if is_whole else None
 
 
 def _seconds(way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, device: torch.device) -> float:

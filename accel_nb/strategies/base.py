@@ -71,6 +71,17 @@ class Capabilities:
         return self.problem()
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why a strategy cannot train some models, and what to do instead."""
+
+    why: str
+    instead: str
+
+    def __str__(self) -> str:
+        return f"{self.why}: {self.instead}"
+
+
 @dataclass(frozen=True)
 class Bundle:
     """What is trained together: handed to a strategy as one, since some must see all of it."""
@@ -109,8 +120,15 @@ class Strategy(Protocol):
         """Keep the options; touch no device and no other rank."""
         ...
 
+    def refusal(self, bundle: Bundle) -> Refusal | None:
+        """Say why a bundle cannot be prepared, beside what is prepared already; None where it can.
+
+        One rank may ask alone, also of a strategy that was not opened.
+        """
+        ...
+
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter a world; before anything else."""
+        """Enter a world; before anything else but `refusal`."""
         ...
 
     def model_init(self) -> AbstractContextManager[Any]:
@@ -207,6 +225,10 @@ class Stepping:
         self.options = options
         self.precision = precision
 
+    def refusal(self, bundle: Bundle) -> Refusal | None:
+        """Refuse nothing."""
+        return None
+
     def hidden_bytes(self) -> tuple[int, int]:
         """Return nothing: parameters have their gradients, and optimizers their state."""
         return 0, 0
@@ -239,6 +261,18 @@ class Stepping:
 
 class ReplicaStrategy(Stepping):
     """The part that strategies share whose every rank holds the whole model: clipping and state."""
+
+    def refusal(self, bundle: Bundle) -> Refusal | None:
+        """Refuse models that have no values: nothing here fills them."""
+        for model in bundle.models:
+            name = next((name for name, value in model.named_parameters() if value.is_meta), None)
+            if name is not None:
+                return Refusal(
+                    f"{name} of the {type(model).__name__} has no values (it is on the meta device)",
+                    "load its weights before preparing it, or divide it by --strategy fsdp with fsdp.weights, or "
+                    "deepspeed with deepspeed.weights",
+                )
+        return None
 
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
@@ -281,13 +315,17 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
         for parameter in group["params"]
         if parameter.grad is not None
     }
-    if gradients:
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for gradient in gradients.values():
-            by_dtype.setdefault(gradient.dtype, []).append(gradient)
-        for dtype, alike in by_dtype.items():
-            own = factor.to(dtype) if isinstance(factor, Tensor) else factor
-            torch._foreach_mul_(alike, own)  # pyright: ignore[reportPrivateImportUsage]
+    multiply(gradients.values(), factor)
+
+
+def multiply(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
+    """Multiply tensors in place, those of one dtype and device by one call; reads no number from a device."""
+    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for (dtype, device), found in alike.items():
+        own = factor.to(device, dtype) if isinstance(factor, Tensor) else factor
+        torch._foreach_mul_(found, own)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _as_it_is(state: Any) -> Any:

@@ -7,7 +7,6 @@ for all strategies: losses are scaled, and gradients clipped, outside of the eng
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,7 +29,7 @@ from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.environment import patch_environment, set_local_rank
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, StepOutcome, Stepping, copied_state
+from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
 from accel_nb.strategies.filling import Filling
 from accel_nb.strategies.inplace import (
     give_forward,
@@ -40,14 +39,10 @@ from accel_nb.strategies.inplace import (
     take_forward_back,
     without_class_check,
 )
+from accel_nb.strategies.zero_limits import STEPPED, problems, stepped_by
 
 if TYPE_CHECKING:
     from accel_nb.strategies.zero import ZeroModel
-
-_ELEMENTWISE = (
-    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
-    torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adadelta,
-)  # fmt: skip
 
 
 def _why_no_deepspeed() -> str | None:
@@ -65,7 +60,7 @@ class Deepspeed(Stepping):
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
-        steps_in=torch.float32, problem=_why_no_deepspeed,
+        steps_in=STEPPED, problem=_why_no_deepspeed,
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
@@ -94,19 +89,25 @@ class Deepspeed(Stepping):
 
     def wrap(self, bundle: Bundle) -> Bundle:
         """Take models and optimizers; what an optimizer steps is divided once both are there."""
+        refused = self.refusal(bundle)
+        if refused is not None:
+            raise MisuseError(str(refused))
         for model in bundle.models:
             if id(model) not in self._prepared:
-                self._check(model)
                 self._prepared[id(model)] = model
                 self._prepare(model)
         self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in bundle.optimizers})
-        living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
-        new = [optimizer for optimizer in living if id(optimizer) not in self._zeros]
-        for number, optimizer in enumerate(new):
-            self._check_optimizer(optimizer, [*(zero.optimizer for zero in self._zeros.values()), *new[:number]])
-        for optimizer in new:
+        for optimizer in self._undivided():
             self._divide(optimizer)
         return bundle
+
+    def refusal(self, bundle: Bundle) -> Refusal | None:
+        """Say why models and optimizers cannot be divided together, and with those that are here."""
+        models = [model for model in bundle.models if id(model) not in self._prepared]
+        waiting = self._undivided()
+        new = [item for item in bundle.optimizers if id(item) not in {*self._zeros, *map(id, waiting)}]
+        divided = [zero.optimizer for zero in self._zeros.values()]
+        return next(problems(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Give a model back, with those that share its optimizer, whole on every rank; every rank must call."""
@@ -153,8 +154,7 @@ class Deepspeed(Stepping):
             if zero.has_gradients:
                 zero.finish()
                 if isinstance(factor, Tensor) or factor != 1.0:
-                    for _, gradient in zero.gradients():
-                        gradient.mul_(factor)
+                    multiply((gradient for _, gradient in zero.gradients()), factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Forget the gradients of the bundle's optimizers."""
@@ -183,8 +183,7 @@ class Deepspeed(Stepping):
         else:
             total = self._comm.all_reduce(own**norm_type) ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for gradient in chosen:
-            gradient.mul_(scale.to(gradient.device, gradient.dtype))
+        multiply(chosen, scale)
         return total
 
     @torch.no_grad()
@@ -272,26 +271,6 @@ class Deepspeed(Stepping):
         for model in list(self._prepared.values()):
             self.unwrap(model)
 
-    def _check(self, model: nn.Module) -> None:
-        for name, value in model.named_parameters():
-            if value.is_meta and (self.options.weights is None or self.options.zero_stage < 3):
-                raise MisuseError(
-                    f"{name} of the {type(model).__name__} has no values (it is on the meta device): load its weights "
-                    "before preparing it, or use --zero-stage 3 and name the safetensors to fill it from with "
-                    "deepspeed.weights"
-                )
-            if self.options.zero_stage == 3 and not value.dim():
-                raise MisuseError(
-                    f"{name} of the {type(model).__name__} is a single number, which stage 3 cannot divide: "
-                    "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2"
-                )
-            if value.requires_grad and value.dtype is not torch.float32:
-                raise MisuseError(
-                    f"{name} of the {type(model).__name__} is {str(value.dtype).removeprefix('torch.')}, and DeepSpeed "
-                    "steps float32 weights: call model.float() before preparing it, and choose what it computes in by "
-                    "--precision; ddp and fsdp take other formats"
-                )
-
     def _prepare(self, model: nn.Module) -> None:
         """Let a model that nothing is known to step compute in the run's precision, with rank 0's weights."""
         if any(value.is_meta for value in model.parameters()):
@@ -311,45 +290,13 @@ class Deepspeed(Stepping):
         if self.precision.policy.compute is not None:
             give_forward(model, plain_forward(model, self.precision))
 
-    def _stepped_by(self, optimizer: Optimizer) -> tuple[list[nn.Module], set[int]]:
-        """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
-        owned = {id(value) for group in optimizer.param_groups for value in group["params"] if value.requires_grad}
-        models = [model for model in self._prepared.values() if any(id(value) in owned for value in model.parameters())]
-        return models, owned
-
-    def _check_optimizer(self, optimizer: Optimizer, others: Iterable[Optimizer]) -> None:
-        """Raise `MisuseError` for an optimizer that cannot have an engine beside those of others."""
-        models, owned = self._stepped_by(optimizer)
-        options, kind = self.options, type(optimizer).__name__
-        if models and not isinstance(optimizer, _ELEMENTWISE) and not options.allow_untested_optimizer:
-            known = ", ".join(item.__name__ for item in _ELEMENTWISE)
-            raise MisuseError(
-                f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed cuts parameters "
-                f"anywhere: use one of {known}, set deepspeed.allow_untested_optimizer if it does, or train by fsdp"
-            )
-        if options.zero_stage == 3 and len(models) > 1:
-            raise MisuseError(
-                f"one {kind} steps {len(models)} models, which stage 3 does not serve: put them into one module, give "
-                "each an optimizer, or use --zero-stage 2"
-            )
-        for model, other in itertools.product(models, others):
-            theirs = self._stepped_by(other)[1]
-            shared = [name for name, value in model.named_parameters() if id(value) in theirs]
-            if shared and options.zero_stage == 3:
-                raise MisuseError(
-                    f"two optimizers step the {type(model).__name__}, and stage 3 divides all of a model for one: use "
-                    "--zero-stage 2, give one optimizer two groups of parameters, or train by ddp or fsdp"
-                )
-            named = dict(model.named_parameters())
-            twice = [name for name in shared if id(named[name]) in owned]
-            if twice:
-                raise MisuseError(
-                    f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed divides a parameter "
-                    "for one: leave it to one of them, or train by ddp or fsdp"
-                )
+    def _undivided(self) -> list[Optimizer]:
+        """Return the optimizers that have no engine, yet or since none of their models is here."""
+        living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
+        return [optimizer for optimizer in living if id(optimizer) not in self._zeros]
 
     def _divide(self, optimizer: Optimizer) -> None:
-        models, owned = self._stepped_by(optimizer)
+        models, owned = stepped_by(optimizer, self._prepared.values())
         if not models:
             return
         from accel_nb.strategies.zero import ZeroModel

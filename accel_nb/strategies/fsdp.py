@@ -29,9 +29,9 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, Stepping, copied_state, multiply_gradients
+from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
 from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
-from accel_nb.strategies.sharding import ShardedModel, repoint
+from accel_nb.strategies.sharding import ShardedModel, refusal_of, repoint
 from accel_nb.strategies.units import Wrap, units_of
 
 
@@ -79,6 +79,11 @@ class FsdpOptions(Protocol):
         ...
 
     @property
+    def float8_gather(self) -> bool:
+        """Gather the weights of float8 layers in float8."""
+        ...
+
+    @property
     def average_unused(self) -> bool:
         """Count parameters that took no part on a rank as zero gradients there."""
         ...
@@ -106,6 +111,7 @@ class DefaultFsdpOptions:
     cpu_offload: bool = False
     autocast: bool = False
     reduce_dtype: Literal["fp32", "compute"] = "fp32"
+    float8_gather: bool = False
     average_unused: bool = False
     weights: str | None = None
     forward_methods: tuple[str, ...] = ()
@@ -141,8 +147,19 @@ class Fsdp(Stepping):
         """Return a context in which models are built without memory, if there are weights to fill them from."""
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
+    def refusal(self, bundle: Bundle) -> Refusal | None:
+        """Say why a model cannot be divided, or not in this way."""
+        if self.options.float8_gather and self.options.cpu_offload:
+            why = "what lies in host memory is gathered in the format of the computation, and not in float8"
+            return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
+        new = (model for model in bundle.models if id(model) not in self._models)
+        return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
+
     def wrap(self, bundle: Bundle) -> Bundle:
         """Divide every model that has parameters, and let the optimizers step the parts."""
+        refused = self.refusal(bundle)
+        if refused is not None:
+            raise MisuseError(str(refused))
         for model in bundle.models:
             if id(model) in self._models or not any(True for _ in model.parameters()):
                 continue
@@ -154,11 +171,16 @@ class Fsdp(Stepping):
             weights = None
             if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
                 weights = open_checkpoint(options.weights)
-            part = ShardedModel(model, units, self._comm, self._device, *self._settings_for(model), weights)
+            settings = self._settings_for(model)
+            part = ShardedModel(
+                model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather
+            )
             self._models[id(model)] = part
             root: Any = model
             for name in options.forward_methods:
                 register_fsdp_forward_method(model, name)
+                if part.float8:
+                    setattr(model, name, part.float8.wrapped(getattr(model, name)))
             if options.average_unused:
                 root.set_reduce_scatter_unused_params(True)
             if options.autocast and self.precision.policy.compute is not None:
@@ -246,8 +268,7 @@ class Fsdp(Stepping):
             power = self._comm.all_reduce(own**norm_type) / self._num_replicas + same**norm_type
             total = power ** (1.0 / norm_type)
         scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
-        for gradient in (*parts, *whole):
-            gradient.mul_(scale.to(gradient.device, gradient.dtype))
+        multiply((*parts, *whole), scale)
         return total
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
@@ -290,6 +311,8 @@ class Fsdp(Stepping):
             value = getattr(self.options, name)
             if value != getattr(defaults, name):
                 facts[name] = list(value) if isinstance(value, tuple) else value
+        if self.options.float8_gather and parts:
+            facts["float8_gather"] = f"of {sum(len(part.float8 or ()) for part in parts)} weights"
         return facts
 
     def close(self) -> None:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from accel_nb.config.schema import Config
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Strategy
@@ -32,3 +36,13 @@ def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
             return strategy
     reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
     raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
+
+
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """Return the options with some replaced, by their dotted names."""
+    for name, value in options.items():
+        section, _, leaf = name.rpartition(".")
+        if section:
+            value = getattr(config, section).model_copy(update={leaf: value})
+        config = config.model_copy(update={section or leaf: value})
+    return config

@@ -22,10 +22,12 @@ from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
 from accel_nb.bigmodel.shards import Checkpoint
-from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.errors import MisuseError
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
+from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.filling import Filling, give_memory
+from accel_nb.strategies.float8_gather import Float8Gather
 from accel_nb.strategies.inplace import reduce_plainly, restore, specialise, without_class_check
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
@@ -52,7 +54,8 @@ class ShardedModel:
     """A model in its sharded form; making it divides the model, `undo` makes it whole. Every rank must do both.
 
     ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left of the model. Rank 0's values
-    become everyone's; what has none is read from ``weights``, by each rank its part.
+    become everyone's; what has none is read from ``weights``, by each rank its part. ``float8`` gathers what float8
+    layers multiply by in that.
     """
 
     def __init__(
@@ -64,6 +67,8 @@ class ShardedModel:
         settings: dict[str, Any],
         root_settings: dict[str, Any],
         weights: Checkpoint | None = None,
+        *,
+        float8: bool = False,
     ) -> None:
         self.model = model
         self.syncs = True
@@ -78,7 +83,6 @@ class ShardedModel:
         ]
         # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
         self.replicated = list({id(p.original): p.original for p in self._places if p.original.dim() == 0}.values())
-        self._check(weights)
         # Where there is memory for the parts: with offloading that is not the device.
         home = torch.device("cpu") if "offload_policy" in settings else device
         filling = None if weights is None else Filling(model, weights)
@@ -89,6 +93,11 @@ class ShardedModel:
         self._units = [*units, model]
         for unit in self._units:
             _shard(unit, {**(root_settings if unit is model else settings), **ignored})
+        params = (param for group in self._groups() for param in group.fsdp_params)
+        self.float8 = Float8Gather(params, comm) if float8 else None
+        if self.float8:
+            for unit in self._units:
+                _call_with(unit, self.float8)
         if filling is not None:
             filling.take_memory(home)
         self.changed: dict[int, nn.Parameter] = {}
@@ -173,6 +182,8 @@ class ShardedModel:
                 gradient = sharded.like(now, torch.zeros_like(sharded.local(now))) if now.grad is None else now.grad
                 original.grad = sharded.gather(gradient, self._comm)
             back[id(now)] = original
+        if self.float8 is not None:
+            self.float8.undo()
         for unit in self._units:
             restore(unit)
         for module in {id(place.module): place.module for place in self._places}.values():
@@ -192,19 +203,6 @@ class ShardedModel:
         for unit in self._units:
             yield from _state_of(unit)._fsdp_param_groups
 
-    def _check(self, weights: Checkpoint | None) -> None:
-        for place in self._places if weights is None else ():
-            if place.original.is_meta:
-                raise MisuseError(
-                    f"{place.name} of the {type(self.model).__name__} has no values (it is on the meta device): load "
-                    "its weights before preparing it, or name the safetensors to fill it from with fsdp.weights"
-                )
-        if self.replicated and "ignored_params" not in inspect.signature(fully_shard).parameters:
-            raise ConfigError(
-                "parameters that are a single number cannot be sharded by this PyTorch: give them one dim, or use "
-                "PyTorch 2.7 or newer"
-            )
-
     @torch.no_grad()
     def _share_values(self, device: torch.device) -> None:
         for value in {id(p.original): p.original for p in self._places if not p.original.is_meta}.values():
@@ -215,6 +213,23 @@ class ShardedModel:
             self._comm.broadcast(buffer)
         for value in self.replicated:
             value.data = value.data.to(device)
+
+
+def refusal_of(model: nn.Module, weights: str | None) -> Refusal | None:
+    """Say why a model cannot be divided; None where it can."""
+    empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
+    if empty is not None and weights is None:
+        return Refusal(
+            f"{empty} of the {type(model).__name__} has no values (it is on the meta device)",
+            "load its weights before preparing it, or name the safetensors to fill it from with fsdp.weights",
+        )
+    single = next((name for name, value in model.named_parameters() if value.dim() == 0), None)
+    if single is not None and "ignored_params" not in inspect.signature(fully_shard).parameters:
+        return Refusal(
+            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot divide",
+            "give it one dim, as in nn.Parameter(torch.ones(1)), or use PyTorch 2.7 or newer",
+        )
+    return None
 
 
 def repoint(
@@ -253,6 +268,12 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
         group._module_to_pre_save_state_dict_hook_handle = {unit: None}
         group._module_to_pre_load_state_dict_hook_handle = {unit: None}
     specialise(unit, _methods_over(plain), plain)
+
+
+def _call_with(unit: nn.Module, gather: Float8Gather) -> None:
+    """Let calls of a unit find the scales of what is gathered for it."""
+    made: Any = type(unit)
+    made.__call__ = gather.wrapped(made.__call__)
 
 
 def _forget_class(plain: type) -> None:

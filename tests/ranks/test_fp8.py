@@ -10,13 +10,17 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 from torch.nn import functional
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plugins import AORecipeKwargs
 from accel_nb.errors import ConfigError
 from accel_nb.precision.fp8 import find_layers
+from accel_nb.precision.half import Full
 from accel_nb.runtime.world import World
+from accel_nb.strategies.base import Bundle
+from accel_nb.strategies.fsdp import DefaultFsdpOptions, Fsdp
 from tests.ranks.launch import run_ranks
 
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]
@@ -116,6 +120,64 @@ def test_ranks_train_alike_whole_and_divided() -> None:
             assert found["same"]
 
 
+class CountingGather(DefaultAllGather):
+    """Gathers, and counts the bytes that this rank sends."""
+
+    num_bytes = 0
+
+    def __call__(self, output_tensor: Tensor, input_tensor: Tensor, *args: Any, **kwargs: Any) -> Any:
+        self.num_bytes += input_tensor.nbytes
+        return super().__call__(output_tensor, input_tensor, *args, **kwargs)
+
+
+def gathers(world: World, float8_gather: bool) -> dict[str, Any]:
+    """Train a divided model; say what is sent for a block, what its layers multiply by, and what is left of it."""
+    model, optimizer = net()
+    accelerator = Accelerator(
+        world=world, cpu=True, strategy="fsdp", mixed_precision="fp8",
+        config={"fp8": {"emulate": True}, "fsdp": {"float8_gather": float8_gather}},
+    )  # fmt: skip
+    accelerator.prepare(model, optimizer)
+    block: Any = model.blocks[0]
+    block.set_custom_all_gather(counted := CountingGather())
+    seen: list[Any] = []
+    hook = block.up.register_forward_hook(lambda layer, *_: seen.append(layer.weight.detach()))
+    with torch.no_grad():
+        found: dict[str, Any] = {"outputs": model(data(0)[0]), "bytes": counted.num_bytes}
+    hook.remove()
+    found["multiplied"] = type(seen[0]).__name__, getattr(seen[0], "_data", seen[0]).dtype
+    found["losses"] = losses(accelerator, model, optimizer, 25)
+    found["kept"] = {(type(value.data.to_local()), value.dtype) for value in model.parameters()}
+    found["notes"] = accelerator.describe()["notes"]
+    with torch.no_grad():  # a unit called by itself, with weights that were written by hand: the scale is a new one
+        for value in model.parameters():
+            value.mul_(100)
+        found["by hand"] = block(x := torch.ones(2, 32)).abs().max().item()
+        found["empty"] = tuple(block(x[:0]).shape)
+    accelerator.close()
+    with torch.no_grad():
+        found["alone"] = block(x).abs().max().item()
+    found["plain"] = all(type(part) in (Net, Block, nn.Linear, nn.ModuleList) for part in model.modules())
+    return found
+
+
+def test_weights_are_gathered_in_float8() -> None:
+    """On three ranks, which share 32 rows unevenly, as parts that are padded to 11 rows; 48 are 16 for each."""
+    for half, eighth in zip(run_ranks(gathers, 3, False), run_ranks(gathers, 3, True), strict=True):
+        weights, biases = 16 * 32 + 11 * 48, 16 + 11
+        assert half["bytes"] == 2 * weights + 2 * biases
+        assert eighth["bytes"] == weights + 2 * biases
+        assert half["multiplied"] == ("Tensor", torch.bfloat16)
+        assert eighth["multiplied"] == ("Float8TrainingTensor", torch.float8_e4m3fn)
+        assert eighth["losses"] == pytest.approx(half["losses"], rel=0.05)
+        assert eighth["losses"][-1] < 0.5 * eighth["losses"][0]
+        assert eighth["kept"] == half["kept"] == {(Tensor, torch.float32)}
+        assert eighth["by hand"] == pytest.approx(eighth["alone"], rel=0.1)
+        assert eighth["empty"] == (0, 32)
+        assert eighth["plain"]
+        assert "float8_gather of 4 weights" in eighth["notes"]
+
+
 def test_layers_are_left_out_by_name_and_by_size() -> None:
     model, _ = net()
     blocks: Any = model.blocks
@@ -158,7 +220,24 @@ def test_records_of_torchao_are_read_or_refused() -> None:
     assert accelerator.resolved.config.fp8.emulate
     accelerator.close()
     other = replace(config, round_scales_to_power_of_2=False)
-    record = AORecipeKwargs(other, lambda module, name: True, pad_inner_dim=False, enable_fsdp_float8_all_gather=True)
+    record = AORecipeKwargs(other, lambda module, name: True, pad_inner_dim=False)
     with pytest.raises(ConfigError) as caught:
         record.as_options()
-    assert len(caught.value.problems) == 4
+    assert len(caught.value.problems) == 3
+    whole = replace(Float8LinearConfig.from_recipe_name("tensorwise"), enable_fsdp_float8_all_gather=True)
+    assert AORecipeKwargs(whole).as_options() == {
+        "fp8.recipe": "tensorwise", "fp8.emulate": False, "fsdp.float8_gather": True,
+    }  # fmt: skip
+
+
+def test_gathering_in_float8_is_refused_where_it_cannot_be() -> None:
+    fsdp = {"float8_gather": True, "cpu_offload": True}
+    with pytest.raises(ConfigError) as caught:
+        Accelerator(cpu=True, mixed_precision="fp8", config={"fp8": {"recipe": "rowwise"}, "fsdp": fsdp})
+    assert len(caught.value.problems) == 2
+    assert "rowwise scales a weight in two ways" in str(caught.value)
+    planned = Fsdp(DefaultFsdpOptions(**fsdp), Full())  # as a plan would have it, which asks before it chooses
+    assert "not in float8" in str(planned.refusal(Bundle()))
+    accelerator = Accelerator(cpu=True, mixed_precision="bf16", config={"fsdp": {"float8_gather": True}})
+    assert any("float8_gather" in note and "precision is bf16" in note for note in accelerator.resolved.notes)
+    accelerator.close()

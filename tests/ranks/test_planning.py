@@ -114,6 +114,18 @@ def decides(world: World) -> dict[str, Any]:
     accelerator.prepare(small, torch.optim.SGD(small.parameters(), 0.1))
     found["anew"] = accelerator.describe()["strategy"], accelerator.describe()["notes"]
     accelerator.close()
+
+    for name, memory in (("refused one", "4MiB"), ("refused all", "3.5MiB")):
+        model, _, loader = training()
+        model.float()
+        pair = torch.optim.AdamW(model.blocks.parameters()), torch.optim.AdamW(model.head.parameters())
+        accelerator = build(world, memory, fsdp={"hybrid_shard_size": 1})
+        try:
+            accelerator.prepare(model, *pair, loader)
+            found[name] = accelerator.describe()["notes"][0]
+        except ConfigError as error:
+            found[name] = str(error)
+        accelerator.close()
     return found
 
 
@@ -137,6 +149,13 @@ def test_the_cheapest_plan_that_fits_is_taken_and_follows_what_was_given() -> No
         assert found["two plain optimizers"][0].startswith("plan ddp")  # which keep nothing, as AdamW would
         assert found["given"][0].startswith("plan fsdp (2) + activation checkpointing")
         assert any("compute their activations again" in note for note in found["given"])
+        why = (
+            "; zero 3 was passed over: two optimizers step the Transformer, and stage 3 divides all of a model for one"
+        )
+        assert found["refused one"].startswith("plan ddp + activation checkpointing (")
+        assert found["refused one"].endswith(f"; {why}")
+        assert found["refused all"].startswith("nothing fits: ddp + activation checkpointing lacks")
+        assert why in found["refused all"]
         assert found["anew"][0] == "ddp"
         assert "no batch is known" in found["anew"][1][0]
 

@@ -166,6 +166,18 @@ def test_what_this_version_does_not_serve_is_shown_and_not_chosen(monkeypatch: p
         assert f"{other.layout.name} *" in as_text(found)
 
 
+def test_what_a_strategy_refuses_is_not_chosen_and_said() -> None:
+    found = forecast(dense(), setting(100 * GIB))
+    ddp, *others = found.plans
+    refused = replace(found, plans=(replace(ddp, refusal="it is not for today"), *others))
+    assert refused.best is others[0]
+    assert explain(refused).startswith(f"-> {others[0].name} (")
+    assert explain(refused).endswith("to spare; ddp was passed over: it is not for today")
+    taken = replace(found, plans=(ddp, *(replace(plan, refusal="nor these") for plan in others)))
+    assert taken.best is ddp
+    assert "passed over" not in explain(taken)
+
+
 def test_on_cpu_workers_nothing_is_offloaded() -> None:
     assert not any(plan.layout.offloads for plan in forecast(dense(), setting(GIB, is_host=True)).plans)
     assert any(plan.layout.offloads for plan in forecast(dense(), setting(GIB)).plans)

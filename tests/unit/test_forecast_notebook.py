@@ -55,6 +55,18 @@ def test_names_and_sizes_that_are_given_go_first() -> None:
     assert not ask("model --data n --batch-size 3", **{**names, "n": [torch.ones(3)]}).knows_activations  # type: ignore[union-attr]
 
 
+def test_what_a_strategy_would_refuse_to_prepare_is_no_choice() -> None:
+    model = Transformer()
+    pair = torch.optim.AdamW(model.blocks.parameters()), torch.optim.AdamW(model.norm.parameters())
+    refusals = []
+    for names in ({"one": torch.optim.AdamW(model.parameters())}, {"one": pair[0], "other": pair[1]}):
+        found = ask("", model=model, **names)
+        assert found is not None
+        refusals.append({plan.layout.name: plan.refusal for plan in found.plans if plan.refusal})
+    why = "two optimizers step the Transformer, and stage 3 divides all of a model for one"
+    assert refusals == [{}, {"zero 3": why}]
+
+
 def test_a_loss_of_the_notebook_s_own_is_taken() -> None:
     names = {"model": nn.Linear(16, 2), "x": torch.randn(64, 16)}
     plain = ask("--data x", **names)

@@ -56,7 +56,12 @@ def language() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
     return Transformer(256, 64, 4, 64), (torch.randint(256, (8, 64)), torch.randint(256, (8, 64)))
 
 
-MAKERS = [perceptron, convolutions, encoder, language]
+def regression() -> tuple[nn.Module, tuple[Tensor, Tensor]]:
+    layers = nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 256)
+    return nn.Sequential(*layers), (torch.randn(1024, 256), torch.randn(1024, 256))
+
+
+MAKERS = [perceptron, convolutions, encoder, language, regression]
 
 
 def recompute(block: nn.Module) -> None:
@@ -90,6 +95,30 @@ def test_activations_are_within_a_quarter_of_what_a_real_step_takes(
             recompute(block)
     real = real_peak(model, batch, half)
     assert traced.num_bytes + traced.weight_copies == pytest.approx(real, rel=0.25)
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        nn.functional.mse_loss,
+        nn.functional.smooth_l1_loss,
+        nn.functional.huber_loss,
+        nn.functional.l1_loss,
+        nn.functional.binary_cross_entropy,
+        nn.functional.binary_cross_entropy_with_logits,
+        lambda x, y: nn.functional.mse_loss(x, y, reduction="none").mean(),
+    ],
+)
+def test_a_loss_holds_what_its_kernel_holds(loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+    model, batch = nn.Sequential(nn.Linear(4, 4096), nn.Sigmoid()), (torch.randn(64, 4), torch.rand(64, 4096))
+
+    def step() -> None:
+        x, y = batch[0].clone(), batch[1].clone()
+        loss(model(x), y).backward()
+
+    step()
+    traced = measure_activations(model, batch, 64, loss=lambda output, batch: loss(output, batch[1]))
+    assert traced.num_bytes == pytest.approx(peak_bytes(step), rel=0.05)
 
 
 @pytest.mark.parametrize("make", [encoder, language])

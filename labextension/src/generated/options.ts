@@ -138,6 +138,8 @@ export interface IFsdpOptions {
   autocast?: boolean;
   /** What gradients of half precision are averaged in: float32, or the format of the computation. */
   reduce_dtype?: 'fp32' | 'compute';
+  /** Gather the weights of the layers that multiply in fp8 in float8, which is half the traffic of bf16; recipe tensorwise. */
+  float8_gather?: boolean;
   /** Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different parameters in one step. */
   average_unused?: boolean;
   /** Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from: each worker reads its part only. */
@@ -325,6 +327,7 @@ export type OptionName =
   | 'fsdp.cpu_offload'
   | 'fsdp.autocast'
   | 'fsdp.reduce_dtype'
+  | 'fsdp.float8_gather'
   | 'fsdp.average_unused'
   | 'fsdp.weights'
   | 'fsdp.forward_methods'

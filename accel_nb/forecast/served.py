@@ -1,0 +1,37 @@
+"""What strategies have against a model, for each plan: asked of the strategies themselves. Imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torch import nn
+from torch.optim import Optimizer
+
+from accel_nb.config.schema import Config
+from accel_nb.forecast.plans import Forecast, Plan
+from accel_nb.precision.half import Full
+from accel_nb.strategies.base import Bundle
+from accel_nb.strategies.plan import with_options
+from accel_nb.strategies.registry import Registry
+
+
+def ask_strategies(
+    found: Forecast,
+    models: Iterable[nn.Module],
+    optimizers: Iterable[Optimizer],
+    config: Config,
+    registry: Registry | None = None,
+) -> Forecast:
+    """Return the forecast with why a strategy would refuse to prepare these together, at each plan that it refuses."""
+    bundle, registry = Bundle(tuple(models), tuple(optimizers)), registry or Registry()
+    plans = (replace(plan, refusal=_refusal(plan, bundle, config, registry)) for plan in found.plans)
+    return replace(found, plans=tuple(plans))
+
+
+def _refusal(plan: Plan, bundle: Bundle, config: Config, registry: Registry) -> str | None:
+    if not plan.is_served or plan.layout.options["strategy"] not in registry.names:
+        return None
+    config = with_options(config, plan.options)
+    refused = registry.get(config.strategy)(getattr(config, config.strategy, None), Full()).refusal(bundle)
+    return None if refused is None else refused.why

@@ -1,0 +1,103 @@
+"""What DeepSpeed cannot train, said before anything is divided."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from accel_nb.config.deepspeed_settings import DeepspeedOptions
+from accel_nb.strategies.base import Refusal
+
+STEPPED = torch.float32
+"""The only format of weights that are stepped."""
+
+_ELEMENTWISE = (
+    torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
+    torch.optim.RMSprop, torch.optim.Rprop, torch.optim.ASGD, torch.optim.Adadelta,
+)  # fmt: skip
+
+
+def stepped_by(optimizer: Optimizer, models: Iterable[nn.Module]) -> tuple[list[nn.Module], set[int]]:
+    """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
+    owned = {id(value) for group in optimizer.param_groups for value in group["params"] if value.requires_grad}
+    return [model for model in models if any(id(value) in owned for value in model.parameters())], owned
+
+
+def problems(
+    options: DeepspeedOptions,
+    models: Iterable[nn.Module],
+    optimizers: Iterable[Optimizer],
+    known_models: Iterable[nn.Module] = (),
+    known_optimizers: Iterable[Optimizer] = (),
+) -> Iterator[Refusal]:
+    """Yield why models and optimizers cannot be divided together, and with those that are."""
+    new, known = list(optimizers), list(known_optimizers)
+    models = list(models)
+    for model in models:
+        yield from _of_model(model, options)
+    every = [*known_models, *models]
+    for number, optimizer in enumerate(new):
+        yield from _of_optimizer(optimizer, every, [*known, *new[:number]], options)
+
+
+def _of_model(model: nn.Module, options: DeepspeedOptions) -> Iterator[Refusal]:
+    kind = type(model).__name__
+    for name, value in model.named_parameters():
+        if value.is_meta and (options.weights is None or options.zero_stage < 3):
+            yield Refusal(
+                f"{name} of the {kind} has no values (it is on the meta device)",
+                "load its weights before preparing it, or use --zero-stage 3 and name the safetensors to fill it from "
+                "with deepspeed.weights",
+            )
+        if options.zero_stage == 3 and not value.dim():
+            yield Refusal(
+                f"{name} of the {kind} is a single number, which stage 3 cannot divide",
+                "give it one dim, as in nn.Parameter(torch.ones(1)), or use --zero-stage 2",
+            )
+        if value.requires_grad and value.dtype is not STEPPED:
+            yield Refusal(
+                f"{name} of the {kind} is {str(value.dtype).removeprefix('torch.')}, and DeepSpeed steps float32 "
+                "weights",
+                "call model.float() before preparing it, and choose what it computes in by --precision; ddp and fsdp "
+                "take other formats",
+            )
+
+
+def _of_optimizer(
+    optimizer: Optimizer, every: Iterable[nn.Module], others: Iterable[Optimizer], options: DeepspeedOptions
+) -> Iterator[Refusal]:
+    every = list(every)
+    models, owned = stepped_by(optimizer, every)
+    kind = type(optimizer).__name__
+    if models and not isinstance(optimizer, _ELEMENTWISE) and not options.allow_untested_optimizer:
+        known = ", ".join(item.__name__ for item in _ELEMENTWISE)
+        yield Refusal(
+            f"{kind} is not known to treat each element of a parameter by itself, and DeepSpeed cuts parameters "
+            "anywhere",
+            f"use one of {known}, set deepspeed.allow_untested_optimizer if it does, or train by fsdp",
+        )
+    if options.zero_stage == 3 and len(models) > 1:
+        yield Refusal(
+            f"one {kind} steps {len(models)} models, which stage 3 does not serve",
+            "put them into one module, give each an optimizer, or use --zero-stage 2",
+        )
+    for model, other in itertools.product(models, others):
+        theirs = stepped_by(other, every)[1]
+        shared = [name for name, value in model.named_parameters() if id(value) in theirs]
+        if shared and options.zero_stage == 3:
+            yield Refusal(
+                f"two optimizers step the {type(model).__name__}, and stage 3 divides all of a model for one",
+                "use --zero-stage 2, give one optimizer two groups of parameters, or train by ddp or fsdp",
+            )
+        named = dict(model.named_parameters())
+        twice = [name for name in shared if id(named[name]) in owned]
+        if twice:
+            yield Refusal(
+                f"two optimizers step {twice[0]} of the {type(model).__name__}, and DeepSpeed divides a parameter for "
+                "one",
+                "leave it to one of them, or train by ddp or fsdp",
+            )
