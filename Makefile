@@ -30,7 +30,8 @@ FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/nul
 # PyTorch/XLA needs a torch of its own (7 GB): one environment for every copy of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly lab bench lint format clean browser unit wheel
+.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly lab bench lint lint-python lint-front-end format \
+    clean browser unit unit-python unit-front-end wheel
 
 help:
 	@sed -n '2,7p' Makefile | sed 's/^# *//'
@@ -77,13 +78,22 @@ browser:
 demo: $(STAMPS)/develop
 	$(BIN)/python -m accel_nb.cli demo
 
-test: setup lint unit docs wheel
+# The checks take one processor each, the tests all that there are.
+test: setup
+	$(MAKE) --jobs 2 lint docs wheel unit-front-end
+	$(MAKE) unit-python
 
 docs: $(STAMPS)/develop
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-unit: setup
+unit: unit-python unit-front-end
+
+# Many processes share the processors: a thread of theirs that waits for the others must not keep one busy.
+unit-python: export OMP_WAIT_POLICY = passive
+unit-python: setup
 	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
+unit-front-end: $(STAMPS)/develop
 	$(PACKAGE) test
 
 test-trackers: $(STAMPS)/develop
@@ -115,11 +125,15 @@ lab: $(STAMPS)/develop
 bench: $(STAMPS)/develop browser
 	$(BIN)/python -m benchmarks
 
-lint: $(STAMPS)/develop
+lint: lint-python lint-front-end
+
+lint-python: $(STAMPS)/develop
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+lint-front-end: $(STAMPS)/develop
 	$(PACKAGE) lint:check
 
 format: $(STAMPS)/develop

@@ -39,7 +39,7 @@ size = wheel.getinfo("accel_nb/ui/static/widget.js").file_size
 assert size <= 120_000, f"widget.js has {size} bytes, more than 120 kB"
 PYTHON
 
-"$python" -m venv "$work/user"
+"$python" -m venv --without-pip "$work/user"
 user="$work/user/bin/python"
 # The development environment's packages, but not its .pth files: those hold the editable accel_nb.
 site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
@@ -47,7 +47,7 @@ site="$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
 import pathlib, sys, sysconfig
 pathlib.Path(sysconfig.get_path("purelib"), "borrowed.pth").write_text(sys.argv[1] + "\n")
 PYTHON
-"$user" -m pip install --quiet --no-index --no-deps --ignore-installed --disable-pip-version-check "$wheel"
+"$python" -m pip --python "$user" --quiet --disable-pip-version-check install --no-index --no-deps --ignore-installed "$wheel"
 
 mkdir "$work/home"
 clean=(env -i "HOME=$work/home" "PATH=$work/user/bin" JUPYTER_PREFER_ENV_PATH=1 LC_ALL=C.UTF-8)

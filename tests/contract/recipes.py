@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -108,6 +109,7 @@ def loss_of(recipe: Recipe, output: torch.Tensor, target: torch.Tensor) -> torch
     return nn.functional.mse_loss(output, target, reduction=recipe.reduction)
 
 
+@cache
 def by_hand(recipe: Recipe) -> dict[str, torch.Tensor]:
     """Train in one plain process, as a careful person would write it, and return the weights."""
     model, optimizer, scheduler, loader = parts(recipe)

@@ -274,7 +274,7 @@ def test_a_big_model_generates_under_a_limit_below_its_size(big_model: Executed)
     assert "the model as a whole:" in big_model.text("set_limit")  # the system refused it
     assert facts["away"] > 0.7 * facts["size"]
     assert facts["text"].startswith("Once upon a time")
-    assert len(facts["text"]) == len("Once upon a time") + 24
+    assert len(facts["text"]) == len("Once upon a time") + 12
     assert "the same text: True" in big_model.text("compare")
     assert facts["same"]
     assert not facts["left"]

@@ -174,7 +174,7 @@ def test_a_worker_that_is_to_end_saves_first(kernel, folder: Path):
 
 LONG = """
 sizes = []
-for epoch in range(400):
+for epoch in range(200):
     sizes.append(0)
     for (x,) in loader:
         model(x).square().mean().backward()
@@ -199,7 +199,7 @@ def test_an_interrupt_saves_the_step_and_keeps_the_workers(kernel, folder: Path)
     assert any(text.startswith(f"stopped after step {step}: --resume auto") for text in output.texts)
     kernel.run("build()")
     done(kernel, LONG, f"--cpus 2 --checkpoint {folder} --resume auto")
-    assert kernel.value("sum(sizes)") == 2400 - step
+    assert kernel.value("sum(sizes)") == 1200 - step
     assert kernel.value("weights()") == whole
 
 
@@ -220,7 +220,7 @@ def test_a_kernel_that_is_to_end_saves_first(tmp_path: Path):
         assert kernel.run("%load_ext accel_nb").error is None
         assert kernel.run(SETUP).error is None
         pid = kernel.pid
-        body = LONG.replace("range(400)", "range(10**9)")
+        body = LONG.replace("range(200)", "range(10**9)")
         kernel.client.execute(f"%%accelerate --cpus 2 --checkpoint {folder}\n{body}")
         text = ""
         while "go" not in text:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -176,40 +177,46 @@ def load_and_train(world: World, kind: str, folder: Path, plan: list[int | None]
     return training.end()
 
 
-def seen_once(*parts: list[Any], epoch: tuple[int, ...] = (-1, 0), total: int = NUM_SAMPLES) -> None:
+def each(world: World, fn: Callable[..., Any], cases: dict[Any, tuple[Any, ...]]) -> dict[Any, Any]:
+    """Call ``fn(world, *case)`` for every case in one launch: a process group may serve any number of runs."""
+    return {name: fn(world, *case) for name, case in cases.items()}
+
+
+def seen_once(*parts: list[Any], epoch: tuple[int, ...] = (-1, 0), what: str = "") -> None:
     """Assert that the results of several runs, each rank's ids by epoch, make up one epoch."""
     found: Counter[int] = Counter()
     for results, number in zip(parts, epoch, strict=True):
         for ids, _ in results:
             found.update(ids[number])
-    lost, repeated = total - len(found), sum(count - 1 for count in found.values())
-    assert (lost, repeated) == (0, 0), f"{lost} lost, {repeated} repeated: {found}"
+    lost, repeated = NUM_SAMPLES - len(found), sum(count - 1 for count in found.values())
+    assert (lost, repeated) == (0, 0), f"{what} {lost} lost, {repeated} repeated: {found}"
 
 
-@pytest.mark.parametrize("loading", [1, 2, 3, 4])
 @pytest.mark.parametrize("saved", [1, 2, 3, 4])
 @pytest.mark.parametrize("batch", ["per-worker", "global"])
-def test_the_rest_of_an_epoch_is_seen_once_on_any_number_of_ranks(
-    saved: int, loading: int, batch: str, tmp_path: Path
-) -> None:
-    step = random.Random(f"{saved} {loading} {batch}").randint(1, 2)  # 53 samples are 3 steps of 4 x 6
+def test_the_rest_of_an_epoch_is_seen_once_on_any_number_of_ranks(saved: int, batch: str, tmp_path: Path) -> None:
+    step = random.Random(f"{saved} {batch}").randint(1, 2)  # 53 samples are 3 steps of 4 x 6
     options = {"batch": batch}
     before = run_ranks(train_and_save, saved, "shuffle", tmp_path, [None, step], options)
-    after = run_ranks(load_and_train, loading, "shuffle", tmp_path, [None, None], options)
-    seen_once(before, after)
-    assert sum(len(ids[1]) for ids, _ in after) == NUM_SAMPLES
+    for loading in (1, 2, 3, 4):
+        after = run_ranks(load_and_train, loading, "shuffle", tmp_path, [None, None], options)
+        seen_once(before, after)
+        assert sum(len(ids[1]) for ids, _ in after) == NUM_SAMPLES
 
 
-KINDS = ["in order", "generator", "batch sampler", "own sampler", "buckets", "workers", "persistent"]
+KINDS = ["in order", "generator", "batch sampler", "own sampler", "buckets", "workers", "persistent", "stateful"]
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "stateful"])
 @pytest.mark.parametrize(("saved", "loading"), [(2, 3), (1, 2), (2, 1)])
-def test_every_kind_of_loader_goes_on(kind: str, saved: int, loading: int, tmp_path: Path) -> None:
-    before = run_ranks(train_and_save, saved, kind, tmp_path, [None, 2], {})
-    after = run_ranks(load_and_train, loading, kind, tmp_path, [None, None], {})
-    seen_once(before, after)
-    assert sum(len(ids[1]) for ids, _ in after) == NUM_SAMPLES
+def test_every_kind_of_loader_goes_on(saved: int, loading: int, tmp_path: Path) -> None:
+    before, after = (
+        run_ranks(each, size, train, {kind: (kind, tmp_path / kind, [None, stop], {}) for kind in KINDS})
+        for size, train, stop in ((saved, train_and_save, 2), (loading, load_and_train, None))
+    )
+    for kind in KINDS:
+        rest = [found[kind] for found in after]
+        seen_once([found[kind] for found in before], rest, what=kind)
+        assert sum(len(ids[1]) for ids, _ in rest) == NUM_SAMPLES, kind
 
 
 @pytest.mark.parametrize("data", [{"use_seedable_sampler": True}, {"dispatch_batches": True}, {"even_batches": True}])
@@ -249,18 +256,20 @@ def save_and_go_on(world: World, kind: str, folder: Path, save_after: int, optio
 BIT_EXACT = ["shuffle", "noisy", "drop_last", "generator", "own sampler", "buckets", "workers", "persistent"]
 
 
-@pytest.mark.parametrize("kind", BIT_EXACT)
+@pytest.mark.parametrize(("save_after", "left"), [(3, 3), (12, 2)])
 @pytest.mark.parametrize("size", [1, 2])
-def test_as_many_ranks_end_with_the_same_bits(kind: str, size: int, tmp_path: Path) -> None:
+def test_as_many_ranks_end_with_the_same_bits(size: int, save_after: int, left: int, tmp_path: Path) -> None:
     options = {"gradient_accumulation_steps": 2, "batch": "global"}  # an odd number of batches: inside of a window
-    for save_after, left in ((3, 3), (12, 2)):
-        folder = tmp_path / str(save_after)
-        whole = run_ranks(save_and_go_on, size, kind, folder, save_after, options)
-        resumed = run_ranks(load_and_train, size, kind, folder, [None] * left, options)
-        for (ids, weights), (resumed_ids, resumed_weights) in zip(whole, resumed, strict=True):
-            assert ids[-left + 1 :] == resumed_ids[1:]
-            assert ids[-left][-len(resumed_ids[0]) :] == resumed_ids[0]
-            assert all(torch.equal(weights[name], resumed_weights[name]) for name in weights)
+    saving = {kind: (kind, tmp_path / kind, save_after, options) for kind in BIT_EXACT}
+    loading = {kind: (kind, tmp_path / kind, [None] * left, options) for kind in BIT_EXACT}
+    per_rank = zip(
+        run_ranks(each, size, save_and_go_on, saving), run_ranks(each, size, load_and_train, loading), strict=True
+    )
+    for (whole, resumed), kind in itertools.product(per_rank, BIT_EXACT):
+        (ids, weights), (resumed_ids, resumed_weights) = whole[kind], resumed[kind]
+        assert ids[-left + 1 :] == resumed_ids[1:], kind
+        assert ids[-left][-len(resumed_ids[0]) :] == resumed_ids[0], kind
+        assert all(torch.equal(weights[name], resumed_weights[name]) for name in weights), kind
 
 
 def test_an_epoch_may_be_resumed_twice(tmp_path: Path) -> None:
@@ -444,11 +453,14 @@ def train_few(world: World, folder: Path, length: int, num_epochs: int, loads: b
     return epochs
 
 
-@pytest.mark.parametrize("length", [0, 1, 3, 5])
 @pytest.mark.parametrize(("saved", "loading"), [(4, 4), (4, 1), (1, 4), (3, 2)])
-def test_fewer_samples_than_ranks_and_none_at_all(length: int, saved: int, loading: int, tmp_path: Path) -> None:
-    before = run_ranks(train_few, saved, tmp_path, length, 2, False)
-    after = run_ranks(train_few, loading, tmp_path, length, 2, True)
-    assert sorted(index for epochs in after for index in epochs[1]) == list(range(length))
-    resumed = [epochs[-1] for epochs in before] + [epochs[0] for epochs in after]
-    assert sorted(index for ids in resumed for index in ids) == list(range(length))
+def test_fewer_samples_than_ranks_and_none_at_all(saved: int, loading: int, tmp_path: Path) -> None:
+    lengths = (0, 1, 3, 5)
+    before, after = (
+        run_ranks(each, size, train_few, {length: (tmp_path / str(length), length, 2, loads) for length in lengths})
+        for size, loads in ((saved, False), (loading, True))
+    )
+    for length in lengths:
+        assert sorted(index for found in after for index in found[length][1]) == list(range(length))
+        resumed = [found[length][-1] for found in before] + [found[length][0] for found in after]
+        assert sorted(index for ids in resumed for index in ids) == list(range(length))

@@ -230,7 +230,7 @@ def train():
             model(x).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
-            time.sleep(0.01)  # a step of a larger model; nothing waits for it
+            time.sleep(0.05)  # a step of a larger model; nothing waits for it
 """
 
 
