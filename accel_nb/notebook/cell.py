@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import re
 import types
 from collections.abc import Iterable, Mapping
@@ -81,7 +82,9 @@ class _Reader(ast.NodeVisitor):
             self._store(node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.attributes.add(node.attr)
+        is_torchs = node.attr == "accelerator" and isinstance(node.value, ast.Name) and node.value.id == "torch"
+        if not is_torchs:  # torch.accelerator tells of the device
+            self.attributes.add(node.attr)
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -197,7 +200,7 @@ class _Reader(ast.NodeVisitor):
         code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec")
         for name in global_names(code):
             self._load(name)
-        self.attributes |= {name for part in _all_codes(code) for name in part.co_names}
+        self.attributes |= _mentioned(code)
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
@@ -250,6 +253,22 @@ def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from _all_codes(constant)
 
 
+def _mentioned(code: types.CodeType) -> set[str]:
+    """Return the names and attributes that a code object and those nested in it mention; not `torch.accelerator`."""
+    return {name for part in _all_codes(code) for name in part.co_names if name != "accelerator" or _is_own(part)}
+
+
+def _is_own(code: types.CodeType) -> bool:
+    """Whether a code object looks ``accelerator`` up anywhere else than in torch."""
+    import dis
+
+    steps = list(dis.get_instructions(code))
+    return any(
+        step.argval == "accelerator" and (before.argval != "torch" or not step.opname.startswith("LOAD"))
+        for before, step in itertools.pairwise([steps[0], *steps])
+    )
+
+
 def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
     """Yield the code of the functions, methods and classes of the notebook that values lead to."""
     return _codes_of_all(values, set())
@@ -287,7 +306,7 @@ def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
         found[name] = None
         for code in _codes_of(namespace[name], seen):
             waiting += sorted(global_names(code))
-            mentioned |= {item for part in _all_codes(code) for item in part.co_names}
+            mentioned |= _mentioned(code)
     return _Followed(list(found), mentioned)
 
 

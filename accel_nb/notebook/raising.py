@@ -16,6 +16,13 @@ from accel_nb.pool.failure import Answer, Reason, describe_exit
 from accel_nb.telemetry.events import MemorySample
 
 
+_DEADLOCK = (
+    "some ranks had ended the cell, and others waited for them in an exchange between ranks (where, is said above). A "
+    "break or a branch that a loss or a count decides goes another way on each rank, since each has its share of the "
+    "samples: decide by what is equal on all, an evaluation under torch.no_grad() or a torch.distributed.all_reduce"
+)
+
+
 def failure_of(
     answers: Sequence[Answer],
     reason: Reason | None,
@@ -39,6 +46,8 @@ def failure_of(
         return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_interrupted_words(answers)}"])
     if reason == "timeout":
         return TimeoutError(f"the cell ran longer than its timeout of {timeout_s:g} s: {_interrupted_words(answers)}")
+    if reason == "deadlock":
+        return PoolError(f"{_DEADLOCK}; {_interrupted_words(answers)}")
     if cause is None:
         return None
     if cause.outcome == "died":

@@ -19,8 +19,11 @@ _LIBRARIES = tuple(
 _WAITS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 
 
-def where_is(thread: int, group: Group) -> dict[str, Any]:
-    """Describe a thread of this process, JSON-ready: file, line and text, and the collective that it came to last."""
+def where_is(thread: int, group: Group, *, has_ended: bool = False) -> dict[str, Any]:
+    """Describe a thread of this process, JSON-ready: file, line and text, and the collective that it came to last.
+
+    ``has_ended`` says that the request whose place was asked for is over here.
+    """
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
     mine = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
@@ -35,4 +38,6 @@ def where_is(thread: int, group: Group) -> dict[str, Any]:
         "sequence": None if last is None else last["sequence"],
         "operation": None if last is None else last["operation"],
         "sizes": None if last is None else last["sizes"],
+        "is_open": last is not None and last["is_open"],
+        "has_ended": has_ended,
     }

@@ -139,6 +139,26 @@ def frozen_after_the_optimizer_cell() -> list[Weights]:
     return [flat(model)]
 
 
+def plateau_by_own_loss(world: World, waits: bool) -> tuple[list[float], bool]:
+    """The mean of what ranks measure rises, and on rank 0 alone it would fall."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    accelerator = Accelerator(world=world, cpu=True, step_scheduler_with_optimizer=waits)
+    accelerator.prepare(model, optimizer, scheduler)
+    rates = []
+    for measured in (3.0, 2.5 + 2 * world.rank, torch.tensor(2.0 + world.rank)):
+        scheduler.step(measured)
+        rates.append(optimizer.param_groups[0]["lr"])
+    accelerator.close()
+    return rates, type(scheduler) is torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_every_rank_lowers_the_learning_rate_at_the_same_time(waits: bool) -> None:
+    assert run_ranks(plateau_by_own_loss, 2, waits) == [([0.1, 0.05, 0.05], True)] * 2
+
+
 class Fitting(Net):
     """A model that trains itself, and holds its optimizer."""
 

@@ -124,6 +124,10 @@ def test_functions_are_followed_wherever_they_are_held():
         ("train()", True),
         ("def f():\n    accelerator.print(1)", True),
         ("outer(2)", False),
+        ("device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else 'cpu'", False),
+        ("def f():\n    return torch.accelerator.is_available()", False),
+        ("class T:\n    def f(self):\n        self.accelerator.print(torch.accelerator.is_available())", True),
+        ("device_of_torch()", False),
     ],
 )
 def test_cells_that_use_an_accelerator_are_told(text, explicit):
