@@ -7,7 +7,7 @@ import os
 import sys
 import types
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -33,6 +33,7 @@ _FACTORIES = (
     "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
     "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
+_MAX_LEAVES = 1000
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,9 @@ class PlainCells:
         # The ids of what the present cell uses: what its receipt names.
         self._used: set[int] = set()
         self._read_whole = False
+        # The names of the present cell, and what required gradients outside of modules as its first loop began.
+        self._names: tuple[str, ...] = ()
+        self._loose: dict[int, Tensor] | None = None
         # Something has to be done before the next backward pass; all that the hot path looks at.
         self._needs_attention = False
 
@@ -97,8 +101,9 @@ class PlainCells:
         nothing is trained. What no name leads to any more is given back. Every rank must call, with the same names.
         """
         self._namespace = self._stepper.namespace = namespace
+        self._names = tuple(names)
         self._release_unreachable(())
-        objects = list(trained_objects(namespace[name] for name in names if name in namespace))
+        objects = list(trained_objects(namespace[name] for name in self._names if name in namespace))
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
         holds = self._accelerator.holds_optimizers
@@ -118,6 +123,7 @@ class PlainCells:
         """
         self._is_told, self._read_whole, self._needs_attention = False, False, True
         self._used.clear()
+        self._loose = None
         accelerator = self._accelerator
         with ExitStack() as stack:
             replace = functools.partial(_replace, stack)
@@ -156,7 +162,26 @@ class PlainCells:
             self._read_whole = self._needs_attention = True
             return False
         self._settle()
+        if self._trains_loose():
+            return False
         return self.is_training() and self._accelerator._preparer.begin_epoch()
+
+    def _trains_loose(self) -> bool:
+        """Whether the cell trains tensors that are in no module: nothing averages their gradients.
+
+        Those are looked for once, when nothing that a loop binds can be among them.
+        """
+        if self._loose is None:
+            names = {name: self._namespace[name] for name in self._names if name in self._namespace}
+            for frame in frames_of_cell(self._namespace):
+                if frame.f_globals is not frame.f_locals:
+                    names |= frame.f_locals
+            owned = {id(value) for item in trained_objects(names.values()) for value in _weights(item)}
+            owned |= self._stepper.known_parameters
+            self._loose = {id(value): value for value in _leaves(names.values()) if id(value) not in owned}
+            if self._loose:
+                _warn_of_loose(self._accelerator, sorted(name for name, value in names.items() if _leaves([value])))
+        return bool(self._loose)
 
     def _unprepared(self, objects: Iterable[Any]) -> Found:
         prepared = self._accelerator._preparer
@@ -296,6 +321,29 @@ def _warn_of_lonely(accelerator: Accelerator) -> None:
             "all of the data. Bind the model to a name of the cell, or of the function that trains it",
             stacklevel=4,
         )
+
+
+def _warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
+    if accelerator.is_main_process and accelerator.num_processes > 1:
+        warnings.warn(
+            f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads the "
+            "loader whole and trains them with all of the data: the result is that of one device, but no faster. Make "
+            "them parameters of a module to divide the work",
+            stacklevel=4,
+        )
+
+
+def _weights(item: Any) -> Iterable[Tensor]:
+    return item.parameters() if isinstance(item, nn.Module) else ()
+
+
+def _leaves(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among the values, or directly inside of them, that gradients are collected for."""
+    listed = [value.values() if isinstance(value, dict) else value for value in values]
+    inner = chain.from_iterable(
+        item if isinstance(item, list | tuple | ValuesView) and len(item) <= _MAX_LEAVES else (item,) for item in listed
+    )
+    return [item for item in inner if isinstance(item, Tensor) and item.requires_grad and item.is_leaf]
 
 
 def _warn_of_whole(accelerator: Accelerator) -> None:

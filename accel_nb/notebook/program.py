@@ -147,6 +147,8 @@ class CellProgram:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
             outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
             reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
+        elif outcome == "done" and not body["is_partial"]:
+            reply["fingerprints"] = [accelerator.fingerprint() for accelerator in self._living()]
         if self._worker.world.is_main:
             reply["lines"] = self._lines
         result: list[int] = []

@@ -18,6 +18,7 @@ from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import Call, read_result
 from accel_nb.notebook.cell import notebook_codes, read_cell
 from accel_nb.notebook.controls import Controls
+from accel_nb.notebook.drift import drift_lines
 from accel_nb.notebook.interrupts import HeldTermination, counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import make_output
@@ -318,6 +319,7 @@ class Session:
         """Keep what ranks say at the end, and return what the cell raises, if anything."""
         for answer in answers:
             running.lines += answer.body.get("lines", ())
+        running.lines += drift_lines(answers)
         return failure_of(
             answers,
             reason,

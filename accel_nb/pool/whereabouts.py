@@ -29,15 +29,16 @@ def where_is(thread: int, group: Group, *, has_ended: bool = False) -> dict[str,
     mine = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
     here = (mine or list(stack) or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
+    is_open = last is not None and last["is_open"]
     return {
         "file": "the cell" if here.filename.startswith("<ipython") else here.filename,
         "line": here.lineno,
         "text": (here.line or here.name)[:200],
-        "is_waiting": any(part in entry.filename for entry in stack[-6:] for part in _WAITS),
+        "is_waiting": is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITS),
         "group": None if last is None else last["group"],
         "sequence": None if last is None else last["sequence"],
         "operation": None if last is None else last["operation"],
         "sizes": None if last is None else last["sizes"],
-        "is_open": last is not None and last["is_open"],
+        "is_open": is_open,
         "has_ended": has_ended,
     }

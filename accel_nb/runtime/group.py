@@ -140,7 +140,7 @@ class Group:
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
     def last_collective(self) -> dict[str, Any] | None:
-        """Return group, sequence number, operation and sizes of the collective that this rank entered last, if it is open.
+        """Return group, sequence number, operation and sizes of the last collective of this rank, and if it is open.
 
         From torch's own record of them; None where this torch keeps none for the backend. May be asked in any thread.
         """

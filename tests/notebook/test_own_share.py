@@ -1,0 +1,53 @@
+"""Decisions that a loop makes by its own share of the samples: equal on all workers, or told."""
+
+from __future__ import annotations
+
+from tests.notebook.test_cells import done, run
+from tests.notebook.test_equality import SETUP
+
+SUMMED = """
+for epoch in range(6):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    {decision}
+"""
+ONE_OF_THEM = "int(os.environ['RANK']) == 0"
+
+
+def setup(kernel) -> None:
+    output = kernel.run("import os\n" + SETUP.format(num_samples=48))
+    assert output.error is None, output.traceback
+
+
+def test_a_plateau_of_the_training_loss_lowers_every_workers_rate(kernel):
+    setup(kernel)
+    kernel.run("plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.3)")
+    output = done(kernel, SUMMED.format(decision=f"plateau.step(total if {ONE_OF_THEM} else 2 * total + epoch)"))
+    assert kernel.value("optimizer.param_groups[0]['lr']") < 0.02
+    assert not any("differ" in text for text in output.texts)
+
+
+def test_a_rate_set_by_one_workers_share_is_told(kernel):
+    setup(kernel)
+    output = done(kernel, SUMMED.format(decision=f"optimizer.param_groups[0]['lr'] *= 0.5 if {ONE_OF_THEM} else 0.9"))
+    assert any("the workers' weights differ after this cell" in text for text in output.texts)
+    kernel.run("%accelerate push model optimizer")
+    output = done(kernel, SUMMED.format(decision="pass"))
+    assert not any("differ" in text for text in output.texts), "the next cell began with the notebook's on every worker"
+
+
+def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
+    setup(kernel)
+    kernel.run("before = model[0].weight.detach().clone()")
+    output = run(kernel, SUMMED.format(decision=f"if epoch == 1 and {ONE_OF_THEM}: break"))
+    assert output.error is not None
+    assert output.error[0] == "PoolError"
+    assert "some ranks had ended the cell" in output.error[1]
+    assert any("rank 0 has ended and does not come: look for a branch" in text for text in output.texts)
+    assert kernel.value("epoch, bool((model[0].weight != before).all())") == (1, True)
+    assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
