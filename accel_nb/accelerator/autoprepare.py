@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.comparing import num_compared
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.intent import iterates_to_train
 from accel_nb.accelerator.prepare import Kinds
@@ -241,7 +242,7 @@ class PlainCells:
             vars(optimizer).pop("zero_grad", None)
         return forgotten
 
-    def _attend(self) -> None:
+    def _attend(self, loss: Tensor) -> None:
         self._needs_attention = False
         if is_called_by_user():  # a library's trainer knows how to train on many devices, or does not, by itself
             self._settle()
@@ -252,6 +253,8 @@ class PlainCells:
         if self._read_whole and stepper.window.share is None and stepper.bundle.models:
             self._read_whole = False
             _warn_of_whole(self._accelerator)
+        if stepper.window.share is not None and (rows := num_compared(loss, stepper.window.share.num_samples)):
+            _warn_of_comparing(self._accelerator, rows)
 
     def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
@@ -268,7 +271,7 @@ class PlainCells:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
             if self._needs_attention:
-                self._attend()
+                self._attend(loss)
             # The last two: torch has its own errors for them.
             if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
@@ -329,6 +332,16 @@ def _warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
             f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads the "
             "loader whole and trains them with all of the data: the result is that of one device, but no faster. Make "
             "them parameters of a module to divide the work",
+            stacklevel=4,
+        )
+
+
+def _warn_of_comparing(accelerator: Accelerator, rows: int) -> None:
+    if accelerator.is_main_process and accelerator.num_processes > 1:
+        warnings.warn(
+            f"this loss compares the samples of a batch with each other ({rows} x {rows}): each worker compares those "
+            "of its own share only, which is not what one device would compute. `--batch per-worker` gives each worker "
+            "a whole batch to compare; torch.distributed.nn.all_gather brings the others' samples, with gradients",
             stacklevel=4,
         )
 
