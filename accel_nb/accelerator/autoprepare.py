@@ -6,8 +6,7 @@ import functools
 import os
 import sys
 import types
-import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence, ValuesView
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -23,8 +22,10 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.comparing import num_compared
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.intent import iterates_to_train
+from accel_nb.accelerator.loose import loose_names
 from accel_nb.accelerator.prepare import Kinds
 from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
+from accel_nb.accelerator.remarks import warn_of_comparing, warn_of_lonely, warn_of_loose, warn_of_whole
 from accel_nb.data.loader import is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime import sharded
@@ -34,7 +35,6 @@ _FACTORIES = (
     "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
     "tril_indices", "triu_indices", "zeros", "zeros_like",
 )  # fmt: skip
-_MAX_LEAVES = 1000
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PlainCells:
         self._read_whole = False
         # The names of the present cell, and what required gradients outside of modules as its first loop began.
         self._names: tuple[str, ...] = ()
-        self._loose: dict[int, Tensor] | None = None
+        self._loose: list[str] | None = None
         # Something has to be done before the next backward pass; all that the hot path looks at.
         self._needs_attention = False
 
@@ -177,11 +177,9 @@ class PlainCells:
             for frame in frames_of_cell(self._namespace):
                 if frame.f_globals is not frame.f_locals:
                     names |= frame.f_locals
-            owned = {id(value) for item in trained_objects(names.values()) for value in _weights(item)}
-            owned |= self._stepper.known_parameters
-            self._loose = {id(value): value for value in _leaves(names.values()) if id(value) not in owned}
+            self._loose = loose_names(names, self._stepper.known_parameters)
             if self._loose:
-                _warn_of_loose(self._accelerator, sorted(name for name, value in names.items() if _leaves([value])))
+                warn_of_loose(self._accelerator, self._loose)
         return bool(self._loose)
 
     def _unprepared(self, objects: Iterable[Any]) -> Found:
@@ -231,7 +229,7 @@ class PlainCells:
         steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
         if len(optimizers) < len(pending):
-            _warn_of_lonely(self._accelerator)
+            warn_of_lonely(self._accelerator)
         if optimizers or schedulers:
             self._has_hidden = True
             self._prepare([*owners, *optimizers, *schedulers])
@@ -252,9 +250,9 @@ class PlainCells:
             self._accelerator.report(self._used)
         if self._read_whole and stepper.window.share is None and stepper.bundle.models:
             self._read_whole = False
-            _warn_of_whole(self._accelerator)
+            warn_of_whole(self._accelerator)
         if stepper.window.share is not None and (rows := num_compared(loss, stepper.window.share.num_samples)):
-            _warn_of_comparing(self._accelerator, rows)
+            warn_of_comparing(self._accelerator, rows)
 
     def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
@@ -315,58 +313,6 @@ class PlainCells:
             return plain(loader)
 
         return __iter__
-
-
-def _warn_of_lonely(accelerator: Accelerator) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            "an optimizer was made whose model the cell's preparation does not see: every worker trains it alone, with "
-            "all of the data. Bind the model to a name of the cell, or of the function that trains it",
-            stacklevel=4,
-        )
-
-
-def _warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads the "
-            "loader whole and trains them with all of the data: the result is that of one device, but no faster. Make "
-            "them parameters of a module to divide the work",
-            stacklevel=4,
-        )
-
-
-def _warn_of_comparing(accelerator: Accelerator, rows: int) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            f"this loss compares the samples of a batch with each other ({rows} x {rows}): each worker compares those "
-            "of its own share only, which is not what one device would compute. `--batch per-worker` gives each worker "
-            "a whole batch to compare; torch.distributed.nn.all_gather brings the others' samples, with gradients",
-            stacklevel=4,
-        )
-
-
-def _weights(item: Any) -> Iterable[Tensor]:
-    return item.parameters() if isinstance(item, nn.Module) else ()
-
-
-def _leaves(values: Iterable[Any]) -> list[Tensor]:
-    """Return the tensors among the values, or directly inside of them, that gradients are collected for."""
-    listed = [value.values() if isinstance(value, dict) else value for value in values]
-    inner = chain.from_iterable(
-        item if isinstance(item, list | tuple | ValuesView) and len(item) <= _MAX_LEAVES else (item,) for item in listed
-    )
-    return [item for item in inner if isinstance(item, Tensor) and item.requires_grad and item.is_leaf]
-
-
-def _warn_of_whole(accelerator: Accelerator) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            "every worker read the loader whole, since the code that iterates it does not lead to a backward pass that "
-            "can be seen: the result is that of one device, but no faster. Iterate the loader in the function, or the "
-            "top-level statement, that calls loss.backward()",
-            stacklevel=4,
-        )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
