@@ -8,6 +8,16 @@ from collections.abc import Sequence
 from accel_nb.accelerator.core import Accelerator
 
 
+def remark_on(error: BaseException) -> str | None:
+    """Return what an error means that dividing a batch may have caused, or None."""
+    if isinstance(error, ValueError) and str(error).startswith("Expected more than 1 value per channel"):
+        return (
+            "this worker's share of the batch is one sample, and batch normalisation needs two: drop_last=True, or "
+            "another batch size, leaves no share of one"
+        )
+    return None
+
+
 def warn_of_lonely(accelerator: Accelerator) -> None:
     """Warn that an optimizer steps what no prepared model holds."""
     if accelerator.is_main_process and accelerator.num_processes > 1:

@@ -20,6 +20,7 @@ import torch
 from accel_nb.accelerator import Accelerator, memory_map, post_mortem
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.release import is_out_of_memory
+from accel_nb.accelerator.remarks import remark_on
 from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
@@ -145,6 +146,8 @@ class CellProgram:
             outcome = "interrupted"
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+            if self._worker.world.size > 1 and (remark := remark_on(error)) is not None:
+                lines = [*lines, remark]
             outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
             reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
         elif outcome == "done" and not body["is_partial"]:

@@ -44,7 +44,8 @@ def failure_of(
     if reason == "interrupt":
         return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_interrupted_words(answers)}"])
     if reason == "timeout":
-        return TimeoutError(f"the cell ran longer than its timeout of {timeout_s:g} s: {_interrupted_words(answers)}")
+        words = f"the cell ran longer than its timeout of {timeout_s:g} s: {_interrupted_words(answers)}"
+        return with_traceback(TimeoutError(words), [f"TimeoutError: {words}"])
     if reason == "deadlock":
         return PoolError(f"{_DEADLOCK}; {_interrupted_words(answers)}")
     if cause is None:

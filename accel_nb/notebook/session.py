@@ -274,6 +274,8 @@ class Session:
         )
         self.logs = output.logs
         self.last = Running(title, names, output, controls, config, specs, lines=[*resolved.notes, *metrics])
+        if config.ranks is not None and 0 not in config.ranks and names.bound:
+            self.last.lines.append(f"bound on rank {_listed(config.ranks)} only: {', '.join(names.bound)}")
         return self.last
 
     def _run_shown(
@@ -449,7 +451,8 @@ class Session:
         reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
         if reloaded:
             self._ledger.forget()  # what the workers hold was made by the modules as they were
-        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
+        gone = (set(names.used) - self.namespace.keys()) & set(self._ledger.names())
+        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare, gone=gone)
         lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
         parcel, sent = prepared.parcel, prepared.sent
         self._ledger.record(sent, self.namespace)
@@ -642,6 +645,10 @@ class Session:
             name in known and torch.equal(state, known[name]) for name, state in states.items()
         )
         return None if is_same and not or_not else dict(states)
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
 
 
 def _busy_words(background: BackgroundRun) -> str:

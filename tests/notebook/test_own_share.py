@@ -32,6 +32,37 @@ def test_a_plateau_of_the_training_loss_lowers_every_workers_rate(kernel):
     assert not any("differ" in text for text in output.texts)
 
 
+def test_weights_in_no_module_are_trained_as_on_one_device(kernel):
+    loop = """
+w = torch.zeros(6, requires_grad=True, dtype=torch.float64)
+for x, y in loader:
+    loss = ((x @ w - y) ** 2).mean()
+    loss.backward()
+    with torch.no_grad():
+        w -= 0.05 * w.grad
+        w.grad.zero_()
+"""
+    setup(kernel)
+    kernel.run(SUMMED.format(decision="pass") + loop + "plain = w.detach().clone()")
+    setup(kernel)
+    output = done(kernel, SUMMED.format(decision="pass") + loop)
+    assert kernel.value("float((w - plain).abs().max())") < 1e-9
+    assert "w: these tensors require gradients and belong to no module" in output.stderr
+
+
+def test_one_sample_is_too_few_to_normalise_and_that_is_said(kernel):
+    setup(kernel)
+    kernel.run(
+        "model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(X[:11], Y[:11]), batch_size=8)"
+    )
+    output = run(kernel, SUMMED.format(decision="pass"))
+    assert output.error is not None
+    assert "Expected more than 1 value per channel" in output.error[1]
+    assert "this worker's share of the batch is one sample" in output.traceback
+
+
 def test_a_rate_set_by_one_workers_share_is_told(kernel):
     setup(kernel)
     output = done(kernel, SUMMED.format(decision=f"optimizer.param_groups[0]['lr'] *= 0.5 if {ONE_OF_THEM} else 0.9"))
@@ -49,5 +80,5 @@ def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
     assert output.error[0] == "PoolError"
     assert "some ranks had ended the cell" in output.error[1]
     assert any("rank 0 has ended and does not come: look for a branch" in text for text in output.texts)
-    assert kernel.value("epoch, bool((model[0].weight != before).all())") == (1, True)
+    assert kernel.value("(epoch, bool((model[0].weight != before).all()))") == (1, True)
     assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
