@@ -15,6 +15,6 @@ def drift_lines(answers: Sequence[Answer]) -> list[str]:
     return [
         "the workers' weights differ after this cell, and the notebook has rank 0's: something that is not equal on "
         "all of them (the loss of a share, a random number) has set a learning rate or changed weights. Decide by "
-        "what is equal on all, an evaluation under torch.no_grad() or a torch.distributed.all_reduce. "
+        "what is equal on all, an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean'). "
         "`%accelerate push NAMES` gives every worker the notebook's model and optimizer"
     ]

@@ -230,7 +230,8 @@ class CellProgram:
     def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or make the call, and return what it raised."""
         shell = self._shell
-        is_call, is_plain = body["call"] is not None, body["is_plain"]
+        is_call = body["call"] is not None
+        is_plain = body["is_plain"] or (body["observes"] and not self._has_prepared_explicitly())
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []
             if not body["is_empty"] and (body["wants_accelerator"] or not is_call):
@@ -380,6 +381,11 @@ class CellProgram:
         found = {id(item): item for item in known}.values()
         return [item for item in found if not item.is_closed and item not in self._torn]
 
+    def _has_prepared_explicitly(self) -> bool:
+        """Whether cells before this one have prepared something by themselves, which it may go on with."""
+        ours = self._accelerators.get("plain")
+        return any(item.prepared_objects for item in self._living() if ours is None or item is not ours[1])
+
     @contextmanager
     def _saving_on_sigterm(self) -> Iterator[None]:
         """While the block runs, SIGTERM asks for a checkpoint at the end of a step, instead of ending this rank."""
@@ -469,6 +475,7 @@ def warm() -> None:
         "bound": [],
         "shared": [],
         "is_plain": True,
+        "observes": True,
         "is_empty": False,
         "parcel": None,
         "config": resolve([]).to_json(),

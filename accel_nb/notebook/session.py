@@ -464,6 +464,7 @@ class Session:
             "bound": list(names.bound),
             "shared": self._ledger.names(self.namespace),
             "is_plain": not names.is_explicit and cell.call is None,
+            "observes": names.observes and cell.call is None,
             "call": None if cell.call is None else cell.call.to_body(),
             "wants_accelerator": names.wants_accelerator,
             "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),

@@ -165,8 +165,9 @@ class Ledger:
         """Write what the workers lack of ``names``.
 
         ``rng`` are generator states to go along; ``optional`` names are left out where they cannot be copied, and what
-        the workers held by them is taken away, as it is of those ``gone``, which have no value here any more. Raises ShippingError naming each other name that cannot be copied,
-        why, and what to do. Call `record` with what was sent once it is on its way.
+        the workers held by them is taken away; so it is by those ``gone``, which have no value here any more. Raises
+        ShippingError naming each other name that cannot be copied, why, and what to do. Call `record` with what was
+        sent once it is on its way.
         """
         names = list(dict.fromkeys(names))
         left_out: dict[str, str] = {}

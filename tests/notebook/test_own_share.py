@@ -32,6 +32,25 @@ def test_a_plateau_of_the_training_loss_lowers_every_workers_rate(kernel):
     assert not any("differ" in text for text in output.texts)
 
 
+def test_a_cell_that_only_asks_the_accelerator_is_prepared(kernel):
+    setup(kernel)
+    kernel.run("def tell(loss):\n    accelerator.log({'mine': loss.item()})")
+    loop = """
+seen = torch.zeros(())
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    seen += len(x)
+    tell(loss)
+seen = accelerator.reduce(seen)
+"""
+    output = done(kernel, loop)
+    assert "batch 8 = 2 x 4" in output.receipt
+    assert kernel.value("seen.item()") == 48
+
+
 def test_weights_in_no_module_are_trained_as_on_one_device(kernel):
     loop = """
 w = torch.zeros(6, requires_grad=True, dtype=torch.float64)
