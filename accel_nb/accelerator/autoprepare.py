@@ -172,6 +172,8 @@ class PlainCells:
 
         Those are looked for once, when nothing that a loop binds can be among them.
         """
+        if self._stepper.strategy.capabilities.shards_params:
+            return False  # a list of parameters may hold those from before they were divided
         if self._loose is None:
             names = {name: self._namespace[name] for name in self._names if name in self._namespace}
             for frame in frames_of_cell(self._namespace):
