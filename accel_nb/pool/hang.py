@@ -125,7 +125,7 @@ def _missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int
 
 def _is_missing(gone: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
     """Whether a rank has ended its request without the collective that another one is inside of."""
-    if not place["is_open"] or gone["group"] not in (None, place["group"]):
+    if not (place["is_open"] and place["is_of_all"]) or gone["group"] not in (None, place["group"]):
         return False
     return gone["sequence"] is None or gone["sequence"] < place["sequence"]
 

@@ -40,5 +40,6 @@ def where_is(thread: int, group: Group, *, has_ended: bool = False) -> dict[str,
         "operation": None if last is None else last["operation"],
         "sizes": None if last is None else last["sizes"],
         "is_open": is_open,
+        "is_of_all": last is not None and last["is_of_all"],
         "has_ended": has_ended,
     }

@@ -140,7 +140,7 @@ class Group:
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
     def last_collective(self) -> dict[str, Any] | None:
-        """Return group, sequence number, operation and sizes of the last collective of this rank, and if it is open.
+        """Return group, sequence number, operation and sizes of the last collective of this rank, if it is open, and of all.
 
         From torch's own record of them; None where this torch keeps none for the backend. May be asked in any thread.
         """
@@ -157,6 +157,7 @@ class Group:
             "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
             "sizes": last["input_sizes"],
             "is_open": last.get("retired") is False,
+            "is_of_all": last["process_group"][1] == "default_pg",
         }
 
     def renew(self) -> None:
