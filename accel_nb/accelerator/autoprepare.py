@@ -6,6 +6,7 @@ import functools
 import os
 import sys
 import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -81,9 +82,11 @@ class PlainCells:
         # The ids of what the present cell uses: what its receipt names.
         self._used: set[int] = set()
         self._read_whole = False
-        # The names of the present cell, and what required gradients outside of modules as its first loop began.
+        # The names of the present cell, and those of what its loops train outside of modules, by their places.
         self._names: tuple[str, ...] = ()
-        self._loose: list[str] | None = None
+        self._loose: dict[Any, list[str]] = {}
+        # Tensors of earlier cells, by names that this one binds anew.
+        self._stale: list[weakref.ref[Tensor]] | None = None
         # Something has to be done before the next backward pass; all that the hot path looks at.
         self._needs_attention = False
 
@@ -95,12 +98,15 @@ class PlainCells:
         """
         return self._unprepared(trained_objects(namespace[name] for name in names if name in namespace))
 
-    def prepare(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
+    def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> Found:
         """Prepare what a cell's names hold, jointly, once there is something that trains; return what was new.
 
         A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where
         nothing is trained. What no name leads to any more is given back. Every rank must call, with the same names.
+        ``bound`` are those that the cell binds before it reads them: what they hold at first is of an earlier cell.
         """
+        if self._stale is None:
+            self._stale = [weakref.ref(namespace[name]) for name in bound if isinstance(namespace.get(name), Tensor)]
         self._namespace = self._stepper.namespace = namespace
         self._names = tuple(names)
         self._release_unreachable(())
@@ -124,7 +130,8 @@ class PlainCells:
         """
         self._is_told, self._read_whole, self._needs_attention = False, False, True
         self._used.clear()
-        self._loose = None
+        self._loose.clear()
+        self._stale = None
         accelerator = self._accelerator
         with ExitStack() as stack:
             replace = functools.partial(_replace, stack)
@@ -170,19 +177,22 @@ class PlainCells:
     def _trains_loose(self) -> bool:
         """Whether the cell trains tensors that are in no module: nothing averages their gradients.
 
-        Those are looked for once, when nothing that a loop binds can be among them.
+        Those are looked for when a loop begins its first epoch: nothing that it makes can be among them.
         """
         if self._stepper.strategy.capabilities.shards_params:
             return False  # a list of parameters may hold those from before they were divided
-        if self._loose is None:
+        frames = list(frames_of_cell(self._namespace))
+        place = tuple((frame.f_code, frame.f_lineno) for frame in frames)
+        if place not in self._loose:
             names = {name: self._namespace[name] for name in self._names if name in self._namespace}
-            for frame in frames_of_cell(self._namespace):
-                if frame.f_globals is not frame.f_locals:
-                    names |= frame.f_locals
-            self._loose = loose_names(names, self._stepper.known_parameters)
-            if self._loose:
-                warn_of_loose(self._accelerator, self._loose)
-        return bool(self._loose)
+            for frame in frames:
+                names |= frame.f_locals if frame.f_globals is not frame.f_locals else {}
+            stale = [ref() for ref in self._stale or ()]
+            names = {name: value for name, value in names.items() if not any(value is item for item in stale)}
+            found = self._loose[place] = loose_names(names, self._stepper.known_parameters)
+            if found:
+                warn_of_loose(self._accelerator, found)
+        return bool(self._loose[place])
 
     def _unprepared(self, objects: Iterable[Any]) -> Found:
         prepared = self._accelerator._preparer

@@ -251,7 +251,8 @@ class CellProgram:
                     stack.enter_context(cells.running())
                     transformers = [_InsertPoints()]
                     names = [*body["used"], *body["bound"]]
-                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names)))
+                    bound = set(body["bound"]) - set(body["used"])
+                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names, bound)))
             if not body["is_empty"]:
                 self._make_rng_equal(body, resolved.config.seed)
             if is_call:

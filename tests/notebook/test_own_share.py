@@ -64,9 +64,10 @@ for x, y in loader:
     setup(kernel)
     kernel.run(SUMMED.format(decision="pass") + loop + "plain = w.detach().clone()")
     setup(kernel)
+    done(kernel, "x = torch.ones(2, requires_grad=True)")  # which the loops below bind anew
     output = done(kernel, SUMMED.format(decision="pass") + loop)
     assert kernel.value("float((w - plain).abs().max())") < 1e-9
-    assert "w: these tensors require gradients and belong to no module" in output.stderr
+    assert "UserWarning: w: these tensors require gradients and belong to no module" in output.stderr
 
 
 def test_one_sample_is_too_few_to_normalise_and_that_is_said(kernel):
