@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.prepare import is_prepared
+from accel_nb.accelerator.reach import is_called_by_user
+from accel_nb.runtime.world import World
 
 
 def remark_on(error: BaseException) -> str | None:
@@ -16,6 +24,31 @@ def remark_on(error: BaseException) -> str | None:
             "another batch size, leaves no share of one"
         )
     return None
+
+
+@contextmanager
+def telling_of_unprepared(world: World) -> Iterator[None]:
+    """While the block runs on many ranks, warn if the first optimizer that the user's code steps is not prepared."""
+    has_stepped = world.size == 1 or not world.is_main
+
+    def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        nonlocal has_stepped
+        if has_stepped or not is_called_by_user():
+            return
+        has_stepped = True
+        if not is_prepared(optimizer):
+            warnings.warn(
+                f"this cell mentions `accelerator`, so it runs as written, and its {type(optimizer).__name__} is not "
+                "prepared: every worker trains alone, with all of the data. Call accelerator.prepare(model, optimizer, "
+                "loader), or leave `accelerator` out of the cell",
+                stacklevel=4,
+            )
+
+    handle = register_optimizer_step_pre_hook(look)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def warn_of_lonely(accelerator: Accelerator) -> None:

@@ -20,7 +20,7 @@ import torch
 from accel_nb.accelerator import Accelerator, memory_map, post_mortem
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.release import is_out_of_memory
-from accel_nb.accelerator.remarks import remark_on
+from accel_nb.accelerator.remarks import remark_on, telling_of_unprepared
 from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.config.schema import OPTIONS
@@ -246,6 +246,8 @@ class CellProgram:
                     known.begin_run(checkpoint.resume)
                 if checkpoint.dir is not None:
                     stack.enter_context(self._saving_on_sigterm())
+                if body["wants_accelerator"] and not (is_plain or is_call or body["is_partial"]):
+                    stack.enter_context(telling_of_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
                     cells = self._plain_cells(accelerator)
                     stack.enter_context(cells.running())

@@ -51,6 +51,12 @@ seen = accelerator.reduce(seen)
     assert kernel.value("seen.item()") == 48
 
 
+def test_a_cell_that_uses_the_accelerator_and_does_not_prepare_is_told(kernel):
+    setup(kernel)
+    output = done(kernel, "accelerator.set_trigger()\n" + SUMMED.format(decision="pass"))
+    assert "its AdamW is not prepared: every worker trains alone" in output.stderr
+
+
 def test_weights_in_no_module_are_trained_as_on_one_device(kernel):
     loop = """
 w = torch.zeros(6, requires_grad=True, dtype=torch.float64)
