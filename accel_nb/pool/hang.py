@@ -3,14 +3,14 @@
 When nothing has been heard of a request for a while, each rank is asked where it stands: its monitor thread answers,
 apart from the main thread and from collectives. Ranks that entered a collective which others have not entered wait
 for these. A rank that cannot answer (stopped, or native code holds its interpreter lock) is looked at from outside.
-Nothing is ended for being slow: there may be a good reason. Only ranks that wait for one whose request is over wait
-for ever, which `HangDoctor.is_stuck` tells.
+Nothing is ended for being slow: there may be a good reason. Only ranks that wait for one whose request is over, or in
+different operations, wait for ever, which `HangDoctor.is_stuck` tells.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,7 @@ class HangDoctor:
     say: Callable[[int, str], None]
     """Takes the rank that others wait for, and a line about it."""
     is_stuck: bool = False
-    """Whether all that still run wait in a collective that a rank has ended the request without."""
+    """Whether all that still run wait in collectives that a rank has ended the request without, or that do not meet."""
     clock: Callable[[], float] = time.monotonic
     _heard_at: float | None = None
     _asked_at: float | None = None
@@ -89,6 +89,7 @@ class HangDoctor:
     def _tell(self, waiting: set[int]) -> None:
         still = {rank: place for rank, place in self._places.items() if self._before.get(rank) == place}
         lines = _missing(still, waiting - still.keys()) or _different(still) or self._left_alone(still, waiting)
+        self.is_stuck |= len(still) == self.size and _never_meet(still.values())
         is_waited_for = any(place["is_waiting"] for place in still.values()) or len(waiting) < self.size
         for rank in sorted(waiting - self._places.keys() - self._before.keys()):
             look = self._seen.get(rank)
@@ -123,9 +124,20 @@ def _missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int
     }
 
 
+def _is_in_one_of_all(place: Mapping[str, Any]) -> bool:
+    """Whether a rank is inside of a collective that all ranks take part in."""
+    return place["is_open"] and place["is_of_all"]
+
+
+def _never_meet(places: Collection[Mapping[str, Any]]) -> bool:
+    """Whether all ranks are inside of the same one of their collectives, and it is another operation on some."""
+    are_in_one = all(map(_is_in_one_of_all, places)) and len({place["sequence"] for place in places}) == 1
+    return are_in_one and len({place["operation"] for place in places}) > 1
+
+
 def _is_missing(gone: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
     """Whether a rank has ended its request without the collective that another one is inside of."""
-    if not (place["is_open"] and place["is_of_all"]) or gone["group"] not in (None, place["group"]):
+    if not _is_in_one_of_all(place) or gone["group"] not in (None, place["group"]):
         return False
     return gone["sequence"] is None or gone["sequence"] < place["sequence"]
 
