@@ -16,9 +16,9 @@ from accel_nb.pool.failure import Answer, Reason, describe_exit
 from accel_nb.telemetry.events import MemorySample
 
 _DEADLOCK = (
-    "ranks waited for others that do not come, and would wait for ever (where, is said above). A break or a branch that a "
-    "loss or a count decides goes another way on each rank, since each has its share of the samples: decide by what is "
-    "equal on all, an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean')"
+    "ranks waited for others that do not come, and would wait for ever (where, is said above). A break or a branch "
+    "that a loss or a count decides goes another way on each rank, since each has its share of the samples: decide by "
+    "what is equal on all, an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean')"
 )
 
 
