@@ -127,9 +127,9 @@ def fingerprint(models: Iterable[nn.Module]) -> str:
 
     At most 256 parameters are looked at, spread over the models, for the price of one small message from the device.
     """
-    values = [value for model in models for value in model.parameters() if value.numel()]
+    values = [value for model in models for value in map(local, model.parameters()) if _is_plain(value)]
     spread = values[:: -(-len(values) // _MAX_SAMPLED) or 1]
-    rows = [local(value)[(0,) * (value.dim() - 1)] if value.dim() else value[None] for value in spread]
+    rows = [value[(0,) * (value.dim() - 1)] if value.dim() else value[None] for value in spread]
     samples = [row[:_NUM_SAMPLES] for row in rows]
     numbers = torch.cat([sample.to(torch.float64) for sample in samples]).cpu() if samples else torch.empty(0)
     return hashlib.sha256(numbers.numpy().tobytes()).hexdigest()[:16]
