@@ -336,13 +336,13 @@ class Stepper:
         """
         if self.world.size == 1 or self.is_joined:
             return closure()
-        self._closure_loss = torch.zeros((), device=self.world.device)
+        self._closure_loss = nothing = torch.zeros((), device=self.world.device)
         try:
             loss = closure()
             total = self._closure_loss
         finally:
             self._closure_loss = None
-        if not isinstance(loss, Tensor | float):
+        if total is nothing or not isinstance(loss, Tensor | float):
             return loss
         total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
         return total.to(loss.dtype) if isinstance(loss, Tensor) else total.item()
