@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 _PRODUCTS = frozenset({"MmBackward0", "BmmBackward0", "CdistBackward0"})
+_SAME = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0"})
 _MAX_NODES = 300  # the product of all with all lies near the loss, behind a softmax or a margin
 
 
@@ -45,8 +46,8 @@ def _num_rows(node: Any) -> int | None:
 
 
 def _is_weight(edge: tuple[Any, int]) -> bool:
-    """Whether an operand is a parameter, as it is or transposed; one without a gradient is no sample either."""
+    """Whether an operand is a parameter, as it is, transposed or cast; one without a gradient is no sample either."""
     node = edge[0]
-    while node is not None and type(node).__name__ in ("TBackward0", "TransposeBackward0"):
+    while node is not None and type(node).__name__ in _SAME:
         node = node.next_functions[0][0]
     return node is None or type(node).__name__ == "AccumulateGrad"

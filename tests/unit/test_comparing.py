@@ -43,6 +43,11 @@ def square_layers() -> Tensor:
     return F.cross_entropy(layers(x), own)
 
 
+def square_layers_in_bf16() -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return square_layers()
+
+
 def attention() -> Tensor:
     return nn.TransformerEncoderLayer(8, 2, batch_first=True)(torch.randn(8, 8, 8)).pow(2).mean()
 
@@ -51,7 +56,7 @@ def constant() -> Tensor:
     return (encode(x) @ torch.randn(8, 8)).mean()
 
 
-@pytest.mark.parametrize("loss", [square_layers, attention, constant])
+@pytest.mark.parametrize("loss", [square_layers, square_layers_in_bf16, attention, constant])
 def test_a_product_with_weights_or_within_a_sample_is_none(loss):
     assert num_compared(loss(), 8) is None
 
