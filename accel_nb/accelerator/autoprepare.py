@@ -27,6 +27,7 @@ from accel_nb.accelerator.loose import loose_names
 from accel_nb.accelerator.prepare import Kinds
 from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
 from accel_nb.accelerator.remarks import warn_of_comparing, warn_of_lonely, warn_of_loose, warn_of_whole
+from accel_nb.accelerator.seeding import synchronize_rng_states
 from accel_nb.data.loader import is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime import sharded
@@ -171,6 +172,9 @@ class PlainCells:
             return False
         self._settle()
         if self._trains_loose():
+            if self._stepper.has_diverged:  # every rank is to read the same batches
+                synchronize_rng_states(("python", "numpy", "torch"))
+                self._accelerator.note_equal_rng()
             return False
         return self.is_training() and self._accelerator._preparer.begin_epoch()
 

@@ -212,7 +212,7 @@ def sparse_cell() -> list[Weights]:
 def loose_cell() -> list[Weights]:
     """A model that an optimizer steps, and then weights in no module that are stepped by hand."""
     torch.manual_seed(5)
-    loader = DataLoader(data(), batch_size=4)
+    loader = DataLoader(data(), batch_size=4, shuffle=True)
     model = Net().double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for x, y in loader:
