@@ -46,13 +46,16 @@ class _Scale(NamedTuple):
     """What the losses at some place of the graph are divided by, and how many additions are behind."""
 
     constant: float = 1.0
+    divided: float = 0.0  # by what of it that was no factor; 0 for nothing
     divisor: Tensor | None = None
     is_scaled: bool = False
     num_added: int = 0
 
-    def by(self, constant: float) -> _Scale:
-        """Return the scale of what is divided by a plain number as well."""
-        return self._replace(constant=self.constant * constant, is_scaled=True)
+    def by(self, number: float, *, is_factor: bool) -> _Scale:
+        """Return the scale of what is divided, or multiplied, by a plain number as well."""
+        constant = self.constant * (1 / (number or math.inf) if is_factor else number)
+        divided = self.divided if is_factor else (self.divided or 1.0) * number
+        return self._replace(constant=constant, divided=divided, is_scaled=True)
 
 
 class LossReader:
@@ -80,7 +83,7 @@ class LossReader:
             if len(inner) != 1 or factor is None or factor.numel() != 1:
                 return "mean"
             if _is_number(factor):
-                scale = scale.by(factor.item() if kind == "div" else 1 / (factor.item() or math.inf))
+                scale = scale.by(factor.item(), is_factor=kind == "mul")
             elif kind == "div":
                 scale = scale._replace(divisor=factor)
             node = inner[0]
@@ -108,7 +111,9 @@ class LossReader:
         if not is_sum:
             return "mean"
         # Divided by what this rank has, and not by a constant of the whole batch, a sum is a mean.
-        is_own_count = scale.is_scaled and any(math.isclose(scale.constant, own) for own in (num_samples, num_terms))
+        # Of several losses a factor is the weight of one.
+        counts = {scale.divided, 0.0 if scale.num_added else scale.constant} if scale.is_scaled else ()
+        is_own_count = any(count and math.isclose(count, own) for count in counts for own in (num_samples, num_terms))
         return "mean" if is_own_count else "sum"
 
     def _kind(self, node: Any) -> str:
