@@ -452,6 +452,9 @@ class Session:
         if reloaded:
             self._ledger.forget()  # what the workers hold was made by the modules as they were
         gone = (set(names.used) - self.namespace.keys()) & set(self._ledger.names())
+        self._ledger.forget(
+            set(names.bound) - gone - self.namespace.keys()
+        )  # the workers will have values of their own
         prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare, gone=gone)
         lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
         parcel, sent = prepared.parcel, prepared.sent
