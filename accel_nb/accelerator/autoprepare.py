@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import types
-import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -20,10 +20,14 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.comparing import num_compared
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.intent import iterates_to_train
+from accel_nb.accelerator.loose import loose_names
 from accel_nb.accelerator.prepare import Kinds
 from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
+from accel_nb.accelerator.remarks import warn_of_comparing, warn_of_lonely, warn_of_loose, warn_of_whole
+from accel_nb.accelerator.seeding import synchronize_rng_states
 from accel_nb.data.loader import is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime import sharded
@@ -79,6 +83,11 @@ class PlainCells:
         # The ids of what the present cell uses: what its receipt names.
         self._used: set[int] = set()
         self._read_whole = False
+        # The names of the present cell, and those of what its loops train outside of modules, by their places.
+        self._names: tuple[str, ...] = ()
+        self._loose: dict[Any, list[str]] = {}
+        # Tensors of earlier cells, by names that this one binds anew.
+        self._stale: list[weakref.ref[Tensor]] | None = None
         # Something has to be done before the next backward pass; all that the hot path looks at.
         self._needs_attention = False
         # By owner and name: a function of torch's, and what takes its place while a cell runs.
@@ -92,15 +101,19 @@ class PlainCells:
         """
         return self._unprepared(trained_objects(namespace[name] for name in names if name in namespace))
 
-    def prepare(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
+    def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> Found:
         """Prepare what a cell's names hold, jointly, once there is something that trains; return what was new.
 
         A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where
         nothing is trained. What no name leads to any more is given back. Every rank must call, with the same names.
+        ``bound`` are those that the cell binds before it reads them: what they hold at first is of an earlier cell.
         """
+        if self._stale is None:
+            self._stale = [weakref.ref(namespace[name]) for name in bound if isinstance(namespace.get(name), Tensor)]
         self._namespace = self._stepper.namespace = namespace
+        self._names = tuple(names)
         self._release_unreachable(())
-        objects = list(trained_objects(namespace[name] for name in names if name in namespace))
+        objects = list(trained_objects(namespace[name] for name in self._names if name in namespace))
         self._used.update(map(id, objects))
         found = self._unprepared(objects)
         holds = self._accelerator.holds_optimizers
@@ -120,6 +133,8 @@ class PlainCells:
         """
         self._is_told, self._read_whole, self._needs_attention = False, False, True
         self._used.clear()
+        self._loose.clear()
+        self._stale = None
         accelerator = self._accelerator
         with ExitStack() as stack:
             self._replace_functions(stack)
@@ -172,7 +187,32 @@ class PlainCells:
             self._read_whole = self._needs_attention = True
             return False
         self._settle()
+        if self._trains_loose():
+            if self._stepper.has_diverged:  # every rank is to read the same batches
+                synchronize_rng_states(("python", "numpy", "torch"))
+                self._accelerator.note_equal_rng()
+            return False
         return self.is_training() and self._accelerator._preparer.begin_epoch()
+
+    def _trains_loose(self) -> bool:
+        """Whether the cell trains tensors that are in no module: nothing averages their gradients.
+
+        Those are looked for when a loop begins its first epoch: nothing that it makes can be among them.
+        """
+        if self._stepper.strategy.capabilities.shards_params:
+            return False  # a list of parameters may hold those from before they were divided
+        frames = list(frames_of_cell(self._namespace))
+        place = tuple((frame.f_code, frame.f_lineno) for frame in frames)
+        if place not in self._loose:
+            names = {name: self._namespace[name] for name in self._names if name in self._namespace}
+            for frame in frames:
+                names |= frame.f_locals if frame.f_globals is not frame.f_locals else {}
+            stale = [ref() for ref in self._stale or ()]
+            names = {name: value for name, value in names.items() if not any(value is item for item in stale)}
+            found = self._loose[place] = loose_names(names, self._stepper.known_parameters)
+            if found:
+                warn_of_loose(self._accelerator, found)
+        return bool(self._loose[place])
 
     def _unprepared(self, objects: Iterable[Any]) -> Found:
         prepared = self._accelerator._preparer
@@ -221,7 +261,7 @@ class PlainCells:
         steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
         if len(optimizers) < len(pending):
-            _warn_of_lonely(self._accelerator)
+            warn_of_lonely(self._accelerator)
         if optimizers or schedulers:
             self._has_hidden = True
             self._prepare([*owners, *optimizers, *schedulers])
@@ -232,7 +272,7 @@ class PlainCells:
             vars(optimizer).pop("zero_grad", None)
         return forgotten
 
-    def _attend(self) -> None:
+    def _attend(self, loss: Tensor) -> None:
         self._needs_attention = False
         if is_called_by_user():  # a library's trainer knows how to train on many devices, or does not, by itself
             self._settle()
@@ -242,7 +282,9 @@ class PlainCells:
             self._accelerator.report(self._used)
         if self._read_whole and stepper.window.share is None and stepper.bundle.models:
             self._read_whole = False
-            _warn_of_whole(self._accelerator)
+            warn_of_whole(self._accelerator)
+        if stepper.window.share is not None and (rows := num_compared(loss, stepper.window.share.num_samples)):
+            warn_of_comparing(self._accelerator, rows)
 
     def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
@@ -259,7 +301,7 @@ class PlainCells:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
             if self._needs_attention:
-                self._attend()
+                self._attend(loss)
             # The last two: torch has its own errors for them.
             if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
@@ -303,25 +345,6 @@ class PlainCells:
             return plain(loader)
 
         return __iter__
-
-
-def _warn_of_lonely(accelerator: Accelerator) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            "an optimizer was made whose model the cell's preparation does not see: every worker trains it alone, with "
-            "all of the data. Bind the model to a name of the cell, or of the function that trains it",
-            stacklevel=4,
-        )
-
-
-def _warn_of_whole(accelerator: Accelerator) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            "every worker read the loader whole, since the code that iterates it does not lead to a backward pass that "
-            "can be seen: the result is that of one device, but no faster. Iterate the loader in the function, or the "
-            "top-level statement, that calls loss.backward()",
-            stacklevel=4,
-        )
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

@@ -758,6 +758,14 @@ class Accelerator(Tracked):
             )
         return lines + describe_saves(self._saved, where, 0 if autosave is None else autosave.num_late)
 
+    def fingerprint(self) -> str | None:
+        """Return a digest of the weights that were trained since `begin_run`, equal on ranks that hold the same ones.
+
+        None where nothing was trained, or each rank holds something of its own.
+        """
+        has_trained = self._stepper.num_steps > self._first_step
+        return self._stepper.fingerprint() if has_trained else None
+
     def end_interrupted_run(self) -> list[str]:
         """Return what a run that was interrupted leaves saved; waits for the other ranks only if all stopped."""
         autosave = self._autosave

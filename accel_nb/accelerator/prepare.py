@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator.activations import Recomputer
@@ -22,7 +22,7 @@ from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.metrics import WholeReading
 from accel_nb.accelerator.seeding import synchronize_rng_states
 from accel_nb.accelerator.stepper import Stepper
-from accel_nb.accelerator.wrapped import Hearing, OptimizerGate, gate_scheduler, release_scheduler
+from accel_nb.accelerator.wrapped import Hearing, OptimizerGate, gate_scheduler, release_scheduler, share_metric
 from accel_nb.config.schema import DataOptions
 from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
 from accel_nb.errors import MisuseError
@@ -327,12 +327,15 @@ class Preparer:
                 f"the optimizer of this {type(scheduler).__name__} is not prepared: prepare both, as in "
                 "prepare(model, optimizer, scheduler)"
             )
-        if self._schedule == "calls":
-            return
-        # Of a batch that all ranks share, one process would take as many steps.
-        is_ahead = self._schedule == "samples" and batch == "per-worker"
-        gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1, self._hearing)
-        setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
+        measures = isinstance(scheduler, ReduceLROnPlateau)
+        if measures and self._comm.world.size > 1:
+            share_metric(scheduler, self._comm)
+        if self._schedule != "calls":
+            # Of a batch that all ranks share, one process would take as many steps. What is measured is no step.
+            is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
+            gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1, self._hearing)
+        if plain_class(scheduler) is not type(scheduler):
+            setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
 
     def _shard(
         self,

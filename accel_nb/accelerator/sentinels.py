@@ -1,8 +1,9 @@
-"""What the first optimizer step shows: mistakes that would otherwise be seen hours later, or never."""
+"""What the first optimizer step, and the end of a run, show: mistakes that would else be seen hours later, or never."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0
 _NUM_WEIGHTS = 64
+_MAX_SAMPLED = 256
+_NUM_SAMPLES = 16
 _ODD = -7046029254386353131  # 2**64 over the golden ratio, as a signed number
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -116,6 +119,19 @@ class FirstStep:
     def _names(self, numbers: list[int]) -> str:
         named = [self._name(self._parameters[number]) or f"parameter {number}" for number in numbers[:3]]
         return ", ".join(named) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+
+
+@torch.no_grad()
+def fingerprint(models: Iterable[nn.Module]) -> str:
+    """Return a digest of the first numbers of parameters: another one where ranks' replicas have drifted apart.
+
+    At most 256 parameters are looked at, spread over the models.
+    """
+    values = [value for model in models for value in map(local, model.parameters()) if _is_plain(value)]
+    spread = values[:: -(-len(values) // _MAX_SAMPLED) or 1]
+    rows = [value[(0,) * (value.dim() - 1)] if value.dim() else value[None] for value in spread]
+    samples = [row[:_NUM_SAMPLES].to("cpu", torch.float64).numpy().tobytes() for row in rows]
+    return hashlib.sha256(b"".join(samples)).hexdigest()[:16]
 
 
 def _planned(scheduler: LRScheduler) -> list[Any]:

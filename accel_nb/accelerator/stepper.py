@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator.accumulate import Window, WindowOptions
-from accel_nb.accelerator.sentinels import FirstStep
+from accel_nb.accelerator.sentinels import FirstStep, fingerprint
 from accel_nb.accelerator.weigh import LossReader, Weighed, WindowWeights
 from accel_nb.accelerator.wrapped import OptimizerGate
 from accel_nb.data.loader import Share
@@ -81,6 +81,8 @@ class Stepper:
         self._last_gate: OptimizerGate | None = None
         self._reader = LossReader()
         self._exchanged: dict[str, bool] = {}
+        # What backward was called on inside of an optimizer's closure, each loss times what it counts.
+        self._closure_loss: Tensor | None = None
 
     def follow(self, strategy: Strategy) -> None:
         """Go on with another strategy that divides the data into as many shares; before anything is prepared."""
@@ -164,6 +166,8 @@ class Stepper:
             self.meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
         if factor != 1.0:
             loss = loss * factor
+        if self._closure_loss is not None:
+            self._closure_loss = self._closure_loss + loss.detach()
         window.note_backward()
         self.is_inside_backward = True
         try:
@@ -251,6 +255,13 @@ class Stepper:
         """How many optimizer steps were reported."""
         return self.meter.step
 
+    def fingerprint(self) -> str | None:
+        """Return what ranks' replicas of the trained models agree on; None where each has something of its own."""
+        has_replicas = not self.strategy.capabilities.shards_params and not self._is_apart
+        if not (self._has_sentinels and has_replicas and self.world.size > 1):
+            return None
+        return fingerprint(self.stepped_models())
+
     def resume_at(self, step: int, num_held: int) -> None:
         """Count optimizer steps from ``step`` on, inside of a window with ``num_held`` micro-batches done."""
         self.meter.step = step
@@ -306,7 +317,7 @@ class Stepper:
         def finished_closure() -> Any:
             nonlocal number
             with torch.enable_grad():
-                loss = closure()
+                loss = self._evaluate(closure)
             _, number, factor = self.window.attempt()
             self._finish(gate, number, factor)
             if self._clip is not None:
@@ -317,6 +328,24 @@ class Stepper:
         result = gate.run(lambda optimizer: optimizer.step(), finished_closure)
         self._end_step(gate, number, True)
         return result
+
+    def _evaluate(self, closure: Callable[[], Any]) -> Any:
+        """Call an optimizer's closure and return its loss as that of the whole batch.
+
+        An optimizer that searches along a line decides by it, and all ranks must decide alike.
+        """
+        if self.world.size == 1 or self.is_joined:
+            return closure()
+        self._closure_loss = nothing = torch.zeros((), device=self.world.device)
+        try:
+            loss = closure()
+            total = self._closure_loss
+        finally:
+            self._closure_loss = None
+        if total is nothing or not isinstance(loss, Tensor | float):
+            return loss
+        total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
+        return total.to(loss.dtype) if isinstance(loss, Tensor) else total.item()
 
     def _sentinel(self, gate: OptimizerGate) -> FirstStep | None:
         """Return what looks at a first step, once it has seen what is about to be stepped."""

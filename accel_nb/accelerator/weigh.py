@@ -37,7 +37,25 @@ Reading = Literal["mean", "sum"] | Weighed
 _MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
 _NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
 _MAX_SCALES = 4
+_MAX_ADDED = 64
+_MAX_STEPS = 4
 _TINY = 1e-12
+
+
+class _Scale(NamedTuple):
+    """What the losses at some place of the graph are divided by, and how many additions are behind."""
+
+    constant: float = 1.0
+    divided: float = 0.0  # by what of it that was no factor; 0 for nothing
+    divisor: Tensor | None = None
+    is_scaled: bool = False
+    num_added: int = 0
+
+    def by(self, number: float, *, is_factor: bool) -> _Scale:
+        """Return the scale of what is divided, or multiplied, by a plain number as well."""
+        constant = self.constant * (1 / (number or math.inf) if is_factor else number)
+        divided = self.divided if is_factor else (self.divided or 1.0) * number
+        return self._replace(constant=constant, divided=divided, is_scaled=True)
 
 
 class LossReader:
@@ -47,12 +65,16 @@ class LossReader:
         self._kinds: dict[type, str] = {}
 
     def read(self, loss: Tensor, num_samples: int) -> Reading:
-        """Say what a rank's ``loss`` over ``num_samples`` samples is; what cannot be told counts as a mean."""
-        node: Any = loss.grad_fn
+        """Say what a rank's ``loss`` over ``num_samples`` samples is; what cannot be told counts as a mean.
+
+        Several losses that are added up are a sum if each of them is.
+        """
+        return self._read(loss.grad_fn, _Scale(), num_samples)
+
+    def _read(self, node: Any, scale: _Scale, num_samples: int) -> Reading:
         kind = self._kind(node)
         if kind == "other":
             return "mean"
-        constant, divisor, is_scaled = 1.0, None, False
         for _ in range(_MAX_SCALES):
             if kind not in ("mul", "div"):
                 break
@@ -61,27 +83,37 @@ class LossReader:
             if len(inner) != 1 or factor is None or factor.numel() != 1:
                 return "mean"
             if _is_number(factor):
-                is_scaled = True
-                constant *= factor.item() if kind == "div" else 1 / (factor.item() or math.inf)
+                scale = scale.by(factor.item(), is_factor=kind == "mul")
             elif kind == "div":
-                divisor = factor
+                scale = scale._replace(divisor=factor)
             node = inner[0]
             kind = self._kind(node)
+        if kind == "add":
+            if scale.num_added >= _MAX_ADDED or node._saved_alpha != 1:
+                return "mean"
+            scale = scale._replace(num_added=scale.num_added + 1)
+            terms = [child for child, _ in node.next_functions if child is not None]
+            # The newest first: behind the other may be a long chain, of losses that a loop has added up.
+            are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
+            return "sum" if are_sums else "mean"
         if kind == "nll" and node._saved_reduction == _MEAN:
             return _total_weight(node, num_samples)
         if kind == "sum":
-            # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample.
+            # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample. Neither is
+            # one over a parameter, which a loss is made to keep small by.
             num_terms = math.prod(node._saved_self_sym_sizes)
-            is_sum = num_terms % max(num_samples, 1) == 0
+            is_sum = num_terms % max(num_samples, 1) == 0 and not (scale.num_added and _is_of_weights(node))
         else:
             is_sum = kind in ("nll", "reduced") and node._saved_reduction == _SUM
-            num_terms = node._saved_target.numel() if is_sum and is_scaled else num_samples
-        if divisor is not None:
-            return Weighed(divisor.detach(), f"{kind} over a tensor", is_sum)
+            num_terms = node._saved_target.numel() if is_sum and scale.is_scaled else num_samples
+        if scale.divisor is not None:
+            return Weighed(scale.divisor.detach(), f"{kind} over a tensor", is_sum)
         if not is_sum:
             return "mean"
         # Divided by what this rank has, and not by a constant of the whole batch, a sum is a mean.
-        is_own_count = is_scaled and any(math.isclose(constant, own) for own in (num_samples, num_terms))
+        # Of several losses a factor is the weight of one.
+        counts = {scale.divided, 0.0 if scale.num_added else scale.constant} if scale.is_scaled else ()
+        is_own_count = any(count and math.isclose(count, own) for count in counts for own in (num_samples, num_terms))
         return "mean" if is_own_count else "sum"
 
     def _kind(self, node: Any) -> str:
@@ -95,11 +127,27 @@ def _kind_of(node: Any) -> str:
     name = type(node).__name__
     if name in ("MulBackward0", "DivBackward0"):
         return name[:3].lower()
+    if name in ("AddBackward0", "SubBackward0"):
+        return "add"
     if name == "SumBackward0":
         return "sum"
     if name in ("NllLossBackward0", "NllLoss2DBackward0"):
         return "nll"
     return "reduced" if hasattr(node, "_saved_reduction") and hasattr(node, "_saved_target") else "other"
+
+
+def _is_of_weights(node: Any) -> bool:
+    """Whether a value is computed from parameters alone, in a few steps: no sample is behind it."""
+    waiting, seen = [node], 0
+    for part in waiting:
+        if type(part).__name__ == "AccumulateGrad":
+            continue
+        seen += 1
+        children = [child for child, _ in part.next_functions if child is not None]
+        if seen > _MAX_STEPS or len(children) != 1:
+            return False
+        waiting += children
+    return True
 
 
 def _total_weight(node: Any, num_samples: int) -> Weighed:

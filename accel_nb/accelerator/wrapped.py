@@ -1,4 +1,4 @@
-"""Gates: optimizers and schedulers whose steps wait for the end of an accumulation window.
+"""Gates: optimizers and schedulers whose steps wait for the end of an accumulation window, and agree between ranks.
 
 Both stay the objects that they were. An optimizer gets two bound methods, since learning rate schedulers bind one of
 their own in the same place; a scheduler gets a class made for it, since its state dict is its ``__dict__``.
@@ -11,12 +11,14 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
+from accel_nb.runtime.comm import Communicator
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.inplace import restore, specialise
+from accel_nb.strategies.inplace import plain_class, restore, specialise
 
 
 class Stepping(Protocol):
@@ -169,7 +171,22 @@ def gate_scheduler(
             _advance(self, own_step, stride - 1)
         return own_step(self, *args, **kwargs)
 
-    return specialise(scheduler, {"step": step})
+    return specialise(scheduler, {"step": step}, plain_class(scheduler))
+
+
+def share_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
+    """Let ``scheduler.step`` take the mean of what all ranks have measured; every rank must call it.
+
+    A loss that a loop has summed up is that of the rank's share: each by its own, ranks would lower the learning rate
+    at different times and drift apart.
+    """
+    own_step = type(scheduler).step
+
+    def step(self: ReduceLROnPlateau, metrics: Any, *args: Any, **kwargs: Any) -> None:
+        measured = torch.tensor([float(metrics)], dtype=torch.float64, device=comm.world.device)
+        own_step(self, comm.all_reduce(measured, "mean").item(), *args, **kwargs)
+
+    specialise(scheduler, {"step": step})
 
 
 def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -> None:

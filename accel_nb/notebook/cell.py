@@ -14,6 +14,14 @@ ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
 _OWN_WAY = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
 """A cell that uses one of either is left exactly as written: it prepares, or divides, by itself."""
 
+_OBSERVING = frozenset(
+    {
+        "device", "gather", "gather_for_metrics", "is_last_process", "is_local_main_process", "is_main_process",
+        "local_process_index", "log", "num_processes", "print", "process_index", "reduce", "wait_for_everyone",
+    }
+)  # fmt: skip
+"""What a cell may ask of ``accelerator`` and still leave it to us what is prepared."""
+
 _HOOKS = ("transform", "target_transform", "transforms", "loader", "dataset")
 """Attributes by which the data sets of the usual libraries hold functions of the notebook."""
 
@@ -25,7 +33,8 @@ class CellNames:
     """The names of a cell: those it needs from the notebook, all it uses, those it binds, and what it seems to be.
 
     What it uses and the notebook does not have may live on the workers. ``spare`` are those needed names that it reads
-    only where it may have bound them itself, or on a branch: it can start without them.
+    only where it may have bound them itself, or on a branch: it can start without them. One that is explicit and only
+    ``observes`` is plain after all if nothing was prepared explicitly before it.
     """
 
     needed: tuple[str, ...]
@@ -33,6 +42,7 @@ class CellNames:
     used: tuple[str, ...]
     bound: tuple[str, ...]
     is_explicit: bool
+    observes: bool
     wants_accelerator: bool
     is_empty: bool
 
@@ -54,9 +64,24 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
         bound=tuple(dict.fromkeys(reader.stored)),
         is_explicit=bool((ACCELERATOR_NAMES | _OWN_WAY) & mentioned),
+        observes=not (_OWN_WAY | {"Accelerator"}) & mentioned and needed.observes and only_observes(tree),
         wants_accelerator="accelerator" in mentioned,
         is_empty=not tree.body,
     )
+
+
+def only_observes(tree: ast.AST) -> bool:
+    """Whether code asks of ``accelerator`` only what leaves to us what is prepared, such as `log` and `reduce`."""
+    attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
+    observed = {id(node.value) for node in attributes if node.attr in _OBSERVING}
+    named = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "accelerator"]
+    held = [node for node in attributes if node.attr == "accelerator" and not _is_torchs(node)]
+    return not held and all(id(node) in observed for node in named)
+
+
+def _is_torchs(node: ast.Attribute) -> bool:
+    """Whether an attribute ``accelerator`` is torch's module, which tells of the device."""
+    return node.attr == "accelerator" and isinstance(node.value, ast.Name) and node.value.id == "torch"
 
 
 class _Reader(ast.NodeVisitor):
@@ -81,7 +106,8 @@ class _Reader(ast.NodeVisitor):
             self._store(node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        self.attributes.add(node.attr)
+        if not _is_torchs(node):
+            self.attributes.add(node.attr)
         self.generic_visit(node)
 
     def visit_Assign(self, node: ast.Assign) -> None:
@@ -197,7 +223,7 @@ class _Reader(ast.NodeVisitor):
         code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec")
         for name in global_names(code):
             self._load(name)
-        self.attributes |= {name for part in _all_codes(code) for name in part.co_names}
+        self.attributes |= _mentioned(code)
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
@@ -250,6 +276,26 @@ def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from _all_codes(constant)
 
 
+def _mentioned(code: types.CodeType) -> set[str]:
+    """Return the names and attributes that a code object and those nested in it mention; not `torch.accelerator`."""
+    return {name for part in _all_codes(code) for name in part.co_names if name != "accelerator" or _asked_of(part)}
+
+
+def _asked_of(code: types.CodeType) -> set[str]:
+    """Return what a code object, without those nested in it, does with ``accelerator`` if it is not torch's.
+
+    That is the attributes that it looks up, or the name of another instruction.
+    """
+    import dis
+
+    steps = list(dis.get_instructions(code))
+    return {
+        after.argval if after.opname in ("LOAD_ATTR", "LOAD_METHOD") else after.opname
+        for before, step, after in zip([steps[0], *steps], steps, [*steps[1:], steps[-1]], strict=False)
+        if step.argval == "accelerator" and (before.argval != "torch" or not step.opname.startswith("LOAD"))
+    }
+
+
 def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
     """Yield the code of the functions, methods and classes of the notebook that values lead to."""
     return _codes_of_all(values, set())
@@ -272,6 +318,7 @@ def global_names(code: types.CodeType) -> frozenset[str]:
 class _Followed:
     names: list[str]
     mentioned: set[str]
+    observes: bool
 
 
 def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
@@ -280,6 +327,7 @@ def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
     mentioned: set[str] = set()
     waiting = list(names)
     seen: set[int] = set()
+    observes = True
     while waiting:
         name = waiting.pop(0)
         mentioned.add(name)
@@ -288,8 +336,11 @@ def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
         found[name] = None
         for code in _codes_of(namespace[name], seen):
             waiting += sorted(global_names(code))
-            mentioned |= {item for part in _all_codes(code) for item in part.co_names}
-    return _Followed(list(found), mentioned)
+            mentioned |= _mentioned(code)
+            if "accelerator" in mentioned:
+                parts = [part for part in _all_codes(code) if "accelerator" in part.co_names]
+                observes = observes and all(_asked_of(part) <= _OBSERVING for part in parts)
+    return _Followed(list(found), mentioned, observes)
 
 
 def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:

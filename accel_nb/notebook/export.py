@@ -16,7 +16,7 @@ from typing import Any
 from accel_nb.config import OPTIONS, Layer, Resolved, parse_flags, resolve
 from accel_nb.config.files import dumps
 from accel_nb.errors import ConfigError
-from accel_nb.notebook.cell import ACCELERATOR_NAMES
+from accel_nb.notebook.cell import ACCELERATOR_NAMES, only_observes
 from accel_nb.notebook.imports import hoist_imports
 from accel_nb.notebook.rewriting import Rewriting
 from accel_nb.notebook.trained import Role, Training
@@ -57,6 +57,8 @@ class _Cell:
     text: str
     tree: ast.Module
     resolved: Resolved | None = None
+    observes: bool = False
+    """Whether it only asks the accelerator, and no cell of the notebook prepares by itself."""
 
     @property
     def trains(self) -> bool:
@@ -67,7 +69,8 @@ class _Cell:
     def is_plain(self) -> bool:
         """Whether the workers prepare what it trains by themselves."""
         names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
-        return self.resolved is not None and self.resolved.config.prepare and not names & ACCELERATOR_NAMES
+        is_explicit = bool(names & ACCELERATOR_NAMES) and not self.observes
+        return self.resolved is not None and self.resolved.config.prepare and not is_explicit
 
 
 def executed(inputs: Sequence[str]) -> list[Source]:
@@ -95,6 +98,9 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
         part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)
     ]
     cells = [part for part in parts if isinstance(part, _Cell)]
+    asks = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
+    for cell in cells:
+        cell.observes = asks
     if not problems and not any(cell.trains for cell in cells):
         problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
     options = _options(cells, problems)

@@ -20,6 +20,7 @@ import torch
 from accel_nb.accelerator import Accelerator, memory_map, post_mortem
 from accel_nb.accelerator.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.release import is_out_of_memory
+from accel_nb.accelerator.remarks import remark_on, telling_of_unprepared
 from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError
@@ -145,8 +146,12 @@ class CellProgram:
             outcome = "interrupted"
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+            if self._worker.world.size > 1 and (remark := remark_on(error)) is not None:
+                lines = [*lines, remark]
             outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
             reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
+        elif outcome == "done" and not body["is_partial"]:
+            reply["fingerprints"] = [accelerator.fingerprint() for accelerator in self._living()]
         if self._worker.world.is_main:
             reply["lines"] = self._lines
         result: list[int] = []
@@ -233,7 +238,8 @@ class CellProgram:
     def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
         """Run the cell in the shell, or make the call, and return what it raised."""
         shell = self._shell
-        is_call, is_plain = body["call"] is not None, body["is_plain"]
+        is_call = body["call"] is not None
+        is_plain = body["is_plain"] or (body["observes"] and not self._has_prepared_explicitly())
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []
             if not body["is_empty"] and (body["wants_accelerator"] or not is_call):
@@ -248,12 +254,15 @@ class CellProgram:
                     known.begin_run(checkpoint.resume)
                 if checkpoint.dir is not None:
                     stack.enter_context(self._saving_on_sigterm())
+                if body["wants_accelerator"] and not (is_plain or is_call or body["is_partial"]):
+                    stack.enter_context(telling_of_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
                     cells = self._plain_cells(accelerator)
                     stack.enter_context(cells.running())
                     transformers = [_InsertPoints()]
                     names = [*body["used"], *body["bound"]]
-                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names)))
+                    bound = set(body["bound"]) - set(body["used"])
+                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names, bound)))
             if not body["is_empty"]:
                 self._make_rng_equal(body, resolved.config.seed)
             if is_call:
@@ -381,6 +390,11 @@ class CellProgram:
         found = {id(item): item for item in known}.values()
         return [item for item in found if not item.is_closed and item not in self._torn]
 
+    def _has_prepared_explicitly(self) -> bool:
+        """Whether cells before this one have prepared something by themselves, which it may go on with."""
+        ours = self._accelerators.get("plain")
+        return any(item.prepared_objects for item in self._living() if ours is None or item is not ours[1])
+
     @contextmanager
     def _saving_on_sigterm(self) -> Iterator[None]:
         """While the block runs, SIGTERM asks for a checkpoint at the end of a step, instead of ending this rank."""
@@ -470,6 +484,7 @@ def warm() -> None:
         "bound": [],
         "shared": [],
         "is_plain": True,
+        "observes": True,
         "is_empty": False,
         "parcel": None,
         "config": resolve([]).to_json(),

@@ -15,6 +15,12 @@ from accel_nb.pool import pickling
 from accel_nb.pool.failure import Answer, Reason, describe_exit
 from accel_nb.telemetry.events import MemorySample
 
+_DEADLOCK = (
+    "ranks waited for others that do not come, and would wait for ever (where, is said above). A break or a branch "
+    "that a loss or a count decides goes another way on each rank, since each has its share of the samples: decide by "
+    "what is equal on all, an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean')"
+)
+
 
 def failure_of(
     answers: Sequence[Answer],
@@ -38,7 +44,10 @@ def failure_of(
     if reason == "interrupt":
         return with_traceback(KeyboardInterrupt(), [f"KeyboardInterrupt: {_interrupted_words(answers)}"])
     if reason == "timeout":
-        return TimeoutError(f"the cell ran longer than its timeout of {timeout_s:g} s: {_interrupted_words(answers)}")
+        words = f"the cell ran longer than its timeout of {timeout_s:g} s: {_interrupted_words(answers)}"
+        return with_traceback(TimeoutError(words), [f"TimeoutError: {words}"])
+    if reason == "deadlock":
+        return PoolError(f"{_DEADLOCK}; {_interrupted_words(answers)}")
     if cause is None:
         return None
     if cause.outcome == "died":

@@ -18,6 +18,7 @@ from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import Call, read_result
 from accel_nb.notebook.cell import notebook_codes, read_cell
 from accel_nb.notebook.controls import Controls
+from accel_nb.notebook.drift import drift_lines
 from accel_nb.notebook.interrupts import HeldTermination, counted_interrupts
 from accel_nb.notebook.logs import RankLog
 from accel_nb.notebook.output import make_output
@@ -281,6 +282,8 @@ class Session:
         )
         self.logs = output.logs
         self.last = Running(title, names, output, controls, config, specs, lines=[*resolved.notes, *metrics])
+        if config.ranks is not None and 0 not in config.ranks and names.bound:
+            self.last.lines.append(f"bound on rank {_listed(config.ranks)} only: {', '.join(names.bound)}")
         return self.last
 
     def _run_shown(
@@ -326,6 +329,7 @@ class Session:
         """Keep what ranks say at the end, and return what the cell raises, if anything."""
         for answer in answers:
             running.lines += answer.body.get("lines", ())
+        running.lines += drift_lines(answers)
         return failure_of(
             answers,
             reason,
@@ -455,7 +459,11 @@ class Session:
         reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
         if reloaded:
             self._ledger.forget()  # what the workers hold was made by the modules as they were
-        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
+        gone = (set(names.used) - self.namespace.keys()) & set(self._ledger.names())
+        self._ledger.forget(
+            set(names.bound) - gone - self.namespace.keys()
+        )  # the workers will have values of their own
+        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare, gone=gone)
         lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
         parcel, sent = prepared.parcel, prepared.sent
         self._ledger.record(sent, self.namespace)
@@ -467,6 +475,7 @@ class Session:
             "bound": list(names.bound),
             "shared": self._ledger.names(self.namespace),
             "is_plain": not names.is_explicit and cell.call is None,
+            "observes": names.observes and cell.call is None,
             "call": None if cell.call is None else cell.call.to_body(),
             "wants_accelerator": names.wants_accelerator,
             "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
@@ -644,6 +653,10 @@ class Session:
         states = rng.present()
         digest = rng.digest(states)
         return digest, None if digest == self._receiver.rng and not or_not else states
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
 
 
 def _busy_words(background: BackgroundRun) -> str:

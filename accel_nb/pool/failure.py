@@ -37,7 +37,7 @@ PEER_PATIENCE_S = 0.2
 """How long the other ranks may take to fail by themselves after one rank raised: often all raise the same."""
 
 Outcome = Literal["done", "raised", "interrupted", "died"]
-Reason = Literal["interrupt", "failure", "death", "timeout"]
+Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +91,11 @@ class Ladder:
         """Note that a rank ended: nothing that waits for it can finish."""
         self._failed_at = self.clock() - PEER_PATIENCE_S
         self.reason = self.reason or "death"
+
+    def stuck(self) -> None:
+        """Note that the ranks that still run wait for one that has ended the request: they never finish."""
+        self._failed_at = self.clock() - PEER_PATIENCE_S
+        self.reason = self.reason or "deadlock"
 
     def stopped(self, rank: int) -> None:
         """Note that a rank's user code has ended; it packs what was trained, which may take longer than the grace."""

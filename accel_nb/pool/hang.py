@@ -3,13 +3,14 @@
 When nothing has been heard of a request for a while, each rank is asked where it stands: its monitor thread answers,
 apart from the main thread and from collectives. Ranks that entered a collective which others have not entered wait
 for these. A rank that cannot answer (stopped, or native code holds its interpreter lock) is looked at from outside.
-Nothing is ended: a rank may be slow for a good reason.
+Nothing is ended for being slow: there may be a good reason. Only ranks that wait for one whose request is over, or in
+different operations, wait for ever, which `HangDoctor.is_stuck` tells.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,6 +33,8 @@ class HangDoctor:
     size: int
     say: Callable[[int, str], None]
     """Takes the rank that others wait for, and a line about it."""
+    is_stuck: bool = False
+    """Whether all that still run wait in collectives that a rank has ended the request without, or that do not meet."""
     clock: Callable[[], float] = time.monotonic
     _heard_at: float | None = None
     _asked_at: float | None = None
@@ -39,6 +42,7 @@ class HangDoctor:
     _before: dict[int, dict[str, Any]] = field(default_factory=dict)
     _seen: dict[int, Seen] = field(default_factory=dict)
     _unread: set[int] = field(default_factory=set)
+    _gone: dict[int, dict[str, Any]] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
     def heard(self) -> None:
@@ -48,7 +52,7 @@ class HangDoctor:
 
     def answered(self, rank: int, place: dict[str, Any]) -> None:
         """Take in where a rank says that it is."""
-        self._places[rank] = place
+        (self._gone if place["has_ended"] else self._places)[rank] = place
 
     def seen(self, look: Seen) -> None:
         """Take in what a rank that may not answer looks like from outside."""
@@ -66,7 +70,7 @@ class HangDoctor:
             self._before, self._places = self._places, {}
         mute = waiting - self._before.keys() if self._asked_at is not None else set()
         self._asked_at = now
-        for rank in waiting:
+        for rank in range(self.size):
             self.engine.send(rank, Look(self.number, from_outside=rank in mute), urgent=True)
 
     def _left_alone(self, still: Mapping[int, dict[str, Any]], waiting: set[int]) -> dict[int, str]:
@@ -74,16 +78,18 @@ class HangDoctor:
         ended = sorted(set(range(self.size)) - waiting)
         if not ended or still.keys() != waiting or not all(place["is_waiting"] for place in still.values()):
             return {}
+        self.is_stuck = all(any(_is_missing(gone, place) for gone in self._gone.values()) for place in still.values())
         rank, place = min(still.items())
         what = "a collective" if place["sequence"] is None else _collective(place)
         return {
             ended[0]: f"rank {rank} waits in {what} {_at(place)}; rank {', '.join(map(str, ended))} has ended and does "
-            "not come: interrupt, and look for a branch that only some ranks take"
+            f"not come: {'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
         }
 
     def _tell(self, waiting: set[int]) -> None:
         still = {rank: place for rank, place in self._places.items() if self._before.get(rank) == place}
         lines = _missing(still, waiting - still.keys()) or _different(still) or self._left_alone(still, waiting)
+        self.is_stuck |= len(still) == self.size and _never_meet(still.values())
         is_waited_for = any(place["is_waiting"] for place in still.values()) or len(waiting) < self.size
         for rank in sorted(waiting - self._places.keys() - self._before.keys()):
             look = self._seen.get(rank)
@@ -116,6 +122,24 @@ def _missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int
         rank: f"rank {who} wait{'s' * (len(waiting) == 1)} in {what} for rank {rank}, which is {_at(known[rank])}"
         for rank in late
     }
+
+
+def _is_in_one_of_all(place: Mapping[str, Any]) -> bool:
+    """Whether a rank is inside of a collective that all ranks take part in."""
+    return place["is_open"] and place["is_of_all"]
+
+
+def _never_meet(places: Collection[Mapping[str, Any]]) -> bool:
+    """Whether all ranks are inside of the same one of their collectives, and it is another operation on some."""
+    are_in_one = all(map(_is_in_one_of_all, places)) and len({place["sequence"] for place in places}) == 1
+    return are_in_one and len({place["operation"] for place in places}) > 1
+
+
+def _is_missing(gone: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
+    """Whether a rank has ended its request without the collective that another one is inside of."""
+    if not _is_in_one_of_all(place) or gone["group"] not in (None, place["group"]):
+        return False
+    return gone["sequence"] is None or gone["sequence"] < place["sequence"]
 
 
 def _different(places: Mapping[int, dict[str, Any]]) -> dict[int, str]:

@@ -179,6 +179,8 @@ class Pool:
                 if ladder.reason is None:
                     doctor.turn(waiting)
                     steersman.turn(waiting)
+                    if doctor.is_stuck:
+                        ladder.stuck()
                 else:
                     steersman.give_up()
                 ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)

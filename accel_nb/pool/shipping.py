@@ -161,17 +161,20 @@ class Ledger:
         *,
         rng: Any = None,
         optional: Collection[str] = (),
+        gone: Collection[str] = (),
     ) -> Prepared:
         """Write what the workers lack of ``names``.
 
         ``rng`` are generator states to go along; ``optional`` names are left out where they cannot be copied, and what
-        the workers held by them is taken away. Raises ShippingError naming each other name that cannot be copied,
-        why, and what to do. Call `record` with what was sent once it is on its way.
+        the workers held by them is taken away; so it is by those ``gone``, which have no value here any more. Raises
+        ShippingError naming each other name that cannot be copied, why, and what to do. Call `record` with what was
+        sent once it is on its way.
         """
         names = list(dict.fromkeys(names))
         left_out: dict[str, str] = {}
         while True:
-            delivery = Delivery(rng=rng, removed=tuple(name for name in left_out if name in self._entries))
+            removed = tuple(name for name in (*left_out, *gone) if name in self._entries)
+            delivery = Delivery(rng=rng, removed=removed)
             try:
                 parcel = self._write([name for name in names if name not in left_out], namespace, delivery)
             except _Unsendable as error:

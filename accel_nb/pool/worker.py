@@ -265,13 +265,16 @@ class Worker:
                 elif isinstance(record, Cut):
                     self.group.cut()
                 elif isinstance(record, Look):
-                    self._control.send(encode(Note(record.number, PLACE, where_is(main, self.group))))
+                    self._tell_place(record.number)
 
     def _hear_outside(self, record: Interrupt | Cut | Finish | Look | Steer | Decide) -> None:
         """Hear what is meant for a request whose user code does not run: not yet, not any more, or not just now."""
         if isinstance(record, Steer):
             self._answer_wish(record, None)
-        elif isinstance(record, Look | Decide):
+        elif isinstance(record, Look):
+            if record.number <= self._through:
+                self._tell_place(record.number, has_ended=True)
+        elif isinstance(record, Decide):
             pass
         elif record.number <= self._through:
             self._pending = record.number
@@ -282,6 +285,11 @@ class Worker:
             self._pending = record.number
             if isinstance(record, Finish):
                 self._tell_finishing(record.number, will=False)
+
+    def _tell_place(self, number: int, *, has_ended: bool = False) -> None:
+        main = threading.main_thread().ident
+        assert main is not None
+        self._control.send(encode(Note(number, PLACE, where_is(main, self.group, has_ended=has_ended))))
 
     def _tell_finishing(self, number: int, *, will: bool) -> None:
         self._control.send(encode(Note(number, FINISHING, {"will": will})))

@@ -54,6 +54,8 @@ class Group:
         self._owned = owned
         self._backend = backend
         self._sockets: set[int] = set()
+        # The last collective, by its number in torch's record, that was entered before this group was opened.
+        self._last_of_before = -1
         self._make: Callable[..., Any] | None = None
 
     @classmethod
@@ -140,22 +142,21 @@ class Group:
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
     def last_collective(self) -> dict[str, Any] | None:
-        """Return group, sequence number, operation and sizes of the collective that this rank entered last.
+        """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
 
+        And whether it is open, which none of an earlier group is, and whether it is one of all ranks.
         From torch's own record of them; None where this torch keeps none for the backend. May be asked in any thread.
         """
-        dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
-        if dump is None or not self.is_open():
+        last = _last_record() if self.is_open() else None
+        if last is None:
             return None
-        entries = json.loads(dump(True, False)).get("entries") or []
-        if not entries:
-            return None
-        last = max(entries, key=lambda entry: entry["record_id"])
         return {
             "group": last["process_group"][0],
             "sequence": last["collective_seq_id"],
             "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
             "sizes": last["input_sizes"],
+            "is_open": last.get("retired") is False and last["record_id"] > self._last_of_before,
+            "is_of_all": last["process_group"][1] == "default_pg",
         }
 
     def renew(self) -> None:
@@ -164,6 +165,7 @@ class Group:
         What another rank waits for in the old group fails there. Notes are forgotten.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
+        self._note_records()
         if backend == "nccl":
             c10d._abort_process_group()
         else:
@@ -203,6 +205,7 @@ class Group:
 
     def _open(self, store_path: str | None) -> None:
         self._follow_new_groups()
+        self._note_records()
         try:
             if store_path is None:
                 where: dict[str, Any] = {"init_method": "env://"}
@@ -220,6 +223,10 @@ class Group:
         except BaseException:
             self.close()
             raise
+
+    def _note_records(self) -> None:
+        last = _last_record()
+        self._last_of_before = -1 if last is None else last["record_id"]
 
     def _file_store(self, path: str) -> Any:
         """Return a store over a file; each group that is opened over the same one sees keys of its own only."""
@@ -255,6 +262,13 @@ def settle() -> None:
             return
         before = now
         time.sleep(0.001)  # without the lock, which is what they need
+
+
+def _last_record() -> dict[str, Any] | None:
+    """Return the newest entry of torch's own record of collectives; None where there is none."""
+    dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
+    entries = [] if dump is None else json.loads(dump(True, False)).get("entries") or []
+    return max(entries, key=lambda entry: entry["record_id"], default=None)
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:

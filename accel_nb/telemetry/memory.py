@@ -101,6 +101,9 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         if tensor.device.type == "xla":  # it has no storage that could be shared
             storages[id(tensor)] = tensor.nbytes
             continue
+        if tensor.layout is torch.sparse_coo:  # as the gradients of embeddings may be: two tensors inside
+            storages[id(tensor)] = tensor._indices().nbytes + tensor._values().nbytes
+            continue
         storage = local(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())

@@ -29,6 +29,10 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "sum over the samples here": lambda out, y: out.square().sum((1, 2)).sum() / len(out),
     "sum over the numbers here": lambda out, y: F.mse_loss(out, torch.zeros_like(out), reduction="sum") / out.numel(),
     "one target for each sample": lambda out, y: F.cross_entropy(out[:, 0], y[:, 0].clamp(min=0)),
+    "sums added": lambda out, y: F.mse_loss(out, torch.zeros_like(out), reduction="sum") - 0.5 * out.tanh().sum(),
+    "sums added over the samples here": lambda out, y: (out.square().sum() + 2 * out.tanh().sum()) / len(out),
+    "sums added over a constant": lambda out, y: (out.square().sum() + 1 + 2 * out.tanh().sum()) / BATCH,
+    "means added": lambda out, y: F.cross_entropy(out[:, 0], y[:, 0].clamp(min=0)) + 0.1 * out.square().mean(),
     "masked mean": lambda out, y: (out.square().sum(-1) * (y >= 0)).sum() / (y >= 0).sum(),
 }
 

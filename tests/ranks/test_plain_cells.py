@@ -139,6 +139,26 @@ def frozen_after_the_optimizer_cell() -> list[Weights]:
     return [flat(model)]
 
 
+def plateau_by_own_loss(world: World, waits: bool) -> tuple[list[float], bool]:
+    """The mean of what ranks measure rises, and on rank 0 alone it would fall."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    accelerator = Accelerator(world=world, cpu=True, step_scheduler_with_optimizer=waits)
+    accelerator.prepare(model, optimizer, scheduler)
+    rates = []
+    for measured in (3.0, 2.5 + 2 * world.rank, torch.tensor(2.0 + world.rank)):
+        scheduler.step(measured)
+        rates.append(optimizer.param_groups[0]["lr"])
+    accelerator.close()
+    return rates, type(scheduler) is torch.optim.lr_scheduler.ReduceLROnPlateau
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_every_rank_lowers_the_learning_rate_at_the_same_time(waits: bool) -> None:
+    assert run_ranks(plateau_by_own_loss, 2, waits) == [([0.1, 0.05, 0.05], True)] * 2
+
+
 class Fitting(Net):
     """A model that trains itself, and holds its optimizer."""
 
@@ -159,6 +179,55 @@ def fitting_cell() -> list[Weights]:
     return [flat(model)]
 
 
+def searching_cell() -> list[Weights]:
+    """An optimizer that decides by the loss how far it goes, on batches that do not divide evenly."""
+    torch.manual_seed(5)
+    model = Net().double()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3, line_search_fn="strong_wolfe")
+    losses = []
+    for x, y in DataLoader(data(), batch_size=4):
+
+        def closure(x: Tensor = x, y: Tensor = y) -> Tensor:
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        losses.append(float(optimizer.step(closure)))
+    return [flat(model), losses]
+
+
+def sparse_cell() -> list[Weights]:
+    torch.manual_seed(5)
+    model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2)).double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    words = torch.randint(0, 9, (14, 2), generator=torch.Generator().manual_seed(1))
+    for x in DataLoader(words, batch_size=4):
+        optimizer.zero_grad()
+        model(x).pow(2).mean().backward()
+        optimizer.step()
+    return [flat(model)]
+
+
+def loose_cell() -> list[Weights]:
+    """A model that an optimizer steps, and then weights in no module that are stepped by hand."""
+    torch.manual_seed(5)
+    loader = DataLoader(data(), batch_size=4, shuffle=True)
+    model = Net().double()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    weights = [torch.zeros(3, 2, dtype=torch.float64, requires_grad=True)]
+    for x, y in loader:
+        nn.functional.mse_loss(x @ weights[0], y).backward()
+        with torch.no_grad():
+            weights[0] -= 0.1 * weights[0].grad
+            weights[0].grad.zero_()
+    return [flat(model), weights[0].detach().flatten().tolist()]
+
+
 class Engine:
     """Holds a trainer, and loops for it."""
 
@@ -176,7 +245,10 @@ def engine_cell() -> list[Weights]:
     return [Engine().run()]
 
 
-CELLS = [engine_cell, fitting_cell, function_cell, trainer_cell, two_closures_cell, frozen_after_the_optimizer_cell]
+CELLS = [
+    engine_cell, fitting_cell, function_cell, trainer_cell, two_closures_cell, frozen_after_the_optimizer_cell,
+    searching_cell, sparse_cell, loose_cell,
+]  # fmt: skip
 
 
 @contextmanager

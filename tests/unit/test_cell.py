@@ -22,6 +22,12 @@ class Net:
 def train():
     from accel_nb import Accelerator
     accelerator = Accelerator()
+def device_of_torch():
+    return torch.accelerator.current_accelerator()
+def total():
+    return accelerator.reduce(scale)
+def prepared():
+    return accelerator.prepare(Net())
 """,
         "<cell>",
         "exec",
@@ -124,10 +130,32 @@ def test_functions_are_followed_wherever_they_are_held():
         ("train()", True),
         ("def f():\n    accelerator.print(1)", True),
         ("outer(2)", False),
+        ("device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else 'cpu'", False),
+        ("def f():\n    return torch.accelerator.is_available()", False),
+        ("class T:\n    def f(self):\n        self.accelerator.print(torch.accelerator.is_available())", True),
+        ("device_of_torch()", False),
     ],
 )
 def test_cells_that_use_an_accelerator_are_told(text, explicit):
     assert read_cell(ast.parse(text), HELPERS).is_explicit is explicit
+
+
+@pytest.mark.parametrize(
+    ("text", "observes"),
+    [
+        ("accelerator.log({'loss': 1})\ntotal = accelerator.reduce(total)", True),
+        ("def f():\n    if accelerator.is_main_process: print(1)", True),
+        ("accelerator.backward(loss)", False),
+        ("train(accelerator)", False),
+        ("self.accelerator.print(1)", False),
+        ("from accel_nb import Accelerator", False),
+        ("train()", False),
+        ("total()", True),
+        ("prepared()", False),
+    ],
+)
+def test_cells_that_only_ask_the_accelerator_are_told(text, observes):
+    assert read_cell(ast.parse(text), HELPERS).observes is observes
 
 
 def test_bound_names_and_emptiness():

@@ -24,9 +24,9 @@ class Sides:
         self.worker: dict = {}
         self.ledger, self.receiver, self.returner = Ledger(), Receiver(), Returner()
 
-    def ship(self, *names: str) -> list[str]:
+    def ship(self, *names: str, gone: tuple[str, ...] = ()) -> list[str]:
         """Send names and return those that were really sent."""
-        prepared = self.ledger.prepare(names, self.kernel)
+        prepared = self.ledger.prepare(names, self.kernel, gone=gone)
         if prepared.parcel is not None:
             self.ledger.record(prepared.sent, self.kernel)
             Delivery.unpack(prepared.parcel, self.worker).apply(self.worker)
@@ -69,6 +69,17 @@ def test_unchanged_names_are_not_sent_again(sides):
     assert sides.ship(*names) == ["numbers", "array", "tensor"]
     assert sides.worker["numbers"] == [1, 2, 3]
     assert sides.worker["array"].tolist() == [9, 1, 2, 3]
+
+
+def test_a_name_that_is_deleted_here_is_taken_away_there(sides):
+    sides.kernel = {"model": nn.Linear(2, 2), "numbers": [1]}
+    sides.kernel["optimizer"] = torch.optim.SGD(sides.kernel["model"].parameters(), lr=0.1)
+    sides.ship(*sides.kernel)
+    del sides.kernel["model"]
+    assert sides.ship("numbers", gone=("model",)) == []
+    assert sides.worker.keys() == {"numbers", "optimizer"}
+    assert sides.ledger.names(sides.kernel) == ["numbers", "optimizer"]
+    assert sides.ship("optimizer") == []
 
 
 def test_changed_weights_are_copied_into_the_model_that_is_there(sides):

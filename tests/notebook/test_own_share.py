@@ -1,0 +1,110 @@
+"""Decisions that a loop makes by its own share of the samples: equal on all workers, or told."""
+
+from __future__ import annotations
+
+from tests.notebook.test_cells import done, run
+from tests.notebook.test_equality import SETUP
+
+SUMMED = """
+for epoch in range(6):
+    total = 0.0
+    for x, y in loader:
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        optimizer.step()
+        total += loss.item()
+    {decision}
+"""
+ONE_OF_THEM = "int(os.environ['RANK']) == 0"
+
+
+def setup(kernel) -> None:
+    output = kernel.run("import os\n" + SETUP.format(num_samples=48))
+    assert output.error is None, output.traceback
+
+
+def test_a_plateau_of_the_training_loss_lowers_every_workers_rate(kernel):
+    setup(kernel)
+    kernel.run("plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=0.3)")
+    output = done(kernel, SUMMED.format(decision=f"plateau.step(total if {ONE_OF_THEM} else 2 * total + epoch)"))
+    assert kernel.value("optimizer.param_groups[0]['lr']") < 0.02
+    assert not any("differ" in text for text in output.texts)
+
+
+def test_a_cell_that_only_asks_the_accelerator_is_prepared(kernel):
+    setup(kernel)
+    kernel.run("def tell(loss):\n    accelerator.log({'mine': loss.item()})")
+    loop = """
+seen = torch.zeros(())
+for x, y in loader:
+    optimizer.zero_grad()
+    loss = F.cross_entropy(model(x), y)
+    loss.backward()
+    optimizer.step()
+    seen += len(x)
+    tell(loss)
+seen = accelerator.reduce(seen)
+"""
+    output = done(kernel, loop)
+    assert "batch 8 = 2 x 4" in output.receipt
+    assert kernel.value("seen.item()") == 48
+
+
+def test_a_cell_that_uses_the_accelerator_and_does_not_prepare_is_told(kernel):
+    setup(kernel)
+    output = done(kernel, "accelerator.set_trigger()\n" + SUMMED.format(decision="pass"))
+    assert "its AdamW is not prepared: every worker trains alone" in output.stderr
+
+
+def test_weights_in_no_module_are_trained_as_on_one_device(kernel):
+    loop = """
+w = torch.zeros(6, requires_grad=True, dtype=torch.float64)
+for x, y in loader:
+    loss = ((x @ w - y) ** 2).mean()
+    loss.backward()
+    with torch.no_grad():
+        w -= 0.05 * w.grad
+        w.grad.zero_()
+"""
+    setup(kernel)
+    kernel.run(SUMMED.format(decision="pass") + loop + "plain = w.detach().clone()")
+    setup(kernel)
+    done(kernel, "x = torch.ones(2, requires_grad=True)")  # which the loops below bind anew
+    output = done(kernel, SUMMED.format(decision="pass") + loop)
+    assert kernel.value("float((w - plain).abs().max())") < 1e-9
+    assert "UserWarning: w: these tensors require gradients and belong to no module" in output.stderr
+
+
+def test_one_sample_is_too_few_to_normalise_and_that_is_said(kernel):
+    setup(kernel)
+    kernel.run(
+        "model = nn.Sequential(nn.Linear(6, 3), nn.BatchNorm1d(3)).double()\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "loader = DataLoader(TensorDataset(X[:11], Y[:11]), batch_size=8)"
+    )
+    output = run(kernel, SUMMED.format(decision="pass"))
+    assert output.error is not None
+    assert "Expected more than 1 value per channel" in output.error[1]
+    assert "this worker's share of the batch is one sample" in output.traceback
+
+
+def test_a_rate_set_by_one_workers_share_is_told(kernel):
+    setup(kernel)
+    output = done(kernel, SUMMED.format(decision=f"optimizer.param_groups[0]['lr'] *= 0.5 if {ONE_OF_THEM} else 0.9"))
+    assert any("the workers' weights differ after this cell" in text for text in output.texts)
+    kernel.run("%accelerate push model optimizer")
+    output = done(kernel, SUMMED.format(decision="pass"))
+    assert not any("differ" in text for text in output.texts), "the next cell began with the notebook's on every worker"
+
+
+def test_workers_that_wait_for_one_which_stopped_early_are_called_back(kernel):
+    setup(kernel)
+    kernel.run("before = model[0].weight.detach().clone()")
+    output = run(kernel, SUMMED.format(decision=f"if epoch == 1 and {ONE_OF_THEM}: break"))
+    assert output.error is not None
+    assert output.error[0] == "PoolError"
+    assert "ranks waited for others that do not come" in output.error[1]
+    assert any("rank 0 has ended and does not come: look for a branch" in text for text in output.texts)
+    assert kernel.value("(epoch, bool((model[0].weight != before).all()))") == (1, True)
+    assert done(kernel, SUMMED.format(decision="pass")).stderr == ""
