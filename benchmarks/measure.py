@@ -36,9 +36,8 @@ class Figure:
 
     @property
     def is_met(self) -> bool:
-        """Whether the measured value is on the right side of the limit, as exactly as it is printed."""
-        value = float(number(self.value))
-        return value <= self.limit if self.sense == "at most" else value >= self.limit
+        """Whether the measured value is on the right side of the limit."""
+        return self.value <= self.limit if self.sense == "at most" else self.value >= self.limit
 
     def cells(self) -> list[str]:
         """Return the row of this figure in a table."""
