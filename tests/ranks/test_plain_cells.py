@@ -202,7 +202,7 @@ def sparse_cell() -> list[Weights]:
     model = nn.Sequential(nn.Embedding(9, 4, sparse=True), nn.Flatten(), nn.Linear(8, 2)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     words = torch.randint(0, 9, (14, 2), generator=torch.Generator().manual_seed(1))
-    for x in DataLoader(words, batch_size=4):
+    for (x,) in DataLoader(TensorDataset(words), batch_size=4):
         optimizer.zero_grad()
         model(x).pow(2).mean().backward()
         optimizer.step()
@@ -223,8 +223,10 @@ def loose_cell() -> list[Weights]:
     for x, y in loader:
         nn.functional.mse_loss(x @ weights[0], y).backward()
         with torch.no_grad():
-            weights[0] -= 0.1 * weights[0].grad
-            weights[0].grad.zero_()
+            gradient = weights[0].grad
+            assert gradient is not None
+            weights[0] -= 0.1 * gradient
+            gradient.zero_()
     return [flat(model), weights[0].detach().flatten().tolist()]
 
 
