@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -20,29 +21,34 @@ from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, qui
 HAND, OURS, PEER = "hand-written DDP", "accel_nb", "accelerate"
 WINDOWS, METRICS, LARGE = "accumulate 2 and schedule", "clip and gathered metric", "forward and backward of 5 ms"
 QUIET = 0.2
+CPU, WALL = 0, 1
 STEPS = 40
 
 
 def facade_cost(quick: bool = False) -> Report:
     """Measure with two ranks and report what each recipe costs."""
-    rounds = 20 if quick else 100
-    times = on_two_ranks("benchmarks.facade_cost", rounds)
+    pairs, rounds = (2, 10) if quick else (5, 20)
+    told = [on_two_ranks("benchmarks.facade_cost", rounds) for _ in range(pairs)]
+
+    def blocks(name: str, what: int) -> list[list[float]]:
+        return [[block[what] for block in times[name]] for times in told]
+
+    def quiet(name: str, what: int) -> float:
+        return statistics.fmean(quantile(own, QUIET) for own in blocks(name, what))
+
     report = Report(
         "Facade cost",
-        f"A training step with what people use beside backward and step (2 gloo ranks, {rounds} rounds of {STEPS} "
-        "steps).",
+        f"A training step with what people use beside backward and step (2 gloo ranks, {pairs} pairs of processes with "
+        f"{rounds} rounds of {STEPS} steps).",
         ["", "CPU us/step", "extra CPU us", "95 % interval", "wall us/step"],
     )
     extra: dict[str, tuple[float, ...]] = {}
     for recipe in (WINDOWS, METRICS, LARGE):
-        base = [cpu for cpu, _ in times[f"{recipe}: {HAND}"]]
-        for name in (HAND, OURS, PEER):
-            own = times[f"{recipe}: {name}"]
-            cpus = [cpu for cpu, _ in own]
-            extra[f"{recipe}: {name}"] = difference = quiet_difference(cpus, base, QUIET)
-            spread = "" if name == HAND else f"{difference[1]:.1f} to {difference[2]:.1f}"
-            walls = quantile([wall for _, wall in own], QUIET)
-            report.add(f"{recipe}: {name}", quantile(cpus, QUIET), difference[0], spread, walls)
+        base = blocks(f"{recipe}: {HAND}", CPU)
+        for name in (f"{recipe}: {way}" for way in (HAND, OURS, PEER)):
+            extra[name] = value, low, high = quiet_difference(blocks(name, CPU), base, QUIET)
+            spread = "" if name.endswith(HAND) else f"{low:.1f} to {high:.1f}"
+            report.add(name, quiet(name, CPU), value, spread, quiet(name, WALL))
     value, *spread = extra[f"{WINDOWS}: {OURS}"]
     report.figures.append(Figure(f"{WINDOWS}: extra CPU per step", value, 20, "us", spread=(spread[0], spread[1])))
     value, *spread = extra[f"{METRICS}: {OURS}"]
@@ -51,7 +57,7 @@ def facade_cost(quick: bool = False) -> Report:
         Figure(f"{METRICS}: extra CPU over that of accelerate", value / over, 0.3, "x",
                spread=(spread[0] / over, spread[1] / over))
     )  # fmt: skip
-    walls = {name: quantile([wall for _, wall in times[f"{LARGE}: {name}"]], QUIET) for name in (HAND, OURS)}
+    walls = {name: quiet(f"{LARGE}: {name}", WALL) for name in (HAND, OURS)}
     report.figures.append(Figure(f"{LARGE}: wall over plain DDP", walls[OURS] / walls[HAND], 1.01, "x"))
     report.notes.append("The metric is gathered in every step, by hand with one all_gather_into_tensor.")
     return report

@@ -43,7 +43,7 @@ def sharding(quick: bool = False) -> Report:
     walls = {name: quantile(times[name], QUIET) for name in (HAND, OURS)}
     for name in (HAND, OURS):
         report.add(name, walls[name], held[name] / 1e6)
-    _, low, high = quiet_difference(times[OURS], times[HAND], QUIET)
+    _, low, high = quiet_difference([times[OURS]], [times[HAND]], QUIET)
     spread = (1 + low / walls[HAND], 1 + high / walls[HAND])
     report.figures += [
         Figure("wall per step over hand-written", walls[OURS] / walls[HAND], 1.02, "x", spread=spread),

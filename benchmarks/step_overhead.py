@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import statistics
 import sys
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from benchmarks.measure import Figure, Report, main, on_two_ranks, quantile, qui
 HAND, EXPLICIT, PLAIN, PEER = "hand-written DDP", "accel_nb, explicit", "accel_nb, plain cell", "accelerate"
 WITH_LOADER = ", with loader"
 QUIET = 0.2
+CPU, WALL = 0, 1
 STEPS = 50
 """Steps in a block; with a loader also the length of its epoch, whose start therefore counts."""
 WARM = 15
@@ -29,41 +31,40 @@ WARM = 15
 
 def step_overhead(quick: bool = False) -> Report:
     """Measure with two ranks and report the extra time of each way."""
-    rounds = 24 if quick else 120
-    times = on_two_ranks("benchmarks.step_overhead", rounds)
+    pairs, rounds = (2, 12) if quick else (6, 20)
+    told = [on_two_ranks("benchmarks.step_overhead", rounds) for _ in range(pairs)]
+
+    def blocks(name: str, what: int) -> list[list[float]]:
+        return [[block[what] for block in times[name]] for times in told]
+
     report = Report(
         "Step overhead",
         f"Extra processor time of a training step over hand-written DDP (2 gloo ranks, a network of 3 small layers, "
-        f"{rounds} rounds of {STEPS} steps; rank 0's training thread, lower quintile of the blocks).",
+        f"{pairs} pairs of processes with {rounds} rounds of {STEPS} steps; rank 0's training thread, lower quintile "
+        "of the blocks of each, mean of the pairs).",
         ["", "CPU us/step", "extra CPU us", "95 % interval", "wall us/step", "extra wall us"],
     )
-    extra = {}
     for suffix in ("", WITH_LOADER):
-        base = times[HAND + suffix]
+        extra: dict[str, tuple[float, ...]] = {}
         for name in (HAND, EXPLICIT, PLAIN, PEER):
-            own = times[name + suffix]
-            extra[name + suffix], low, high = quiet_difference([cpu for cpu, _ in own], [cpu for cpu, _ in base], QUIET)
-            walls = [wall for _, wall in own]
+            cpus, walls = blocks(name + suffix, CPU), blocks(name + suffix, WALL)
+            extra[name] = value, low, high = quiet_difference(cpus, blocks(HAND + suffix, CPU), QUIET)
             report.add(
                 name + suffix,
-                quantile([cpu for cpu, _ in own], QUIET),
-                extra[name + suffix],
+                statistics.fmean(quantile(own, QUIET) for own in cpus),
+                value,
                 "" if name == HAND else f"{low:.1f} to {high:.1f}",
-                quantile(walls, QUIET),
-                quiet_difference(walls, [wall for _, wall in base], QUIET)[0],
+                statistics.fmean(quantile(own, QUIET) for own in walls),
+                quiet_difference(walls, blocks(HAND + suffix, WALL), QUIET)[0],
             )
-    for suffix in ("", WITH_LOADER):
+        over = extra[PEER][0]
         for name in (EXPLICIT, PLAIN):
-            own, base = times[name + suffix], times[HAND + suffix]
-            spread = quiet_difference([cpu for cpu, _ in own], [cpu for cpu, _ in base], QUIET)[1:]
-            report.figures.append(
-                Figure(f"{name}{suffix}: extra CPU per step", extra[name + suffix], 20, "us", spread=spread)
-            )
-            over = extra[PEER + suffix]
-            report.figures.append(
-                Figure(f"{name}{suffix}: extra CPU over that of accelerate", extra[name + suffix] / over, 0.15, "x",
-                       spread=(spread[0] / over, spread[1] / over))
-            )  # fmt: skip
+            value, low, high = extra[name]
+            report.figures += [
+                Figure(f"{name}{suffix}: extra CPU per step", value, 20, "us", spread=(low, high)),
+                Figure(f"{name}{suffix}: extra CPU over that of accelerate", value / over, 0.15, "x",
+                       spread=(low / over, high / over)),
+            ]  # fmt: skip
     return report
 
 

@@ -15,13 +15,20 @@ class RankLog:
     """One rank's output of a cell, as bytes; what falls out of the middle is counted. Any thread may read it."""
 
     def __init__(self) -> None:
-        self.name = uuid.uuid4().hex
+        self._name: str | None = None
         self._lock = threading.Lock()
         self.num_bytes = 0
         self.num_lines = 0
         self._head = bytearray()
         self._tail: deque[bytes] = deque()
         self._tail_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """What tells this log from all others; made when it is first asked for, since few are."""
+        with self._lock:
+            self._name = self._name or uuid.uuid4().hex
+            return self._name
 
     def write(self, data: bytes) -> None:
         """Add bytes."""

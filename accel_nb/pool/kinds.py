@@ -30,12 +30,15 @@ def is_scheduler(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.optim.lr_scheduler.LRScheduler)
 
 
-def is_trained(value: Any) -> bool:
-    """Whether the value is a module, an optimizer or a scheduler: each is brought up to date in a way of its own."""
+def trained_kinds() -> tuple[type, ...]:
+    """Return the classes of modules, optimizers and schedulers: each is brought up to date in a way of its own."""
     torch = sys.modules.get("torch")
-    return torch is not None and isinstance(
-        value, (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-    )
+    return () if torch is None else (torch.nn.Module, torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
+
+
+def is_trained(value: Any) -> bool:
+    """Whether the value is a module, an optimizer or a scheduler."""
+    return isinstance(value, trained_kinds())
 
 
 def is_loader(value: Any) -> bool:

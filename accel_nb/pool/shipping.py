@@ -25,7 +25,7 @@ from accel_nb.pool.contents import (
     set_module_state,
     set_optimizer_state,
 )
-from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor, is_trained
+from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor, is_trained, trained_kinds
 from accel_nb.pool.parts import content_of, fill, find, parts_of, root_of
 from accel_nb.pool.pickling import SharedId, dump, load, shared_ids
 
@@ -351,8 +351,8 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
     ``visible`` are the names to choose from, ``namespace`` is the one that functions have as globals. A trainer that
     holds the notebook's ``model`` trains that model: both go, in one stream that keeps them one.
     """
-    chosen = set(names)
-    others = {name: value for name, value in visible.items() if name not in chosen and is_trained(value)}
+    chosen, kinds = set(names), trained_kinds()
+    others = {name: value for name, value in visible.items() if name not in chosen and isinstance(value, kinds)}
     watch = Watch(shared_ids(others))
     for name in chosen if others else ():
         value = visible[name]

@@ -7,6 +7,7 @@ import random
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any, Literal, cast
 
 import numpy as np
@@ -84,20 +85,21 @@ def present() -> Present:
     """Return the states of the global CPU generators for another process of this machine; takes less than `capture`."""
     found, (_, words, gauss) = _numpy_state(), random.getstate()
     of_numpy = found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
-    return (array("Q", words).tobytes(), gauss), of_numpy, torch.get_rng_state().numpy().tobytes()
+    return (array("I", words).tobytes(), gauss), of_numpy, torch.get_rng_state().numpy().tobytes()
 
 
 def take_up(states: Present) -> None:
     """Set the global CPU generators to what `present` returned."""
     (words, gauss), (key, position, has_gauss, gauss_of_numpy), of_torch = states
-    random.setstate((_PYTHON_VERSION, tuple(array("Q", words)), gauss))
+    random.setstate((_PYTHON_VERSION, tuple(array("I", words)), gauss))
     key = np.frombuffer(key, dtype=np.uint32)
     np.random.set_state(("MT19937", key, position, has_gauss, gauss_of_numpy))
     torch.set_rng_state(torch.frombuffer(bytearray(of_torch), dtype=torch.uint8))
 
 
+@lru_cache(maxsize=1)
 def digest(states: Present) -> str:
-    """Return a text that is equal for equal states."""
+    """Return a text that is equal for equal states; at once if they are those of the last call."""
     (words, gauss), (key, *rest), of_torch = states
     found = hashlib.blake2b(repr((gauss, rest)).encode(), digest_size=16)
     for part in (words, key, of_torch):
