@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
@@ -35,7 +36,7 @@ def _by_column(
 
     def by_column(indices: Sequence[Any]) -> Any:
         try:
-            rows = torch.tensor(indices if places is None else [places[index] for index in indices])
+            rows = torch.from_numpy(np.asarray(indices if places is None else [places[index] for index in indices]))
         except (TypeError, ValueError, RuntimeError):  # no list of whole numbers: the dataset says what it makes of it
             return by_item(indices)
         if rows.dtype != torch.int64 or rows.dim() != 1:
