@@ -53,42 +53,43 @@ def telling_of_unprepared(world: World) -> Iterator[None]:
 
 def warn_of_lonely(accelerator: Accelerator) -> None:
     """Warn that an optimizer steps what no prepared model holds."""
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            "an optimizer was made whose model the cell's preparation does not see: every worker trains it alone, with "
-            "all of the data. Bind the model to a name of the cell, or of the function that trains it",
-            stacklevel=4,
-        )
+    _warn(
+        accelerator,
+        "an optimizer was made whose model the cell's preparation does not see: every worker trains it alone, with "
+        "all of the data. Bind the model to a name of the cell, or of the function that trains it",
+    )
 
 
 def warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
     """Warn that tensors in no module are trained."""
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads the "
-            "loader whole and trains them with all of the data: the result is that of one device, but no faster. Make "
-            "them parameters of a module to divide the work",
-            stacklevel=4,
-        )
+    _warn(
+        accelerator,
+        f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads the "
+        "loader whole and trains them with all of the data: the result is that of one device, but no faster. Make "
+        "them parameters of a module to divide the work",
+    )
 
 
 def warn_of_comparing(accelerator: Accelerator, rows: int) -> None:
     """Warn that a loss compares samples of one share only."""
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            f"this loss compares the samples of a batch with each other ({rows} x {rows}): each worker compares those "
-            "of its own share only, which is not what one device would compute. `--batch per-worker` gives each worker "
-            "a whole batch to compare; torch.distributed.nn.all_gather brings the others' samples, with gradients",
-            stacklevel=4,
-        )
+    _warn(
+        accelerator,
+        f"this loss compares the samples of a batch with each other ({rows} x {rows}): each worker compares those "
+        "of its own share only, which is not what one device would compute. `--batch per-worker` gives each worker "
+        "a whole batch to compare; torch.distributed.nn.all_gather brings the others' samples, with gradients",
+    )
 
 
 def warn_of_whole(accelerator: Accelerator) -> None:
     """Warn that a loader that trains is not divided."""
+    _warn(
+        accelerator,
+        "every worker read the loader whole, since the code that iterates it does not lead to a backward pass that "
+        "can be seen: the result is that of one device, but no faster. Iterate the loader in the function, or the "
+        "top-level statement, that calls loss.backward()",
+    )
+
+
+def _warn(accelerator: Accelerator, words: str) -> None:
     if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(
-            "every worker read the loader whole, since the code that iterates it does not lead to a backward pass that "
-            "can be seen: the result is that of one device, but no faster. Iterate the loader in the function, or the "
-            "top-level statement, that calls loss.backward()",
-            stacklevel=4,
-        )
+        warnings.warn(words, stacklevel=5)

@@ -14,7 +14,6 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from accel_nb.bigmodel import compute_threads
 from accel_nb.bigmodel.lanes import HostLane, Source
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
@@ -78,7 +77,6 @@ def test_what_is_past_the_cache_is_never_at_hand(large: Any) -> None:
     assert torch.equal(out, tensors["bytes"])
 
 
-@pytest.mark.skipif(compute_threads._pause() is None, reason="torch computes without OpenMP here")
 def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(large: Any) -> None:
     file, tensors = large
 
