@@ -51,7 +51,7 @@ from accel_nb.accelerator.tracking import Tracked, weakly
 from accel_nb.accelerator.trigger import Trigger
 from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
 from accel_nb.checkpoint.whole import whole_weights
-from accel_nb.config import Resolved, ambient_layers, environment_layer, resolve
+from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
 from accel_nb.config.schema import AutocastOptions, seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
@@ -1147,8 +1147,10 @@ def _resolve(
 ) -> Resolved:
     if isinstance(config, str | os.PathLike):
         config = {"config": os.fspath(config)}
-    layers = list(ambient_layers()) or [environment_layer(option_variables())]
-    return resolve([*layers, *layers_of(config, arguments, records)])
+    own = layers_of(config, arguments, records)
+    if not own and (known := ambient_config()) is not None:
+        return known
+    return resolve([*(ambient_layers() or [environment_layer(option_variables())]), *own])
 
 
 def _noting(saved: list[Saved], sink: Sink, rank: int) -> Callable[[Saved], None]:

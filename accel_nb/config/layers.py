@@ -120,7 +120,7 @@ class Resolved:
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Layers that resolve to this config again: what ``using_layers`` takes in a worker."""
+        """Layers that resolve to this config again, for others to be put above them."""
         layers: list[Layer] = []
         given = self.given
         for name in LAYER_NAMES[1:]:
@@ -153,11 +153,13 @@ class Resolved:
 
     @cached_property
     def _document(self) -> str:
+        given = self.given
+        values = self.config.model_dump(mode="json")
         return json.dumps(
             {
                 "version": SCHEMA_VERSION,
-                "config": self.config.model_dump(mode="json"),
-                "origins": {option: [origin.layer, origin.source] for option, origin in self.origins.items()},
+                "config": nested({name: _leaf(values, name) for name in given}),
+                "origins": {name: [self.origins[name].layer, self.origins[name].source] for name in given},
                 "notes": list(self.notes),
             },
             allow_nan=False,
@@ -165,7 +167,7 @@ class Resolved:
 
     @classmethod
     def from_json(cls, text: str) -> "Resolved":
-        """Rebuild what ``to_json`` wrote; raises ConfigError for anything else."""
+        """Rebuild what ``to_json`` wrote, which leaves defaults out; raises ConfigError for anything else."""
         try:
             document = json.loads(text)
             if document["version"] != SCHEMA_VERSION:
@@ -181,23 +183,30 @@ class Resolved:
             raise
         except ValueError as error:
             raise ConfigError("the config document is damaged: its origins are not pairs") from error
-        if set(origins) != set(OPTIONS) or any(origin.layer not in LAYER_NAMES for origin in origins.values()):
+        if not origins.keys() <= OPTIONS.keys() or any(origin.layer not in LAYER_NAMES for origin in origins.values()):
             raise ConfigError("the config document is damaged: its origins are not those of the schema's options")
-        return cls(config, MappingProxyType(origins), notes)
+        return cls(config, _all_origins(origins), notes)
 
 
-_ambient: ContextVar[tuple[Layer, ...]] = ContextVar("accel_nb_layers", default=())
+_ambient: ContextVar[tuple[Layer, ...] | Resolved] = ContextVar("accel_nb_layers", default=())
 
 
 def ambient_layers() -> tuple[Layer, ...]:
     """Return the layers that an Accelerator built here starts from; none outside of a cell."""
-    return _ambient.get()
+    ambient = _ambient.get()
+    return ambient.layers if isinstance(ambient, Resolved) else ambient
+
+
+def ambient_config() -> Resolved | None:
+    """Return what the ambient layers resolve to by themselves, where that is known already."""
+    ambient = _ambient.get()
+    return ambient if isinstance(ambient, Resolved) else None
 
 
 @contextmanager
-def using_layers(layers: Iterable[Layer]) -> Iterator[None]:
-    """Make ``layers`` the ambient ones inside of the ``with`` block."""
-    token = _ambient.set(tuple(layers))
+def using_layers(layers: Iterable[Layer] | Resolved) -> Iterator[None]:
+    """Make ``layers``, or those that a config came from, the ambient ones inside of the ``with`` block."""
+    token = _ambient.set(layers if isinstance(layers, Resolved) else tuple(layers))
     try:
         yield
     finally:
@@ -264,10 +273,7 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
         f"{option} from {origins[option]} has no effect: {reason}"
         for option, reason in idle_options(config, values).items()
     ]
-    default = Origin("default", "default")
-    return Resolved(
-        config, MappingProxyType({option: origins.get(option, default) for option in OPTIONS}), tuple(notes)
-    )
+    return Resolved(config, _all_origins(origins), tuple(notes))
 
 
 def _with_file(
@@ -387,6 +393,16 @@ def _dotted(config: Config) -> dict[str, Any]:
 def _value(config: Config, name: str) -> Any:
     section, _, leaf = name.rpartition(".")
     return getattr(getattr(config, section) if section else config, leaf)
+
+
+def _leaf(tree: Mapping[str, Any], name: str) -> Any:
+    section, _, leaf = name.rpartition(".")
+    return (tree[section] if section else tree)[leaf]
+
+
+def _all_origins(given: Mapping[str, Origin]) -> Mapping[str, Origin]:
+    default = Origin("default", "default")
+    return MappingProxyType({name: given.get(name, default) for name in OPTIONS})
 
 
 def _set_aside(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:

@@ -54,7 +54,7 @@ class CellProgram:
         self._ignored = frozenset(self._namespace)
         self._returner = Returner()
         self._steering = Steering(worker.tell_steered, self._describe_name, self._map_memory)
-        self._accelerators: dict[str, tuple[str, Accelerator]] = {}
+        self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
@@ -135,7 +135,7 @@ class CellProgram:
         reply: dict[str, Any] = {}
         self._lines = []
         self._steering.begin_run()
-        with using_layers(resolved.layers), _reporting_to(self._worker, self._steering):
+        with using_layers(resolved), _reporting_to(self._worker, self._steering):
             try:
                 error = self._execute(body, resolved)
             except KeyboardInterrupt as interrupt:
@@ -356,13 +356,13 @@ class CellProgram:
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for this kind of cell, a new one when the options changed."""
         known = self._accelerators.get(kind)
-        if known is not None and known[0] == resolved.of_training:
+        if known is not None and (known[0] is resolved or known[0].of_training == resolved.of_training):
             return known[1]
         self._close_accelerator(kind)
         world, group = self._worker.world, self._worker.group
         comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
         accelerator = Accelerator(world=world, comm=comm)
-        self._accelerators[kind] = (resolved.of_training, accelerator)
+        self._accelerators[kind] = (resolved, accelerator)
         if kind == "explicit" and self._orphans and not is_partial:
             orphans, self._orphans = self._orphans, ()
             accelerator.prepare(*orphans)
@@ -505,6 +505,8 @@ def warm() -> None:
     program.handle("run", body, [])
     program.reopened()
     program._namespace.pop("accelerator", None)
+    if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
+        rules.clear_lru_cache()  # as opening a group does: once here, and not in the memory of every worker
 
 
 @contextmanager

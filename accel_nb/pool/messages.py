@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
 from accel_nb.pool.channel import ChannelError, Message
-from accel_nb.runtime.typed import build
+from accel_nb.runtime.typed import build, hints_of
 
 STOPPED = "stopped"
 """Topic of the `Note` with which a rank says, after an interrupt, that user code has ended."""
@@ -231,6 +231,12 @@ _RECORDS: dict[str, type] = {
         Reply,
     )
 }
+
+
+def read_types() -> None:
+    """Look up the types of all records' fields now: processes that are forked later share what is found."""
+    for record in _RECORDS.values():
+        hints_of(record)
 
 
 def encode(record: Any) -> Message:

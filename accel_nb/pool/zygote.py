@@ -29,6 +29,7 @@ from accel_nb.pool.messages import (
     ZygoteReady,
     decode,
     encode,
+    read_types,
 )
 from accel_nb.pool.worker import TRACE_SIGNAL, run_worker
 
@@ -55,6 +56,7 @@ class Zygote:
             loaded = importlib.import_module(module)
             if function:
                 getattr(loaded, function)()
+        read_types()
         gc.collect()
         gc.freeze()
         num_threads = (

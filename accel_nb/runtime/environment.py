@@ -114,16 +114,20 @@ def launch_store() -> str | None:
 
 def become_rank(world: World) -> None:
     """Make this worker process look like a ``torchrun`` rank, so that other trainers run in a cell too."""
-    os.environ.update(
-        RANK=str(world.rank),
-        WORLD_SIZE=str(world.size),
-        LOCAL_RANK=str(world.local_rank),
-        LOCAL_WORLD_SIZE=str(world.local_size),
-        GROUP_RANK="0",
-        MASTER_ADDR="127.0.0.1",
-        GLOO_SOCKET_IFNAME="lo",
-        _ACCEL_NB_WORKER_DEVICE=world.device,
-    )
+    variables = {
+        "RANK": str(world.rank),
+        "WORLD_SIZE": str(world.size),
+        "LOCAL_RANK": str(world.local_rank),
+        "LOCAL_WORLD_SIZE": str(world.local_size),
+        "GROUP_RANK": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "GLOO_SOCKET_IFNAME": "lo",
+        "_ACCEL_NB_WORKER_DEVICE": world.device,
+    }
+    # Not by `update`: it asks every class of mappings there is what it was given, and each page of memory that is
+    # touched on the way becomes this worker's own.
+    for name, value in variables.items():
+        os.environ[name] = value
 
 
 def set_local_rank(world: World) -> None:

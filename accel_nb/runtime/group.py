@@ -35,7 +35,7 @@ DEFAULT_TIMEOUT_S = 1800.0
 SETTLE_S = 2.0
 """How long threads of the backend may take to let go of what has ended."""
 
-_DESCRIPTORS = Path("/proc/self/fd")
+_DESCRIPTORS = "/proc/self/fd"
 _NOTES = "accel_nb/notes"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
 _MAKER = "_new_process_group_helper"  # what init_process_group, new_group and device meshes all end in
@@ -54,8 +54,8 @@ class Group:
         self._owned = owned
         self._backend = backend
         self._sockets: set[int] = set()
-        # The last collective, by its number in torch's record, that was entered before this group was opened.
-        self._last_of_before = -1
+        # When the group was opened, as torch's record of collectives tells time.
+        self._opened_ns = 0
         self._make: Callable[..., Any] | None = None
 
     @classmethod
@@ -155,7 +155,7 @@ class Group:
             "sequence": last["collective_seq_id"],
             "operation": last["profiling_name"].partition(":")[2] or last["profiling_name"],
             "sizes": last["input_sizes"],
-            "is_open": last.get("retired") is False and last["record_id"] > self._last_of_before,
+            "is_open": last.get("retired") is False and last["time_created_ns"] > self._opened_ns,
             "is_of_all": last["process_group"][1] == "default_pg",
         }
 
@@ -165,7 +165,7 @@ class Group:
         What another rank waits for in the old group fails there. Notes are forgotten.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
-        self._note_records()
+        self._opened_ns = time.time_ns()
         if backend == "nccl":
             c10d._abort_process_group()
         else:
@@ -205,7 +205,7 @@ class Group:
 
     def _open(self, store_path: str | None) -> None:
         self._follow_new_groups()
-        self._note_records()
+        self._opened_ns = time.time_ns()
         try:
             if store_path is None:
                 where: dict[str, Any] = {"init_method": "env://"}
@@ -223,10 +223,6 @@ class Group:
         except BaseException:
             self.close()
             raise
-
-    def _note_records(self) -> None:
-        last = _last_record()
-        self._last_of_before = -1 if last is None else last["record_id"]
 
     def _file_store(self, path: str) -> Any:
         """Return a store over a file; each group that is opened over the same one sees keys of its own only."""
@@ -297,7 +293,7 @@ def _open_sockets() -> list[tuple[int, int]]:
     found: list[tuple[int, int]] = []
     for descriptor in descriptors:
         try:
-            match = _SOCKET.match(os.readlink(_DESCRIPTORS / descriptor))
+            match = _SOCKET.match(os.readlink(f"{_DESCRIPTORS}/{descriptor}"))
         except OSError:  # closed since it was listed
             continue
         if match:

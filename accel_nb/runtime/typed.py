@@ -17,7 +17,7 @@ def build(record: type[T], values: Mapping[str, Any]) -> T:
     Only the outermost level of a list, tuple or dict is looked at, and the items of tuples. A whole number counts as
     a float. Values are not shown.
     """
-    hints = _hints(record)
+    hints = hints_of(record)
     if values.keys() != hints.keys():
         wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ hints.keys()))
         raise ValueError(f"{record.__name__} lacks, or has no such fields: {wrong}")
@@ -29,7 +29,8 @@ def build(record: type[T], values: Mapping[str, Any]) -> T:
 
 
 @cache
-def _hints(record: type) -> dict[str, Any]:
+def hints_of(record: type) -> dict[str, Any]:
+    """Return the types of a dataclass's fields, by name."""
     hints = get_type_hints(record)
     return {item.name: hints[item.name] for item in fields(record)}
 

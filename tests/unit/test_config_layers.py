@@ -314,7 +314,7 @@ def test_json_round_trip():
         '{"version": 1}',
         "[" * 100_000,
         '{"version":1,"config":{"gpus":0},"origins":{},"notes":[]}',
-        '{"version":1,"config":{},"origins":{},"notes":[]}',
+        '{"version":1,"config":{},"origins":{"gpu":["flags","--gpu 1"]},"notes":[]}',
         '{"version":1,"config":{},"origins":{"gpus":[1]},"notes":[]}',
     ],
 )
