@@ -18,24 +18,47 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.world import World
 
+_MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
+_NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
+
 
 class Weighed(NamedTuple):
-    """A loss that was divided by a total weight: a tensor of one number.
+    """A loss that was divided by a total weight.
 
-    Whether ranks must exchange it depends on what each of them sees (``is_needed``); losses with the same ``key`` are
-    treated alike on all ranks and for good.
+    Whether ranks must exchange it depends on what each of them sees; losses with the same ``key`` are treated alike on
+    all ranks and for good, so the rest is read where it is asked for.
     """
 
-    total: Tensor
     key: str
-    is_needed: bool
+    node: Any
+    num_samples: int
+    divisor: Tensor | None = None
+    is_sum: bool = False
+
+    @property
+    def total(self) -> Tensor:
+        """The weight, a tensor of one number."""
+        return self.node._saved_total_weight if self.divisor is None else self.divisor.detach()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the weight, by what this rank sees, is no number of samples.
+
+        That of a mean cross entropy is one where each sample has one target, all alike.
+        """
+        if self.divisor is not None:
+            return self.is_sum
+        node = self.node
+        return not (
+            node._saved_weight is None
+            and node._saved_ignore_index == _NO_INDEX
+            and node._saved_target.numel() == max(self.num_samples, 1)  # a share of nothing has one that fills in
+        )
 
 
 Reading = Literal["mean", "sum"] | Weighed
 """A mean or sum over samples, or a loss with a weight."""
 
-_MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
-_NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
 _MAX_SCALES = 4
 _MAX_ADDED = 64
 _MAX_STEPS = 4
@@ -97,7 +120,7 @@ class LossReader:
             are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
             return "sum" if are_sums else "mean"
         if kind == "nll" and node._saved_reduction == _MEAN:
-            return _total_weight(node, num_samples)
+            return Weighed(type(node).__name__, node, num_samples)
         if kind == "sum":
             # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample. Neither is
             # one over a parameter, which a loss is made to keep small by.
@@ -107,7 +130,7 @@ class LossReader:
             is_sum = kind in ("nll", "reduced") and node._saved_reduction == _SUM
             num_terms = node._saved_target.numel() if is_sum and scale.is_scaled else num_samples
         if scale.divisor is not None:
-            return Weighed(scale.divisor.detach(), f"{kind} over a tensor", is_sum)
+            return Weighed(f"{kind} over a tensor", node, num_samples, scale.divisor, is_sum)
         if not is_sum:
             return "mean"
         # Divided by what this rank has, and not by a constant of the whole batch, a sum is a mean.
@@ -148,16 +171,6 @@ def _is_of_weights(node: Any) -> bool:
             return False
         waiting += children
     return True
-
-
-def _total_weight(node: Any, num_samples: int) -> Weighed:
-    """Return the weight of a mean cross entropy; it is not needed where each sample has one target, all alike."""
-    is_plain = (
-        node._saved_weight is None
-        and node._saved_ignore_index == _NO_INDEX
-        and node._saved_target.numel() == max(num_samples, 1)  # a share of nothing has one sample that fills in
-    )
-    return Weighed(node._saved_total_weight, type(node).__name__, not is_plain)
 
 
 def _is_number(factor: Tensor) -> bool:

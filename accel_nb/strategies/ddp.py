@@ -25,6 +25,7 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 from accel_nb.strategies.comm_hooks import HookOptions, register_hook
 from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
+from accel_nb.strategies.lean_ddp import LeanDdp
 
 
 class DdpOptions(Protocol):
@@ -261,7 +262,7 @@ class _Replica:
         # A backward pass that should have been averaged was not seen by DDP.
         self.has_local_gradients = False
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
-        self.ddp: DistributedDataParallel | None = None
+        self.ddp: LeanDdp | None = None
         self._plain_forward = forward
         self._options = options
         if options is not None:
@@ -271,7 +272,7 @@ class _Replica:
         """Run the model: through DDP while training, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
-        if cast(DistributedDataParallel, self.ddp).require_backward_grad_sync:
+        if cast(LeanDdp, self.ddp).require_backward_grad_sync:
             self.is_armed = True
             self.synchronised_in = self._window.number
         try:
@@ -294,7 +295,7 @@ class _Replica:
         self._build(self._options, True)
 
     def _build(self, options: DdpOptions, find_unused: bool) -> None:
-        self.ddp = DistributedDataParallel(
+        self.ddp = LeanDdp(
             _Shim(self.model, self._plain_forward),
             find_unused_parameters=find_unused,
             bucket_cap_mb=options.bucket_cap_mb,
