@@ -18,7 +18,7 @@ panel = Panel("run", 1, rung="widget", on_control=lambda action: (asked.append(a
 panel.feed([MetricLogged(0, step, 0.1 * step, "loss", 1.0) for step in range(8)])
 panel.refresh(force=True)  # the main shell has sent on the panel's comm
 heard.wait({WAIT_S})
-print(asked)
+print(asked, end="")
 """
 
 
@@ -61,4 +61,4 @@ def test_panel_and_sidebar_are_heard_while_a_cell_runs(kernel: Kernel):
     assert browser.hear("comm_msg", asked)["data"]["kind"] == "state"
     control = {"kind": "control", "action": {"kind": "stop"}}
     browser.send("comm_msg", {"comm_id": panel, "data": {"method": "custom", "content": control}})
-    assert browser.hear("stream", cell)["text"] == "[{'kind': 'stop'}]\n"
+    assert browser.hear("stream", cell)["text"] == "[{'kind': 'stop'}]"
