@@ -36,7 +36,7 @@ class LeanDdp(DistributedDataParallel):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``module.forward`` and make the reducer wait for a backward pass, if that is to be averaged."""
-        if not (self._is_simple and self._lazy_init_ran) or torch._C._autograd._profiler_enabled():
+        if not (self._is_simple and self._lazy_init_ran) or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             return super().forward(*args, **kwargs)
         reducer, is_averaged = self.reducer, self.require_backward_grad_sync
         if is_averaged:
