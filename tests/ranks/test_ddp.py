@@ -1,0 +1,78 @@
+"""A prepared model trains bit by bit as one that torch's own DistributedDataParallel holds."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.runtime.world import World
+from tests.ranks.launch import run_ranks
+
+NUM_STEPS = 6
+
+
+def _model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Tanh(), nn.Linear(8, 2)).double()
+
+
+def _batches(rank: int) -> list[Tensor]:
+    return list(torch.randn(NUM_STEPS, 2, 5, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(rank)))
+
+
+def train_both(world: World, options: dict[str, object]) -> None:
+    """Train with two micro-batches to a step, and a look at the model in evaluation mode in between."""
+    theirs, model = DistributedDataParallel(_model(), gradient_as_bucket_view=True), _model()
+    optimizers = [torch.optim.SGD(item.parameters(), lr=0.1, momentum=0.9) for item in (theirs, model)]
+    accelerator = Accelerator(gradient_accumulation_steps=2, config={"ddp": options})
+    accelerator.prepare(model, optimizers[1])
+    for number, (first, second) in enumerate(_batches(world.rank)):
+        for batch, is_last in ((first, False), (second, True)):
+            with nullcontext() if is_last else theirs.no_sync():
+                (theirs(batch).square().mean() / 2).backward()
+            with accelerator.accumulate(model):
+                accelerator.backward(model(batch).square().mean())
+                optimizers[1].step()
+                optimizers[1].zero_grad()
+        optimizers[0].step()
+        optimizers[0].zero_grad()
+        own, other = model.state_dict(), theirs.module.state_dict()
+        assert all(torch.equal(own[name], other[name]) for name in other), f"step {number}"
+        if number == NUM_STEPS // 2:
+            for item in (model, theirs):
+                item.eval()
+            with torch.no_grad():
+                assert torch.equal(model(first), theirs.module(first))
+            for item in (model, theirs):
+                item.train()
+    accelerator.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["short way", "torch's own way"])
+def test_weights_and_buffers_are_those_of_ddp(options: dict[str, object]) -> None:
+    run_ranks(train_both, 2, options)
+
+
+def profile_a_step(world: World) -> bool:
+    model = _model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    accelerator = Accelerator()
+    accelerator.prepare(model, optimizer)
+    batch = _batches(world.rank)[0][0]
+    for _ in range(3):
+        accelerator.backward(model(batch).sum())
+        optimizer.step()
+    with torch.profiler.profile() as profiler:
+        accelerator.backward(model(batch).sum())
+    names = [event.name for event in profiler.events() or ()]
+    accelerator.close()
+    return "DistributedDataParallel.forward" in names
+
+
+def test_a_profile_shows_the_forward_pass_by_its_name() -> None:
+    assert run_ranks(profile_a_step, 2) == [True, True]
