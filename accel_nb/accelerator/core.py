@@ -52,7 +52,8 @@ from accel_nb.accelerator.trigger import Trigger
 from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
 from accel_nb.checkpoint.whole import whole_weights
 from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
-from accel_nb.config.schema import AutocastOptions, seconds_of
+from accel_nb.config.sections import AutocastOptions
+from accel_nb.config.values import seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from accel_nb.config.schema import GroupOptions
+from accel_nb.config.sections import GroupOptions
 from accel_nb.runtime.comm import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.environment import torchrun_world
 from accel_nb.runtime.group import Group

@@ -16,7 +16,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, IterableDataset
 
 from accel_nb.config import Resolved
-from accel_nb.config.schema import OPTIONS, bytes_of
+from accel_nb.config.schema import OPTIONS
+from accel_nb.config.values import bytes_of
 from accel_nb.data.loader import BatchMeaning
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.build import forecast_model, sample_of

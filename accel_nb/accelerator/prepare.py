@@ -23,7 +23,7 @@ from accel_nb.accelerator.metrics import WholeReading
 from accel_nb.accelerator.seeding import synchronize_rng_states
 from accel_nb.accelerator.stepper import Stepper
 from accel_nb.accelerator.wrapped import Hearing, OptimizerGate, gate_scheduler, release_scheduler, share_metric
-from accel_nb.config.schema import DataOptions
+from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
 from accel_nb.errors import MisuseError
 from accel_nb.precision.fp8 import Float8Layers

@@ -14,7 +14,8 @@ from accel_nb.config.layers import (
     resolve,
     using_layers,
 )
-from accel_nb.config.schema import OPTIONS, Config, DdpOptions, Option
+from accel_nb.config.schema import OPTIONS, Config, Option
+from accel_nb.config.sections import DdpOptions
 
 __all__ = [
     "OPTIONS",

@@ -15,17 +15,8 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from accel_nb.config.schema import (
-    ALTERNATIVES,
-    OPTIONS,
-    PLANNED_VALUES,
-    SCHEMA_VERSION,
-    SECTIONS,
-    Config,
-    clashes,
-    idle_options,
-    rank_problems,
-)
+from accel_nb.config.clashes import ALTERNATIVES, clashes, idle_options, rank_problems
+from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
 from accel_nb.errors import ConfigError
 from accel_nb.secrets import hide_secrets
 

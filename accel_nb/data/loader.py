@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe, MapDataPipe
 
-from accel_nb.config.schema import DataOptions
+from accel_nb.config.sections import DataOptions
 from accel_nb.data.dispatch import dispatched
 from accel_nb.data.draw import IndexFeed, Place, drawing_as_rank_0, length_of, own_generators, start_together
 from accel_nb.data.fetch import reader

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
 from accel_nb.config.layers import quoted
-from accel_nb.config.schema import bytes_of
+from accel_nb.config.values import bytes_of
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import ROOM_SHARE, Setting
 from accel_nb.forecast.sizes import size_text

@@ -18,6 +18,12 @@ def _installed() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=STRATEGY_GROUP))
 
 
+@cache
+def _load(point: EntryPoint) -> type[Strategy]:
+    found: Any = point.load()
+    return found
+
+
 class Registry:
     """The strategies that are installed, by name; a strategy's module is imported when it is asked for."""
 
@@ -35,5 +41,4 @@ class Registry:
         if name not in self._points:
             known = ", ".join(self.names) or "none: the package is not installed; run pip install -e ."
             raise ConfigError(f"strategy {name!r} is unknown; installed are {known}")
-        found: Any = self._points[name].load()
-        return found
+        return _load(self._points[name])

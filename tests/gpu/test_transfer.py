@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from accel_nb.config.schema import DataOptions
+from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import shard
 from accel_nb.data.transfer import SideStream
 from accel_nb.runtime.comm import LocalComm

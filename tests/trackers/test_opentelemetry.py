@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.config.schema import MetricsOptions
+from accel_nb.config.sections import MetricsOptions
 from accel_nb.telemetry.events import CheckpointSaved, MemorySample, StepDone
 from accel_nb.telemetry.metrics import Exporters
 

@@ -25,7 +25,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from accel_nb.config.schema import DataOptions
+from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import Share, is_sharded, shard, unshard
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng

@@ -19,7 +19,7 @@ from torch.utils.data import (
     random_split,
 )
 
-from accel_nb.config.schema import DataOptions
+from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng

@@ -15,7 +15,7 @@ import psutil
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accel_nb.config.schema import MetricsOptions
+from accel_nb.config.sections import MetricsOptions
 from accel_nb.errors import ConfigError
 from accel_nb.telemetry.events import (
     CheckpointSaved,

@@ -23,7 +23,7 @@ from accel_nb.accelerator.plugins import (
     TorchDynamoPlugin,
 )
 from accel_nb.config import Layer, using_layers
-from accel_nb.config.schema import DataOptions
+from accel_nb.config.sections import DataOptions
 from accel_nb.errors import ConfigError, MisuseError
 
 

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
-from accel_nb.config.schema import MetricsOptions
+from accel_nb.config.sections import MetricsOptions
 from accel_nb.errors import ConfigError
 from accel_nb.telemetry.events import Event, MetricLogged
 from accel_nb.telemetry.metrics.samples import MAX_NAMES, Sample, samples_of

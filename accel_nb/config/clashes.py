@@ -1,0 +1,105 @@
+"""What must hold between options: those that cannot stand together, and those that have no effect beside others."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.config.schema import OPTIONS, Config
+from accel_nb.config.sections import StrategySections
+
+
+@dataclass(frozen=True, slots=True)
+class Clash:
+    """Options that are each allowed and cannot stand together; ``message`` says why and what to do."""
+
+    options: tuple[str, ...]
+    message: str
+
+
+ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
+"""Options of which a run has at most one: the one from the higher layer sets the other aside."""
+
+
+def clashes(config: Config) -> list[Clash]:
+    """Return what must hold between options and does not."""
+    found = [
+        Clash((first, second), "only one of the two can be given; remove one")
+        for first, second in ALTERNATIVES
+        if getattr(config, first) is not None and getattr(config, second) is not None
+    ]
+    if not config.bring_back and config.pull:
+        found.append(Clash(("pull", "bring_back"), "nothing comes back, so no names can be pulled; remove one"))
+    if config.background and config.max_restarts:
+        found.append(
+            Clash(("background", "max_restarts"), "a run in the background is not started again; remove one of the two")
+        )
+    if config.fsdp.wrap == "classes" and not config.fsdp.classes:
+        found.append(Clash(("fsdp.wrap",), "there are no classes to go by; name some with fsdp.classes"))
+    if config.fsdp.float8_gather and config.precision == "fp8" and config.fp8.recipe != "tensorwise":
+        message = f"{config.fp8.recipe} scales a weight in two ways, which needs all of it unrounded: use tensorwise"
+        found.append(Clash(("fp8.recipe", "fsdp.float8_gather"), message))
+    if config.fsdp.float8_gather and config.fsdp.cpu_offload:
+        message = "what lies in host memory is gathered in the format of the computation; remove one of the two"
+        found.append(Clash(("fsdp.float8_gather", "fsdp.cpu_offload"), message))
+    if config.checkpoint.dir is None and config.checkpoint.every is not None:
+        found.append(
+            Clash(("checkpoint.every",), "it has no folder to save to; give one with --checkpoint DIR (checkpoint.dir)")
+        )
+    if config.checkpoint.dir is None and config.checkpoint.resume == "auto":
+        found.append(
+            Clash(
+                ("checkpoint.resume",),
+                "auto looks in checkpoint.dir, which is not set; give it with --checkpoint DIR, or name a checkpoint",
+            )
+        )
+    size_from = "cpus" if config.gpus is None else "gpus"
+    size = getattr(config, size_from)
+    if isinstance(size, int) and (config.gpus is None or config.cpus is None):
+        found += [Clash((option, size_from), message) for option, message in rank_problems(config, size).items()]
+    return found
+
+
+def rank_problems(config: Config, size: int) -> dict[str, str]:
+    """Return a message for each option that names a rank outside of a world of ``size``."""
+    problems: dict[str, str] = {}
+    for option in ("ranks", "show_ranks"):
+        value = getattr(config, option)
+        outside = [rank for rank in value if rank >= size] if isinstance(value, tuple) else []
+        if outside:
+            listed = ", ".join(map(str, outside))
+            problems[option] = f"rank {listed} is outside of a world of {size}; ranks go from 0 to {size - 1}"
+    return problems
+
+
+def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
+    """Return, for each given option that has no effect in this config, the reason."""
+    idle = {
+        name: f"it belongs to {option.section}, and strategy is {config.strategy}"
+        for name in given
+        if (option := OPTIONS[name]).section in StrategySections.model_fields
+        and config.strategy not in ("auto", option.section)
+    }
+    hook = config.ddp.comm_hook
+    for name, needed in (("min_params", "size"), ("classes", "classes")):
+        if f"fsdp.{name}" in given and config.fsdp.wrap != needed:
+            idle.setdefault(f"fsdp.{name}", f"fsdp.wrap is {config.fsdp.wrap}")
+    for name in ("offload_parameters", "prefetch_size", "persistent_size", "weights"):
+        if f"deepspeed.{name}" in given and config.deepspeed.zero_stage < 3:
+            idle.setdefault(f"deepspeed.{name}", f"deepspeed.zero_stage is {config.deepspeed.zero_stage}")
+    for name in given:
+        if name == "ddp.comm_wrapper" and hook == "no" and config.ddp.comm_wrapper != "no":
+            idle.setdefault(name, "it goes around ddp.comm_hook, which is no")
+        if name.startswith("ddp.power_sgd_") and hook != "power_sgd":
+            idle.setdefault(name, f"ddp.comm_hook is {hook}")
+    if config.memory is not None and config.strategy != "auto" and "memory" in given:
+        idle["memory"] = f"nothing is planned, since strategy is {config.strategy}"
+    for name in given:
+        if (name.startswith("fp8.") or name == "fsdp.float8_gather") and config.precision != "fp8":
+            idle[name] = f"precision is {config.precision}"
+    if config.static and not config.panel and "static" in given:
+        idle["static"] = "the panel is off"
+    if "data.data_seed" in given and not config.data.use_seedable_sampler:
+        idle["data.data_seed"] = "data.use_seedable_sampler is off"
+    if config.checkpoint.dir is None and "checkpoint.total_limit" in given:
+        idle["checkpoint.total_limit"] = "checkpoint.dir is not set, so nothing is named step_N"
+    return idle

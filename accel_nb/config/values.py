@@ -1,0 +1,162 @@
+"""How the values of options are read, and the types that they have.
+
+Flags and environment variables bring text, files and code bring values. Each reader turns text into a value and leaves
+anything else alone, so that the strict types behind them decide (True is not 1, 4.0 is not 4).
+"""
+
+import re
+from keyword import iskeyword
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, TypeAdapter
+
+MAX_WORKERS = 1024
+MAX_SEED = 2**63 - 1
+MONTH_S = 30 * 24 * 3600
+
+_WHOLE = re.compile(r"[+-]?[0-9]{1,20}")
+_REAL = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+_DURATION = re.compile(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?(s|min|h|d)")
+_ADDRESS = re.compile(r"([A-Za-z0-9.-]+|\[[0-9A-Fa-f:.]+\]):[0-9]{1,5}")
+_URL = re.compile(r"https?://[!-~]+")
+_SECONDS = {"s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_SWITCH = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+
+
+def read_text(value: object) -> object:
+    """Return None for the word ``none``."""
+    return None if value == "none" else value
+
+
+def read_whole(value: object) -> object:
+    """Return the whole number that a text says."""
+    if isinstance(value, str):
+        value = value.strip()
+        return int(value) if _WHOLE.fullmatch(value) else read_text(value)
+    return value
+
+
+def read_real(value: object) -> object:
+    """Return the number that a text says."""
+    if isinstance(value, str):
+        value = value.strip()
+        return float(value) if _REAL.fullmatch(value) else read_text(value)
+    return value
+
+
+def read_switch(value: object) -> object:
+    """Return what a word such as ``yes`` or ``off`` says."""
+    return _SWITCH.get(value.strip().lower(), value) if isinstance(value, str) else value
+
+
+def read_names(value: object) -> object:
+    """Return the parts of a comma list."""
+    if isinstance(value, str):
+        return tuple(part.strip() for part in value.split(",")) if value.strip() else ()
+    return value
+
+
+def read_parts(value: object) -> object:
+    """Return the parts of a comma list, None for the word ``none``."""
+    return read_names(read_text(value))
+
+
+def read_ranks(value: object) -> object:
+    """Return the numbers of a comma list, or of one number; the words ``all`` and ``none`` are kept and read."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return (value,)
+    if isinstance(value, str):
+        value = value.strip()
+        if value in ("all", "none"):
+            return read_text(value)
+        value = read_names(value)
+    return tuple(read_whole(item) for item in value) if isinstance(value, tuple | list) else value
+
+
+def unique(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
+    """Return a tuple without what it repeats."""
+    return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value
+
+
+def as_run_name(value: str | None) -> str | None:
+    """Raise ValueError for what is no name of a run."""
+    if value is None:
+        return None
+    if not value.isprintable() or value != value.strip() or set(value) & set("/\\") or value in (".", ".."):
+        raise ValueError("not a run name")
+    return value
+
+
+def as_duration(value: int | str | None) -> int | str | None:
+    """Raise ValueError for what is no duration, or longer than a month."""
+    if isinstance(value, str) and not 0 < seconds_of(value) <= MONTH_S:
+        raise ValueError("not a duration")
+    return value
+
+
+def seconds_of(duration: str) -> float:
+    """Return how long a duration such as ``30s``, ``10min``, ``1.5h`` or ``2d`` is; raises ValueError for no such."""
+    found = _DURATION.fullmatch(duration.strip())
+    if found is None:
+        raise ValueError("not a duration")
+    return float(found[1]) * _SECONDS[found[2]]
+
+
+def bytes_of(size: str) -> int:
+    """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises ValueError for no such size."""
+    found = int(TypeAdapter(ByteSize).validate_python(size))
+    if not 0 < found < 2**63:
+        raise ValueError("not a size")
+    return found
+
+
+def as_size(value: str | None) -> str | None:
+    """Raise ValueError for what is no size."""
+    if value is not None:
+        bytes_of(value)
+    return value
+
+
+def as_path(value: str | None) -> str | None:
+    """Raise ValueError for a path with characters that cannot be shown."""
+    if value is not None and not value.isprintable():
+        raise ValueError("not a path")
+    return value
+
+
+def as_module_name(value: str) -> str:
+    """Raise ValueError for what is no dotted name of a module."""
+    if not all(part.isidentifier() or part.isdecimal() for part in value.split(".")):
+        raise ValueError("not a module's name")
+    return value
+
+
+def as_address(value: str | None) -> str | None:
+    """Raise ValueError for what is no host and port."""
+    if value is not None and not _ADDRESS.fullmatch(value):
+        raise ValueError("not HOST:PORT")
+    return value
+
+
+def as_url(value: str | None) -> str | None:
+    """Raise ValueError for what is no address of the web."""
+    if value is not None and not _URL.fullmatch(value):
+        raise ValueError("not a URL")
+    return value
+
+
+def as_identifier(value: str) -> str:
+    """Raise ValueError for what is no name in Python."""
+    if not value.isidentifier() or iskeyword(value):
+        raise ValueError("not a Python name")
+    return value
+
+
+Whole = Annotated[int, Field(strict=True)]
+Workers = Annotated[int, Field(strict=True, ge=1, le=MAX_WORKERS)]
+Rank = Annotated[int, Field(strict=True, ge=0, lt=MAX_WORKERS)]
+Ranks = Annotated[tuple[Rank, ...], Field(min_length=1)]
+Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
+Switch = Annotated[bool, BeforeValidator(read_switch), Field(strict=True)]
+Name = Annotated[str, AfterValidator(as_identifier), Field(strict=True, max_length=256)]
+ModuleName = Annotated[str, AfterValidator(as_module_name), Field(strict=True, max_length=256)]
