@@ -21,6 +21,7 @@ from accel_nb.notebook.controls import Controls
 from accel_nb.notebook.drift import drift_lines
 from accel_nb.notebook.interrupts import HeldTermination, counted_interrupts
 from accel_nb.notebook.logs import RankLog
+from accel_nb.notebook.names import UserNames
 from accel_nb.notebook.output import make_output
 from accel_nb.notebook.post_mortem import post_mortem
 from accel_nb.notebook.raising import failure_of
@@ -637,12 +638,8 @@ class Session:
             )
         return self._pool
 
-    def _visible(self) -> dict[str, Any]:
-        return {
-            name: value
-            for name, value in self.namespace.items()
-            if name not in self.hidden_names and not name.startswith("__") and name != "accelerator"
-        }
+    def _visible(self) -> Mapping[str, Any]:
+        return UserNames(self.namespace, self.hidden_names)
 
     def _random_states(self, *, or_not: bool) -> tuple[str | None, Any]:
         """Return the digest of the kernel's generator states, and the states if rank 0's were others, ``or_not``."""

@@ -352,7 +352,9 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
     holds the notebook's ``model`` trains that model: both go, in one stream that keeps them one.
     """
     chosen, kinds = set(names), trained_kinds()
-    others = {name: value for name, value in visible.items() if name not in chosen and isinstance(value, kinds)}
+    # Kinds first: a long session has thousands of names of the shell's own.
+    trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
+    others = {name: value for name, value in trained if name not in chosen and name in visible}
     watch = Watch(shared_ids(others))
     for name in chosen if others else ():
         value = visible[name]

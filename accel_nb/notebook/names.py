@@ -1,0 +1,34 @@
+"""The names of a notebook that are its user's."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+
+class UserNames(Mapping[str, Any]):
+    """A view of a namespace without the names that the shell, Python and this package put there.
+
+    A long session has thousands of names, one for each cell's text: nothing is copied, and asking for one looks at one.
+    """
+
+    def __init__(self, namespace: Mapping[str, Any], hidden: Collection[str]) -> None:
+        self._namespace = namespace
+        self._hidden = hidden
+
+    def __getitem__(self, name: str) -> Any:
+        if not self._is_users(name):
+            raise KeyError(name)
+        return self._namespace[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._namespace and self._is_users(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return filter(self._is_users, self._namespace)
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def _is_users(self, name: Any) -> bool:
+        return name not in self._hidden and not name.startswith("__") and name != "accelerator"
