@@ -21,7 +21,8 @@ from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.call import Call
 from accel_nb.notebook.restarts import run_with_restarts
-from accel_nb.notebook.session import Cell, Session
+from accel_nb.notebook.running import Cell
+from accel_nb.notebook.session import Session
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.place import place_workers
 from accel_nb.pool.pool import START_PATIENCE_S

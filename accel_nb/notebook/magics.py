@@ -34,7 +34,8 @@ from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.restarts import run_with_restarts
-from accel_nb.notebook.session import Cell, Session
+from accel_nb.notebook.running import Cell
+from accel_nb.notebook.session import Session
 from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state
 from accel_nb.pool.place import place_workers, uses_gpus
 from accel_nb.runtime.environment import option_variables

@@ -8,7 +8,8 @@ from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError, ShippingError
-from accel_nb.notebook.session import Cell, Session
+from accel_nb.notebook.running import Cell
+from accel_nb.notebook.session import Session
 from accel_nb.pool.engine import WorkerSpec
 
 

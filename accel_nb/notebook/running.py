@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from accel_nb.config import Config
+from accel_nb.notebook.call import Call
 from accel_nb.notebook.cell import CellNames
 from accel_nb.notebook.controls import Controls
 from accel_nb.notebook.output import CellOutput
@@ -16,6 +18,16 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import POLL_S, Pool
 
 RunStatus = Literal["running", "done", "interrupted", "failed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One cell to run: its text as the notebook has it, and that text as plain Python; or a call in place of a text."""
+
+    source: str
+    tree: ast.Module
+    execution_count: int
+    call: Call | None = None
 
 
 @dataclass(slots=True)

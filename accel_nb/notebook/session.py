@@ -1,41 +1,37 @@
-"""One notebook's connection to its workers: starts them, ships names, runs cells, takes results in."""
+"""One notebook's connection to its workers: starts them, runs cells and launches, and knows what runs."""
 
 from __future__ import annotations
 
-import ast
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import PoolError
 from accel_nb.notebook.background import BackgroundRun
-from accel_nb.notebook.call import Call, read_result
-from accel_nb.notebook.cell import notebook_codes, read_cell
+from accel_nb.notebook.call import read_result
+from accel_nb.notebook.cell import read_cell
 from accel_nb.notebook.controls import Controls
 from accel_nb.notebook.drift import drift_lines
+from accel_nb.notebook.exchange import Exchange
 from accel_nb.notebook.interrupts import HeldTermination, counted_interrupts
 from accel_nb.notebook.logs import RankLog
-from accel_nb.notebook.names import UserNames
 from accel_nb.notebook.output import make_output
 from accel_nb.notebook.post_mortem import post_mortem
 from accel_nb.notebook.raising import failure_of
 from accel_nb.notebook.recording import record_run
-from accel_nb.notebook.running import Running, Shipment, status_of
-from accel_nb.notebook.surroundings import GPU_VARIABLE, Surroundings, sees_other_gpus
+from accel_nb.notebook.running import Cell, Running, Shipment, status_of
+from accel_nb.notebook.surroundings import GPU_VARIABLE, sees_other_gpus
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.failure import Answer, Reason
 from accel_nb.pool.local import LocalEngine
 from accel_nb.pool.parts import root_of
 from accel_nb.pool.place import Claims
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
-from accel_nb.pool.returning import Receiver
-from accel_nb.pool.shipping import Ledger, referred_names
 from accel_nb.pool.steering import Wishes
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui import Panel
@@ -44,16 +40,6 @@ from accel_nb.ui.earlier import EarlierRuns
 PROGRAM = "accel_nb.notebook.program:CellProgram"
 PRELOAD = ("torch._dynamo", "accel_nb.notebook.program:warm")
 """What is loaded before workers are forked; torch's optimizers import the first when one of them is made."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cell:
-    """One cell to run: its text as the notebook has it, and that text as plain Python; or a call in place of a text."""
-
-    source: str
-    tree: ast.Module
-    execution_count: int
-    call: Call | None = None
 
 
 @dataclass(slots=True)
@@ -75,8 +61,6 @@ class Session:
     namespace: dict[str, Any]
     hidden_names: Collection[str] = ()
     logs: dict[int, RankLog] = field(default_factory=dict)
-    kept: dict[str, str] = field(default_factory=dict)
-    """Names whose newest values stayed on the workers, with the reason."""
     on_change: Callable[[], None] = lambda: None
     """Called when the pool's state or workers may have changed."""
     overrides: Mapping[str, str] = field(default_factory=dict)
@@ -89,22 +73,23 @@ class Session:
     """The cell that runs in the background, or did last."""
     last: Running | None = None
     """The run that was started last."""
+    exchange: Exchange = field(init=False)
+    """What the notebook and its workers both hold."""
     exporters: Exporters = field(default_factory=Exporters)
     """Where the numbers of runs go beside the panel."""
     earlier: EarlierRuns = field(default_factory=EarlierRuns)
     """The runs that the next one can be compared with."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
-    _ledger: Ledger = field(default_factory=Ledger)
-    _receiver: Receiver = field(default_factory=Receiver)
-    _surroundings: Surroundings = field(default_factory=Surroundings)
     _last_cell_s: float | None = None
-    _has_lost_ranks: bool = False
     _is_to_end: bool = False
     """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
     _termination: HeldTermination | None = None
     _resolved: tuple[str, Resolved] | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.exchange = Exchange(self.namespace, self.hidden_names)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
         """Resolve the options of a launch; the last answer is kept, since most launches are repeated as they are."""
@@ -142,7 +127,7 @@ class Session:
         Returns what a call gave on each rank, in the order of ranks; nothing for a cell. What fails before the last try
         brings nothing back.
         """
-        with self._reserved(), self._bound(cell.call):
+        with self._reserved(), self.exchange.binding(cell.call):
             running = self._begin(cell, resolved, specs, mode)
             return [] if running is None else self._run_shown(running, cell, resolved, specs, is_last_try=is_last_try)
 
@@ -164,7 +149,7 @@ class Session:
             saves = resolved.config.checkpoint.dir is not None
             if saves:
                 self._termination = HeldTermination(running.controls.wishes.interrupt_once)
-            shared = {root_of(name) for name in self._ledger.names(self.namespace)}
+            shared = {root_of(name) for name in self.exchange.shared_names}
 
             held = claim.pop_all()
 
@@ -215,7 +200,7 @@ class Session:
         names: set[str] = set()
         try:
             with counted_interrupts():
-                lines = self._take_in(background.answers, names)
+                lines = self.exchange.take_in(background.answers, names)
         finally:
             self.namespace.update({name: value for name, value in anew.items() if name not in names})
             for name in gone - names:
@@ -223,7 +208,7 @@ class Session:
         self._forget_if_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         title = background.running.title
-        if shown := sorted(names & self._visible().keys()):
+        if shown := sorted(names & self.exchange.user_names.keys()):
             print(f"back from {title!r}: {', '.join(shown)}")
         if replaced := sorted(names & anew.keys()):
             print(f"{', '.join(replaced)}: bound anew while {title!r} ran, and now what the run has brought")
@@ -257,7 +242,7 @@ class Session:
     def _begin(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> Running | None:
         """Begin a run's output; None for an empty cell."""
         config = resolved.config
-        names = read_cell(cell.tree, self._visible())
+        names = read_cell(cell.tree, self.exchange.user_names)
         if names.is_empty:
             return None
         is_new = self._pool is None or self._pool.specs != tuple(specs)
@@ -307,7 +292,7 @@ class Session:
             error = self._judge(running, answers, reason)
             try:
                 with counted_interrupts():  # half-copied weights would be sent back over the trained ones
-                    running.lines += self._take_in(answers)
+                    running.lines += self.exchange.take_in(answers)
                     returned = [read_result(*results[rank], self.namespace) for rank in sorted(results)]
             finally:
                 for descriptor, _ in results.values():
@@ -341,30 +326,17 @@ class Session:
             memory=running.output.memory,
         )
 
-    @contextmanager
-    def _bound(self, call: Call | None) -> Iterator[None]:
-        """Give a call the name by which it is sent, for as long as the block runs."""
-        if call is None:
-            yield
-            return
-        self.namespace[call.bound_to] = call.function
-        try:
-            yield
-        finally:
-            self.namespace.pop(call.bound_to, None)
-            self._ledger.forget([call.bound_to])
-
     def pull(self, names: Sequence[str]) -> list[str]:
         """Fetch names from rank 0, however large; returns those that arrived."""
         pool = self._living_pool()
-        body = {"names": list(names), "shared": self._ledger.names(self.namespace)}
+        body = {"names": list(names), "shared": self.exchange.shared_names}
         answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _Quiet())
         error = failure_of(answers, reason, {}, None)
         if error is not None:
             self._forget_if_died(answers)
             raise error
         with counted_interrupts():
-            lines = self._take_in(answers)
+            lines = self.exchange.take_in(answers)
         if lines:
             raise PoolError("; ".join(lines))
         return list(names)
@@ -374,9 +346,7 @@ class Session:
         missing = [name for name in names if name not in self.namespace]
         if missing:
             raise NameError(f"the notebook has no name {', '.join(map(repr, missing))}")
-        # An optimizer refers to its model: what may refer to the names goes along, in one stream.
-        self._ledger.forget(self._ledger.names())
-        self._ledger.forget(names)
+        self.exchange.send_anew(names)
 
     def look(self) -> None:
         """Take in what happened since the last cell, without waiting."""
@@ -396,7 +366,7 @@ class Session:
             specs=pool.specs if pool else (),
             pids=engine.pids if engine and pool else {},
             zygote_pid=engine.zygote_pid if engine else None,
-            kept=dict(self.kept),
+            kept=dict(self.exchange.kept),
             last_cell_s=self._last_cell_s,
         )
 
@@ -405,7 +375,7 @@ class Session:
         if self._pool is not None and self._engine is not None:
             self._pool.retire()
             self._pool = None
-            self._forget()
+            self.exchange.forget()
 
     def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
         """Start workers at these places now; without it the first cell does."""
@@ -429,20 +399,12 @@ class Session:
             self._engine.stop()
         self._pool = self._engine = None
         self.exporters.close()
-        self._forget()
+        self.exchange.forget()
         self.on_change()
-
-    def _forget(self) -> None:
-        """Note that some worker holds nothing of the notebook any more."""
-        self._has_lost_ranks = True
-        self._receiver.close()
-        self._ledger.forget()
-        self._surroundings.forget_sources()
-        self.kept = {}
 
     def _ship(self, cell: Cell, running: Running, resolved: Resolved, specs: Sequence[WorkerSpec]) -> Shipment:
         """Have workers ready, and pack what the cell needs and they lack."""
-        names, lines = running.names, running.lines
+        lines = running.lines
         pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
         assert self._engine is not None
         started_with = self._engine.variables
@@ -454,56 +416,15 @@ class Session:
         if sees_other_gpus(started_with):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
-        digest, states = self._random_states(or_not=cell.call is not None)
-        visible = self._visible()
-        needed = [*names.needed, *referred_names(names.needed, visible, self.namespace)]
-        reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
-        if reloaded:
-            self._ledger.forget()  # what the workers hold was made by the modules as they were
-        gone = (set(names.used) - self.namespace.keys()) & set(self._ledger.names())
-        self._ledger.forget(
-            set(names.bound) - gone - self.namespace.keys()
-        )  # the workers will have values of their own
-        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare, gone=gone)
-        lines += [f"left out: {problem}" for problem in prepared.left_out.values()]
-        parcel, sent = prepared.parcel, prepared.sent
-        self._ledger.record(sent, self.namespace)
-        chosen = resolved.config.ranks or range(pool.size)
-        body = {
-            "source": cell.source,
-            "execution_count": cell.execution_count,
-            "used": list(dict.fromkeys([*needed, *names.used])),
-            "bound": list(names.bound),
-            "shared": self._ledger.names(self.namespace),
-            "is_plain": not names.is_explicit and cell.call is None,
-            "observes": names.observes and cell.call is None,
-            "call": None if cell.call is None else cell.call.to_body(),
-            "wants_accelerator": names.wants_accelerator,
-            "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
-            "is_empty": names.is_empty,
-            "parcel": None if parcel is None else parcel.table(),
-            "config": resolved.to_json(),
-            "cwd": os.getcwd(),
-            "rng": digest,
-            "has_rng": states is not None,
-            "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
-            "variables": self._surroundings.variables(started_with),
-            "reloaded": reloaded,
-            "default_dtype": _default_dtype(),
-            "is_partial": len(chosen) < pool.size,
-            "has_lost_ranks": self._has_lost_ranks,
-        }
-        # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
-        ranks = range(pool.size) if parcel is not None or reloaded else chosen
-        bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
-        poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
-        return Shipment(pool, bodies, sent, parcel, poll_s)
+        shipment, left_out = self.exchange.pack(cell, running.names, resolved, pool, started_with)
+        lines += left_out
+        return shipment
 
     def _execute(
         self, shipment: Shipment, running: Running, listener: Listener, *, saves: bool
     ) -> tuple[list[Answer], Reason | None]:
         """Run a shipment on the workers; touches none of the notebook's names."""
-        parcel, sent = shipment.parcel, shipment.sent
+        parcel = shipment.parcel
         try:
             answers, reason = self._request(
                 shipment.pool,
@@ -516,12 +437,10 @@ class Session:
                 wishes=running.controls.wishes,
                 poll_s=shipment.poll_s,
             )
-            self._has_lost_ranks = False
-            if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
-                self._ledger.forget(map(root_of, sent))  # the delivery itself failed
+            self.exchange.note_delivered(shipment, answers)
             return [answer for answer in answers if not answer.body.get("was_idle")], reason
         except BaseException:
-            self._ledger.forget(map(root_of, sent))
+            self.exchange.note_lost(shipment)
             raise
         finally:
             if parcel is not None:
@@ -559,40 +478,7 @@ class Session:
     def _forget_if_died(self, answers: Iterable[Answer]) -> None:
         """A fresh worker holds nothing: send everything anew."""
         if any(answer.outcome == "died" for answer in answers):
-            self._forget()
-
-    def _take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
-        """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did.
-
-        ``came`` gets the names that hold something else now.
-        """
-        lines: list[str] = []
-        for answer in answers:
-            returned = answer.body.get("returned")
-            if returned is None:
-                for descriptor in answer.descriptors:
-                    with suppress(OSError):
-                        os.close(descriptor)
-                continue
-            names = self._receiver.receive(returned, answer.descriptors, self.namespace)
-            self._ledger.record(names, self.namespace)
-            arrived = {root_of(name) for name in names}
-            if came is not None:
-                came |= arrived
-            self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
-            told: dict[str, str] = {}
-            for name, reason in returned["kept"].items():
-                if name not in names and name.isidentifier():
-                    self._ledger.record_only_there(name, self.namespace)
-                if reason:
-                    told[name] = reason
-            self.kept |= told
-            if told:
-                listed = ", ".join(f"{name} ({reason})" for name, reason in told.items())
-                fetch = [name for name, reason in told.items() if reason.endswith("large")]
-                hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
-                lines.append(f"stayed on the workers: {listed}{hint}")
-        return lines
+            self.exchange.forget()
 
     def _pool_for(self, specs: Sequence[WorkerSpec], patience_s: float) -> Pool:
         """Return a pool of living workers at these places, starting or replacing what is needed."""
@@ -603,11 +489,11 @@ class Session:
                 self.stop()
                 raise
             if has_lost:
-                self._forget()
+                self.exchange.forget()
             if self._pool.specs != tuple(specs) or self._pool.state != "ready":
                 self._pool.retire()
                 self._pool = None
-                self._forget()
+                self.exchange.forget()
         if self._pool is None:
             if self._engine is not None and sees_other_gpus(self._engine.variables):
                 self.stop()
@@ -631,25 +517,12 @@ class Session:
         if self._pool is None:
             raise PoolError("no workers run; the first %%accelerate cell starts them")
         if self._pool.look_around():
-            self._forget()
+            self.exchange.forget()
         if self._pool.state != "ready":
             raise PoolError(
                 "the workers failed; the next %%accelerate cell, or `%accelerate restart`, starts fresh ones"
             )
         return self._pool
-
-    def _visible(self) -> Mapping[str, Any]:
-        return UserNames(self.namespace, self.hidden_names)
-
-    def _random_states(self, *, or_not: bool) -> tuple[str | None, Any]:
-        """Return the digest of the kernel's generator states, and the states if rank 0's were others, ``or_not``."""
-        if "torch" not in sys.modules:
-            return None, None
-        from accel_nb.runtime import rng
-
-        states = rng.present()
-        digest = rng.digest(states)
-        return digest, None if digest == self._receiver.rng and not or_not else states
 
 
 def _listed(ranks: Iterable[int]) -> str:
@@ -683,12 +556,6 @@ def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
         body = {name: value for name, value in answer.body.items() if name != "returned"}
         kept.append(replace(answer, body=body, descriptors=()))
     return kept
-
-
-def _default_dtype() -> str | None:
-    """Return the name of torch's default dtype, if the kernel has torch."""
-    torch = sys.modules.get("torch")
-    return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")
 
 
 class _Quiet:
