@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
+from accel_nb.runtime.hardware import num_usable_cores
 from accel_nb.runtime.platforms import Rung
 from accel_nb.ui.asked import Asked, Question, read_question
 from accel_nb.ui.earlier import EarlierRun, EarlierRuns
@@ -33,8 +34,9 @@ logger = logging.getLogger(__name__)
 PROTOCOL_VERSION = 1
 MIN_INTERVAL_S = 1 / 15
 MAX_INTERVAL_S = 1.0
-DUTY = 0.01
-"""The share of one core that streaming to the browser may take."""
+DUTY = 0.0015
+"""The share of the machine's processors, which may all be training, that messages to the browser may take of the
+kernel's main thread; Jupyter's own threads, which send them, take nearly as much again."""
 
 BYTES_PER_S = 64_000
 """What streaming may send; of a run with more steps than that the extremes are sent, and the rest where one looks."""
@@ -193,6 +195,7 @@ class WidgetSurface:
         self._said = ""
         self._next_at = 0.0
         self._cost_s = 0.0
+        self._duty = DUTY * num_usable_cores()
         self._sent_at = 0.0
         # Set by the comm's thread, read in the main thread: a browser has lost its place, or asks for more.
         self._wants_snapshot = False
@@ -237,7 +240,7 @@ class WidgetSurface:
         self._cost_s += 0.2 * (time.thread_time() - started_cpu - self._cost_s)
         num_bytes += len(buffer) + ENVELOPE_BYTES
         num_bytes += NUMBER_BYTES * sum(len(found["blocks"]) for found in message.get("maps", ()))
-        interval_s = max(MIN_INTERVAL_S, self._cost_s / DUTY, num_bytes / BYTES_PER_S)
+        interval_s = max(MIN_INTERVAL_S, self._cost_s / self._duty, num_bytes / BYTES_PER_S)
         self._next_at = started + min(MAX_INTERVAL_S, interval_s)
 
     def close(self, state: PanelState) -> None:
