@@ -186,6 +186,8 @@ class Stepper:
         window = self.window
         if window.size > 1 and window.has_backward and not window.is_in_block:
             self._refuse_second_backward(gate)
+            if window.has_several_batches and not self.namespace:  # a plain cell may sum up as it likes
+                raise MisuseError(_TWICE_ACCUMULATED.format(size=window.size))
         closes, number, factor = window.attempt() if window.has_backward else window.moment()
         if not closes:
             return None
@@ -462,6 +464,14 @@ _NO_GRADIENT = (
 _NO_WEIGHTS_IN_JOIN = (
     "backward was given a weight inside of join_uneven_inputs, where ranks that have ended cannot add theirs: leave "
     "the weight out, or divide the data evenly instead of joining"
+)
+
+
+_TWICE_ACCUMULATED = (
+    "gradients of several batches were summed up before this step, and gradient_accumulation_steps is {size}: a step "
+    "outside of accumulate() is one of {size} micro-batches, so it would wait for the others. Wrap what is done with "
+    "each batch in `with accelerator.accumulate(model):`, or leave gradient_accumulation_steps at 1 and divide the "
+    "loss yourself; a loss that is a sum over tokens is weighed by backward(loss, weight=num_tokens)"
 )
 
 

@@ -68,24 +68,58 @@ class Draft:
         return f"{self.store.url}/{self.name}"
 
 
-def draft(store: Store, name: str, tree: Any, facts: Facts, comm: Communicator) -> Draft:
+@dataclass(frozen=True)
+class Place:
+    """The folder aside that a checkpoint is written to, before it is known what is in it."""
+
+    save_id: str
+    folder: str
+
+
+def reserve(store: Store, name: str, run: str, comm: Communicator) -> Place:
+    """Make the folder of a checkpoint, for others to write to as well; every rank calls, and `draft` goes on with it.
+
+    Raises `CheckpointError` on every rank, as `draft` does. Give it back by ``store.discard`` if nothing comes of it.
+    """
+    place: Place | None = None
+    problem: str | None = None
+    if comm.world.is_main:
+        try:
+            place = _begin(store, name, run)
+        except (AccelNbError, OSError) as error:
+            problem = str(error)
+    with _says_when_alone(comm, name):
+        told = comm.all_gather_json([None if place is None else [place.save_id, place.folder], problem])[0]
+    if told[1] is not None:
+        raise CheckpointError(f"{name} was not saved; rank 0: {told[1]}")
+    return Place(*told[0])
+
+
+def _begin(store: Store, name: str, run: str) -> Place:
+    checked_name(name)
+    save_id = uuid.uuid4().hex[:12]
+    refuse_foreign(store, name, run)
+    store.sweep()
+    return Place(save_id, store.begin(name, save_id))
+
+
+def draft(store: Store, name: str, tree: Any, facts: Facts, comm: Communicator, place: Place | None = None) -> Draft:
     """Agree with all ranks on what is written by whom; every rank calls, and raises if one of them cannot.
+
+    ``place`` is what `reserve` returned, where it was called before.
 
     Raises `CheckpointError` for values that cannot be stored, trees that differ between ranks, and a name that is taken
     by something that this run has not written.
     """
     rank, world_size = comm.world.rank, comm.world.size
-    save_id = uuid.uuid4().hex[:12]
-    encoded, problem, folder = Encoded(), None, ""
+    encoded, problem = Encoded(), None
     try:
         checked_name(name)
         if world_size > 1 and not store.is_shared:
             raise CheckpointError(f"{store.url}: each process has a store of its own there; ranks cannot share it")
         encoded = encode(tree)
-        if rank == 0:
-            refuse_foreign(store, name, facts.run)
-            store.sweep()
-            folder = store.begin(name, save_id)
+        if rank == 0 and place is None:
+            place = _begin(store, name, facts.run)
     except (AccelNbError, OSError) as error:
         problem = str(error)
     plans = [_plan(path, leaf) for path, leaf in encoded.leaves.items()]
@@ -94,8 +128,8 @@ def draft(store: Store, name: str, tree: Any, facts: Facts, comm: Communicator) 
         "problem": problem,
         "tensors": hashlib.blake2b(json.dumps([_fields(plan) for plan in plans]).encode(), digest_size=16).hexdigest(),
         "parts": {path: [region.offsets, region.shape] for path, region in parts.items()},
-        "id": save_id,
-        "folder": folder,
+        "id": "" if place is None else place.save_id,
+        "folder": "" if place is None else place.folder,
     }
     with _says_when_alone(comm, name):
         told = comm.all_gather_json(message)

@@ -53,6 +53,7 @@ _ENVIRONMENT = {
 _VERSIONS = _in(_LITTLE, "compare_versions is_torch_version")
 _OTHER = {
     **_in(_OPERATIONS, "wait_for_everyone"),
+    **_in(_LITTLE, "save"),
     **_in(_LITTLE, "convert_bytes extract_model_from_parallel is_compiled_module is_port_in_use merge_dicts"),
     **_in(_LITTLE, "recursive_getattr"),
 }
@@ -75,11 +76,11 @@ _CONSTANTS = _in(
 )
 _TQDM = _in("accel_nb.accelerator.progress", "tqdm")
 
-# Names of parts that are served as soon as accel_nb has them at its top level.
 _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
 _RESUME = _in("accel_nb", "skip_first_batches")
 _TRACKERS = {
     **_in("accel_nb", "GeneralTracker"),
+    **_in(_LITTLE, "on_main_process"),
     **{
         theirs: f"accel_nb.telemetry.trackers.{module}:{ours}"
         for theirs, module, ours in (
@@ -142,7 +143,10 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.memory_utils": _MEMORY,
         f"{PACKAGE}.optimizer": _in("accel_nb.compat.prepared", "AcceleratedOptimizer"),
         f"{PACKAGE}.scheduler": _in("accel_nb.compat.prepared", "AcceleratedScheduler"),
-        f"{PACKAGE}.state": _in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
+        f"{PACKAGE}.state": {
+            **_in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
+            **_in(_LITTLE, "is_initialized"),
+        },
         f"{PACKAGE}.tracking": _TRACKERS,
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_WALKS, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
@@ -172,8 +176,8 @@ _PARTS = {
         "OffloadedWeightsLoader has_offloaded_params"
     ),
     "checkpoints are saved and loaded by Accelerator.save_state, load_state and skip_first_batches": (
-        "checkpointing load save load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
-        "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
+        "checkpointing load load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
+        "SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
     ),
     'FSDP2 is served as strategy="fsdp", and ZeRO as strategy="deepspeed", without this name': (
         "DeepSpeedSequenceParallelConfig MegatronLMPlugin "

@@ -27,6 +27,7 @@ from accel_nb.data.order import Share, deal, even_length, grouped, mark_last, nu
 from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
+from accel_nb.runtime.comm import ITERATES, NOT_TOGETHER
 
 if TYPE_CHECKING:
     from accel_nb.runtime.comm import Communicator
@@ -187,11 +188,17 @@ def start_together(
     numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
     subset = dataset if isinstance(dataset, Subset) else None
     numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
-    message = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+    message = torch.tensor([ITERATES, *numbers], dtype=torch.int64).view(torch.uint8)
     # As long on every rank, or the ranks could not even say that they differ.
     state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
     gathered = comm.all_gather(torch.cat([message, state]))
-    rows = [part[: message.numel()].clone().view(torch.int64).tolist() for part in gathered]
+    tags, rows = [], []
+    for part in gathered:
+        tag, *row = part[: message.numel()].clone().view(torch.int64).tolist()
+        tags.append(tag)
+        rows.append(row)
+    if tags != [ITERATES] * len(tags):
+        raise MisuseError(NOT_TOGETHER.format(rank=next(rank for rank, tag in enumerate(tags) if tag != ITERATES)))
     if any(row != rows[0] for row in rows):
         raise MisuseError(_different(rows))
     # A copy, since torch reads a state from the start of its storage.

@@ -48,7 +48,9 @@ def test_usual_imports_give_our_objects() -> None:
     scope: dict[str, Any] = {}
     exec(
         "import accelerate\n"
-        "from accelerate import Accelerator, DistributedType, PartialState\n"
+        "from accelerate import Accelerator, DistributedType, PartialState, skip_first_batches\n"
+        "from accelerate.tracking import GeneralTracker, on_main_process\n"
+        "from accelerate.state import is_initialized\n"
         "from accelerate.utils import ProjectConfiguration, set_seed, tqdm, gather_object, DynamoBackend\n"
         "from accelerate.utils.memory import release_memory\n"
         "import accelerate.utils.tqdm\n"
@@ -60,6 +62,8 @@ def test_usual_imports_give_our_objects() -> None:
         scope,
     )
     assert scope["Accelerator"] is accel_nb.Accelerator
+    assert scope["is_initialized"]()
+    assert scope["on_main_process"](lambda tracker, value: value)(None, 3) == 3
     assert scope["tqdm"] is scope["accelerate"].utils.tqdm is accel_nb.tqdm
     assert scope["accelerate"].__version__ == compat.COMPATIBLE_VERSION
     assert "INDUCTOR" in scope["DynamoBackend"].list()

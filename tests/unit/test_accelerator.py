@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
@@ -89,6 +90,27 @@ def test_step_and_zero_grad_wait_for_the_window() -> None:
     assert model.weight.grad is None  # type: ignore[union-attr]
     with pytest.raises(MisuseError, match="at least 1"):
         accelerator.gradient_accumulation_steps = 0
+
+
+@pytest.mark.parametrize("reads_ahead", [True, False])
+def test_accumulating_by_hand_and_by_option_at_once_is_refused(reads_ahead: bool) -> None:
+    def train(steps: int, by_hand: int) -> None:
+        model, optimizer = _parts()
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+        _, _, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(8, 2), batch_size=2))
+        batches = iter(loader)
+        for _ in range(len(loader) // by_hand):
+            ahead = [next(batches) for _ in range(by_hand)] if reads_ahead else None
+            for number in range(by_hand):
+                accelerator.backward(model(ahead[number] if ahead else next(batches)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        accelerator.close()
+
+    train(1, 2)
+    train(2, 1)
+    with pytest.raises(MisuseError, match=r"gradient_accumulation_steps is 2.*accelerator\.accumulate.*weight="):
+        train(2, 2)
 
 
 def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
