@@ -23,16 +23,6 @@ Operation = Literal["sum", "mean", "max", "min"]
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
 
 
-NOT_TOGETHER = (
-    "the ranks are not at the same place: rank {rank} makes another call than this one, such as save_state, gather or "
-    "the start of a loop over a prepared loader. Every rank must make such calls: look for one that only some of them "
-    "reach, as below `if accelerator.is_main_process`"
-)
-ITERATES = -0x6E6F772C
-"""What a rank says first when it begins to iterate a loader; no length that `all_gather_json` sends is like it."""
-_LONGEST = 1 << 40
-
-
 class Communicator(Protocol):
     """The collectives that the rest of the package is written against."""
 
@@ -210,9 +200,6 @@ class TorchComm:
         """Return every rank's value; a rank whose value JSON cannot hold raises on every rank."""
         message, problem = self._message(value)
         lengths = [int(n) for n in self.all_gather(torch.tensor([len(message) if problem is None else -1]))]
-        strange = [rank for rank, length in enumerate(lengths) if not -1 <= length < _LONGEST]
-        if strange:
-            raise MisuseError(NOT_TOGETHER.format(rank=strange[0]))
         self._raise_for(problem, [rank for rank, length in enumerate(lengths) if length < 0])
         padded = torch.zeros(max(lengths), dtype=torch.uint8)
         padded[: len(message)] = _as_bytes(message)

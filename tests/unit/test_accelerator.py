@@ -134,12 +134,26 @@ def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
         optimizer.step(closure)
 
 
+def test_an_optimizer_that_was_forgotten_is_said() -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator.prepare(model)
+    with pytest.warns(UserWarning, match=r"no optimizer is prepared.*2 batches"):
+        _step(accelerator, model, optimizer)
+    accelerator.prepare(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _step(accelerator, model, optimizer)
+
+
 def test_what_is_no_loss_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(MisuseError, match="float"):
         accelerator.backward(1.0)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="no gradient"):
         accelerator.backward(torch.ones(()))
+    with pytest.raises(MisuseError, match=r"shape \(2,\).*\.mean\(\)"):
+        accelerator.backward(torch.ones(2, requires_grad=True))
 
 
 def test_scheduler_without_its_optimizer_is_refused() -> None:
