@@ -655,7 +655,8 @@ class Accelerator(Tracked):
         """Save everything that the training needs to go on, and return where; every rank must call.
 
         Args:
-            output_dir: The checkpoint's own folder or URL; none given: ``step_N`` in ``checkpoint.dir``.
+            output_dir: The checkpoint's own folder or URL, in which it replaces any other checkpoint; none given:
+                ``step_N`` in ``checkpoint.dir``, where those of another run stay.
             safe_serialization: Anything: tensors are kept in safetensors, whatever it says.
             blocking: Return when the checkpoint is complete; else once the tensors are copied, and write meanwhile.
 
@@ -1091,6 +1092,13 @@ class Accelerator(Tracked):
             if self._group is not None:
                 self._group.close()
 
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled: it belongs to this process and to what it has prepared."""
+        raise MisuseError(
+            "an Accelerator belongs to its process and can be neither copied nor sent: build it inside of the function "
+            "that is launched, and leave it out of what is copied"
+        )
+
     def __repr__(self) -> str:
         place = f"rank {self._world.rank} of {self._world.size} on {self._device}"
         return f"Accelerator({place}, strategy={self._strategy.name!r}, mixed_precision={self.mixed_precision!r})"
@@ -1159,6 +1167,11 @@ class Accelerator(Tracked):
         notes += filter(None, map(self._recomputer.describe, models))
         if models:
             notes += [f"{name} {value}" for name, value in self._strategy.describe().items()]
+        if self._preparer.has_early_schedule and "schedule" not in self._resolved.given:
+            notes.append(
+                f"schedules advance once for each optimizer step: --schedule samples for one that was computed from a "
+                f"loader's length before prepare, {self._data_place.size} times as long"
+            )
         if self.gradient_accumulation_steps > 1:
             notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
         if self._resolved.config.clip is not None:

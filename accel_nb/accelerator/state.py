@@ -27,7 +27,7 @@ from accel_nb.checkpoint.interval import SaveCost
 from accel_nb.checkpoint.layout import Region, step_name
 from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
-from accel_nb.checkpoint.save import reserve
+from accel_nb.checkpoint.save import Place, reserve
 from accel_nb.checkpoint.store import open_store, split
 from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
@@ -133,14 +133,20 @@ class TrainingState:
         store = open_store(root)
         self.wait()
         # Hooks write into the checkpoint's own folder, which becomes complete with their files in it.
-        place = reserve(store, name, self._run, self._comm) if self._save_hooks and store.renames else None
+        place: Place | None = None
+        # A name of the user's own is written over, as in torch.save: a cell or a script is run again.
+        may_replace = output_dir is not None
+        if self._save_hooks and store.renames:
+            place = reserve(store, name, self._run, self._comm, may_replace=may_replace)
         try:
             tree = self.collect(f"{store.url}/{name}", f"{store.url}/{name if place is None else place.folder}")
         except BaseException:
             if place is not None and self._comm.world.is_main:
                 store.discard(place.folder, ())
             raise
-        url = self._saver.save(store, name, tree, self._facts(), blocking=blocking, keep=keep, place=place)
+        url = self._saver.save(
+            store, name, tree, self._facts(), blocking=blocking, keep=keep, place=place, may_replace=may_replace
+        )
         self._begun = self._stepper.num_steps, url, time.monotonic() - started
         if blocking:
             self._tell_saved()

@@ -489,8 +489,8 @@ _NO_WEIGHTS_IN_JOIN = (
 
 
 _NOT_ONE_VALUE = (
-    "backward takes a loss of one value, and got a tensor of shape {shape}: call .mean() on it, or .sum() and say of how "
-    "much by weight"
+    "backward takes a loss of one value, and got a tensor of shape {shape}: call .mean() on it, or .sum() and say of "
+    "how much by weight"
 )
 
 

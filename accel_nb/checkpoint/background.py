@@ -72,16 +72,18 @@ class Saver:
         blocking: bool = True,
         keep: int | None = None,
         place: Place | None = None,
+        may_replace: bool = False,
     ) -> str:
         """Write ``tree`` as the checkpoint ``name`` and return where it is, or will be.
 
-        ``keep`` is how many checkpoints of this run may stay; ``place`` is what `reserve` returned, if it was called.
+        ``keep`` is how many checkpoints of this run may stay; ``place`` is what `reserve` returned, if it was called,
+        and ``may_replace`` lets a checkpoint of another run that has the name give way.
         With ``blocking=False`` it returns once the tensors are copied. Raises `CheckpointError` for this save, or for
         the one before it.
         """
         self.wait()
         started = time.monotonic()
-        plan = draft(store, name, tree, facts, self._comm, place)
+        plan = draft(store, name, tree, facts, self._comm, place, may_replace=may_replace)
         finish = _Finish(plan, keep)
         self.num_bytes = sum(task.num_bytes for tasks in plan.plan.tasks for task in tasks)
         if not blocking:

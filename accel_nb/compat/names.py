@@ -74,6 +74,25 @@ _CONSTANTS = _in(
     "MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAMPLER_NAME "
     "SCALER_NAME SCHEDULER_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME",
 )
+_FOR_IMPORT = {
+    PACKAGE: "ParallelismConfig",
+    f"{PACKAGE}.hooks": (
+        "AlignDevicesHook CpuOffload add_hook_to_module remove_hook_from_module remove_hook_from_submodules"
+    ),
+    f"{PACKAGE}.parallelism_config": "ParallelismConfig",
+    f"{PACKAGE}.utils": (
+        "DeepSpeedSchedulerWrapper DummyOptim DummyScheduler get_balanced_memory get_max_memory load_fsdp_model "
+        "load_fsdp_optimizer named_module_tensors save_fsdp_model save_fsdp_optimizer set_module_tensor_to_device"
+    ),
+    f"{PACKAGE}.utils.deepspeed": "DeepSpeedSchedulerWrapper DummyOptim DummyScheduler HfDeepSpeedConfig",
+    f"{PACKAGE}.utils.modeling": (
+        "clean_device_map get_balanced_memory get_max_layer_size get_max_memory named_module_tensors "
+        "set_module_tensor_to_device"
+    ),
+}
+UNSERVED = frozenset(name for names in _FOR_IMPORT.values() for name in names.split())
+"""Names that libraries import whether they use them or not, transformers above all; to use one is an error."""
+
 _TQDM = _in("accel_nb.accelerator.progress", "tqdm")
 
 _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
@@ -122,7 +141,7 @@ _TOP = {
     **_STAGES,
 }
 
-MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+_SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         PACKAGE: _TOP,
         f"{PACKAGE}.accelerator": _in("accel_nb", "Accelerator"),
@@ -166,6 +185,13 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.versions": _VERSIONS,
     }
 )  # fmt: skip
+
+MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        module: {**_in("accel_nb.compat.unserved", _FOR_IMPORT.get(module, "")), **_SERVED.get(module, {})}
+        for module in sorted({*_SERVED, *_FOR_IMPORT})
+    }
+)
 """For each module that can be imported the names in it, each with the place ``module:attribute`` of the object."""
 
 _PARTS = {
@@ -173,7 +199,7 @@ _PARTS = {
         "align_module_device compute_module_sizes find_tied_parameters get_balanced_memory get_max_memory hooks "
         "modeling offload offload_state_dict set_module_tensor_to_device add_hook_to_module remove_hook_from_module "
         "AlignDevicesHook CpuOffload ModelHook SequentialHook UserCpuOffloadHook remove_hook_from_submodules "
-        "OffloadedWeightsLoader has_offloaded_params"
+        "OffloadedWeightsLoader has_offloaded_params clean_device_map get_max_layer_size named_module_tensors"
     ),
     "checkpoints are saved and loaded by Accelerator.save_state, load_state and skip_first_batches": (
         "checkpointing load load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
@@ -181,7 +207,8 @@ _PARTS = {
     ),
     'FSDP2 is served as strategy="fsdp", and ZeRO as strategy="deepspeed", without this name': (
         "DeepSpeedSequenceParallelConfig MegatronLMPlugin "
-        "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
+        "DeepSpeedSchedulerWrapper HfDeepSpeedConfig ParallelismConfig "
+        "TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
         "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
         "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "
         "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"

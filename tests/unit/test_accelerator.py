@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import warnings
 import weakref
 from typing import Any
@@ -132,6 +134,12 @@ def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
     accelerator.gradient_accumulation_steps = 2
     with pytest.raises(MisuseError, match="closure"):
         optimizer.step(closure)
+
+
+def test_an_accelerator_is_neither_copied_nor_sent() -> None:
+    for take_along in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(MisuseError, match="build it inside of the function"):
+            take_along(Accelerator(cpu=True))
 
 
 def test_an_optimizer_that_was_forgotten_is_said() -> None:
