@@ -210,6 +210,10 @@ class PartialState(Placed):
         """Make this rank's device the process's current one, as building the state has done already."""
         use(self._device)
 
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Do nothing: no state is shared, so there is none to forget; transformers and older notebooks call it."""
+
     def destroy_process_group(self) -> None:
         """Close the process group if this object has opened it; every rank must call."""
         if self._group is not None:
