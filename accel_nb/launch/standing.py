@@ -58,8 +58,8 @@ class Teller:
         return where_is(main, Group.adopt(self._world)) if Group.is_open() else None
 
     def _run(self) -> None:
-        while True:
-            time.sleep(LOOK_S)
+        never = threading.Event()
+        while not never.wait(LOOK_S):
             self.look()
 
 

@@ -88,7 +88,7 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
         ("import accelerate.utils.fsdp_utils", 'strategy="deepspeed"'),
         ("import accelerate.commands.launch", "command line"),
         ("from accelerate.tracking import filter_trackers", "log_with"),
-        ("from accelerate.hooks import CpuOffload", "big models"),
+        ("from accelerate.hooks import SequentialHook", "big models"),
         ("import accelerate.not_there", "no counterpart"),
     ],
 )
