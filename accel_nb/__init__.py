@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from accel_nb.bigmodel.quantized_files import quantize_checkpoint, save_quantized
     from accel_nb.bigmodel.ready import load
     from accel_nb.bigmodel.turns import cpu_offload_with_hook
+    from accel_nb.data.loader import skip_first_batches
     from accel_nb.notebook.launcher import debug_launcher, notebook_launcher
     from accel_nb.telemetry.trackers import GeneralTracker
 
@@ -101,6 +102,7 @@ __all__ = [
     "report_quantization",
     "save_quantized",
     "set_seed",
+    "skip_first_batches",
     "synchronize_rng_states",
     "tqdm",
     "unload_ipython_extension",
@@ -154,6 +156,7 @@ _HOMES = {
     "report_quantization": "accel_nb.bigmodel.quantize",
     "save_quantized": "accel_nb.bigmodel.quantized_files",
     "set_seed": "accel_nb.accelerator.seeding",
+    "skip_first_batches": "accel_nb.data.loader",
     "synchronize_rng_states": "accel_nb.accelerator.seeding",
     "tqdm": "accel_nb.accelerator.progress",
 }

@@ -71,6 +71,9 @@ class Window:
         self._is_last = False
         self._in_block = False
         self._last_decision = (True, 0, 1.0)
+        # Outside of blocks, since the last attempt to step: batches that were read, and backward passes.
+        self._num_taken = 0
+        self._num_passes = 0
         self.size = size
 
     @property
@@ -81,6 +84,7 @@ class Window:
     @size.setter
     def size(self, size: int) -> None:
         self._size = size
+        self._num_taken = self._num_passes = 0
         self._weigh()
         self._decide()
 
@@ -93,6 +97,11 @@ class Window:
     def is_in_block(self) -> bool:
         """Whether a block of ``accumulate()`` says where the micro-batch begins and ends."""
         return self._in_block
+
+    @property
+    def has_several_batches(self) -> bool:
+        """Whether batches were summed up since the last attempt to step, by a script that accumulates by itself."""
+        return self._num_taken > 1 and self._num_passes > 1
 
     @property
     def num_held(self) -> int:
@@ -119,10 +128,12 @@ class Window:
         self._is_last = share is not None and share.is_last
         self._weigh()
         if not self._in_block:
+            self._num_taken = 0 if share is None else self._num_taken + 1
             self._decide()
 
     def note_backward(self) -> None:
         """Hear of a backward pass."""
+        self._num_passes += 1
         self.has_backward = True
         self.is_dirty = True
 
@@ -177,6 +188,7 @@ class Window:
 
     def _end_micro_batch(self) -> None:
         self.has_backward = False
+        self._num_taken = self._num_passes = 0
         self._num_ended += 1
         is_last, self._is_last = self._is_last, False
         is_dropped = is_last and not self.closes and self._options.tail == "drop"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -54,7 +55,7 @@ from accel_nb.checkpoint.whole import whole_weights
 from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
 from accel_nb.config.sections import AutocastOptions
 from accel_nb.config.values import seconds_of
-from accel_nb.data.loader import BatchMeaning, Skipping, is_sharded, skipping
+from accel_nb.data.loader import BatchMeaning, Skipping, skip_first_batches
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
@@ -204,7 +205,15 @@ class Accelerator(Tracked):
             self._comm = VerifiedComm(self._comm)
         self._world = self._comm.world
         self._registry = registry or Registry()
-        chosen = choose(options.strategy, self._world, self._registry)
+        divider = fsdp_plugin or deepspeed_plugin
+        is_alone = divider is not None and self._world.size == 1
+        if is_alone:
+            warnings.warn(
+                f"{type(divider).__name__}(...) divides a model among workers, and there is one: it trains as without",
+                stacklevel=2,
+            )
+        self._divider = divider
+        chosen = choose(AUTO if is_alone else options.strategy, self._world, self._registry)
         self._device = chosen.capabilities.open_device(self._world)
         self._sink = current_sink.get() if sink is None else sink
         precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
@@ -318,7 +327,12 @@ class Accelerator(Tracked):
     @property
     def state(self) -> AcceleratorState:
         """Where this rank stands and in which precision it trains, as a record to read."""
-        return AcceleratorState.of(self, self.mixed_precision, debug=self._resolved.config.debug)
+        return AcceleratorState.of(self, self.mixed_precision, debug=self._resolved.config.debug, divider=self._divider)
+
+    @property
+    def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
+        """The record that was given to train by DeepSpeed, if one was."""
+        return self.state.deepspeed_plugin
 
     @property
     def gradient_state(self) -> GradientState:
@@ -632,11 +646,19 @@ class Accelerator(Tracked):
 
     # --- checkpoints ---
 
-    def save_state(self, output_dir: str | os.PathLike[str] | None = None, *, blocking: bool = True) -> str:
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        blocking: bool = True,
+    ) -> str:
         """Save everything that the training needs to go on, and return where; every rank must call.
 
         Args:
-            output_dir: The checkpoint's own folder or URL; none given: ``step_N`` in ``checkpoint.dir``.
+            output_dir: The checkpoint's own folder or URL, in which it replaces any other checkpoint; none given:
+                ``step_N`` in ``checkpoint.dir``, where those of another run stay.
+            safe_serialization: Anything: tensors are kept in safetensors, whatever it says.
             blocking: Return when the checkpoint is complete; else once the tensors are copied, and write meanwhile.
 
         A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, for what cannot be
@@ -787,11 +809,7 @@ class Accelerator(Tracked):
 
         After `load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
         """
-        if not is_sharded(dataloader):
-            raise MisuseError("skip_first_batches takes a loader that is prepared: call prepare(loader) first")
-        if not isinstance(num_batches, int) or num_batches < 0:
-            raise MisuseError(f"skip_first_batches got {num_batches!r} batches; it takes a whole number of at least 0")
-        return skipping(dataloader, num_batches)
+        return skip_first_batches(dataloader, num_batches)
 
     def wait_for_checkpoint(self) -> None:
         """Wait until a save in the background is complete; every rank must call. Raises `CheckpointError`."""
@@ -802,15 +820,22 @@ class Accelerator(Tracked):
         self._state.register(objects)
 
     def register_save_state_pre_hook(self, hook: SaveHook) -> HookHandle:
-        """Call ``hook(models, weights, url)`` before each save; what it takes out of ``weights`` is not saved."""
+        """Call ``hook(models, weights, url)`` before each save; what it takes out of ``weights`` is not saved.
+
+        ``url`` is the folder that is being written (of an object store: where the checkpoint will be). What the hook
+        writes there becomes part of the checkpoint, and is found by `register_load_state_pre_hook`.
+        """
         return self._state.add_save_hook(hook)
 
     def register_load_state_pre_hook(self, hook: LoadHook) -> HookHandle:
         """Call ``hook(models, url)`` before each load; what it takes out of ``models`` is not loaded."""
         return self._state.add_load_hook(hook)
 
-    def get_state_dict(self, model: nn.Module) -> dict[str, Any]:
-        """Return a copy of a model's whole state dict; every rank must call."""
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return a copy of a model's whole state dict; every rank must call if the model is divided among them.
+
+        ``unwrap`` may be anything: keys are those of the plain model.
+        """
         state = self._strategy.read_state(Bundle((model,)))["models"][0]
         return dict(whole_weights(state, self._comm))
 
@@ -819,23 +844,44 @@ class Accelerator(Tracked):
         model: nn.Module,
         save_directory: str | os.PathLike[str],
         max_shard_size: int | str = "5GB",
+        safe_serialization: bool = True,
+        *,
         dtype: torch.dtype | None = None,
     ) -> None:
-        """Write a model's weights as safetensors that other libraries load; every rank must call, rank 0 writes.
+        """Write a model's weights as safetensors that other libraries load; rank 0 writes.
 
-        With ``dtype``, such as ``torch.bfloat16``, they are rounded to it on their way. Of a divided model one tensor
-        at a time is whole on the other ranks, and the tensors of one file, ``max_shard_size``, on rank 0.
+        With ``dtype``, such as ``torch.bfloat16``, they are rounded to it on their way. Of a model that is divided
+        every rank must call: one tensor at a time is whole on the other ranks, and the tensors of one file,
+        ``max_shard_size``, on rank 0. Otherwise the other ranks do not wait; `wait_for_everyone` before they read.
+
+        Raises `MisuseError` for ``safe_serialization=False``, which would be pickles.
         """
+        if not safe_serialization:
+            raise MisuseError(
+                "save_model(safe_serialization=False) is not served: it would write pickles. Leave it out for "
+                "safetensors, or write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
+            )
+        is_divided = self._strategy.capabilities.shards_params
+        if not is_divided and not self.is_main_process:
+            return
         files = WeightFiles(save_directory, max_shard_size, dtype)
         state = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
         for name, value in whole_weights(distinct(state, find_tied(model)), self._comm):
             if self.is_main_process:
                 files.add(name, value)
-        self._on_main(files.finish)
+        if is_divided:
+            self._on_main(files.finish)
+        else:
+            files.finish()
 
-    def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
-        """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads."""
-        self._on_main(lambda: save_plain(obj, path))
+    def save(self, obj: Any, path: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads.
+
+        With ``safe_serialization`` it is safetensors, whatever the ending. Every rank may call, or rank 0 alone; the
+        others do not wait: `wait_for_everyone` before they read the file.
+        """
+        if self.is_main_process:
+            save_plain(obj, path, as_safetensors=safe_serialization)
 
     # --- between ranks ---
 
@@ -1047,6 +1093,13 @@ class Accelerator(Tracked):
             if self._group is not None:
                 self._group.close()
 
+    def __reduce__(self) -> Any:
+        """Refuse to be copied or pickled: it belongs to this process and to what it has prepared."""
+        raise MisuseError(
+            "an Accelerator belongs to its process and can be neither copied nor sent: build it inside of the function "
+            "that is launched, and leave it out of what is copied"
+        )
+
     def __repr__(self) -> str:
         place = f"rank {self._world.rank} of {self._world.size} on {self._device}"
         return f"Accelerator({place}, strategy={self._strategy.name!r}, mixed_precision={self.mixed_precision!r})"
@@ -1115,6 +1168,11 @@ class Accelerator(Tracked):
         notes += filter(None, map(self._recomputer.describe, models))
         if models:
             notes += [f"{name} {value}" for name, value in self._strategy.describe().items()]
+        if self._preparer.has_early_schedule and "schedule" not in self._resolved.given:
+            notes.append(
+                f"schedules advance once for each optimizer step: --schedule samples for one that was computed from a "
+                f"loader's length before prepare, {self._data_place.size} times as long"
+            )
         if self.gradient_accumulation_steps > 1:
             notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
         if self._resolved.config.clip is not None:

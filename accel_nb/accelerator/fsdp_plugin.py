@@ -17,7 +17,7 @@ from accel_nb.errors import ConfigError
 
 @dataclass(frozen=True)
 class FullyShardedDataParallelPlugin:
-    """Trains by PyTorch's FSDP2; giving it chooses the strategy.
+    """Trains by PyTorch's FSDP2; giving it chooses the strategy. A process alone divides nothing, and says so.
 
     Members of torch's enumerations are taken as well as their names.
 
@@ -32,11 +32,11 @@ class FullyShardedDataParallelPlugin:
         cpu_offload: Keep parameters, gradients and optimizer state in host memory; a policy of torch stands for True.
         activation_checkpointing: Compute activations again instead of keeping them.
         mixed_precision_policy: Refused: ``mixed_precision`` and ``fsdp.reduce_dtype`` say it.
-        ignored_modules: Refused, as the next three: nothing stands for them.
+        ignored_modules: Refused, as the next one: nothing stands for them.
         param_init_fn: Refused.
-        state_dict_config: Refused.
-        optim_state_dict_config: Refused.
-        state_dict_type: Anything, as all that follow: what they choose between makes no difference here.
+        state_dict_config: Anything, as all that follow: what they choose between makes no difference here.
+        optim_state_dict_config: Anything.
+        state_dict_type: Anything.
         backward_prefetch: Anything.
         forward_prefetch: Anything.
         limit_all_gathers: Anything.
@@ -97,8 +97,6 @@ _REFUSED = {
     "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype for what gradients are averaged in",
     "ignored_modules": _NOTHING,
     "param_init_fn": "build the model on the meta device, and give fsdp.weights",
-    "state_dict_config": _NOTHING,
-    "optim_state_dict_config": _NOTHING,
 }
 
 

@@ -16,8 +16,11 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 import torch
 
 from accel_nb.accelerator.enter import enter
+from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
+from accel_nb.accelerator.plugins import DeepSpeedPlugin
 from accel_nb.config import Layer, ambient_layers, environment_layer, resolve
 from accel_nb.data.split import split
+from accel_nb.errors import MisuseError
 from accel_nb.runtime.collectives import Collectives
 from accel_nb.runtime.comm import Communicator
 from accel_nb.runtime.device import choose_precision, use
@@ -42,6 +45,14 @@ class DistributedType(str, Enum):
     FSDP = "FSDP"
     XLA = "XLA"
     MEGATRON_LM = "MEGATRON_LM"
+    # Of hardware that accel_nb does not train on; scripts compare with them.
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_NEURON = "MULTI_NEURON"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_XPU = "MULTI_XPU"
 
     def __str__(self) -> str:
         return self.value
@@ -199,6 +210,10 @@ class PartialState(Placed):
         """Make this rank's device the process's current one, as building the state has done already."""
         use(self._device)
 
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Do nothing: no state is shared, so there is none to forget; transformers and older notebooks call it."""
+
     def destroy_process_group(self) -> None:
         """Close the process group if this object has opened it; every rank must call."""
         if self._group is not None:
@@ -213,18 +228,35 @@ class PartialState(Placed):
 class AcceleratorState(PartialState):
     """A place and the precision to train in; `Accelerator.state` is that of an accelerator."""
 
+    deepspeed_plugin: DeepSpeedPlugin | None = None
+    """What an accelerator was given to train by DeepSpeed."""
+
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    """What an accelerator was given to train by FSDP2."""
+
     def __init__(self, mixed_precision: str | None = None, cpu: bool = False) -> None:
         config = _resolve({} if mixed_precision is None else {"precision": str(mixed_precision)}).config
         self._stand(config, cpu)
         self.mixed_precision = choose_precision(config.precision, self._device)
 
     @classmethod
-    def of(cls, placed: Placed, mixed_precision: str, *, debug: bool) -> AcceleratorState:
+    def of(
+        cls,
+        placed: Placed,
+        mixed_precision: str,
+        *,
+        debug: bool,
+        divider: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None,
+    ) -> AcceleratorState:
         """Return the state of an accelerator: it opens nothing, and owns nothing."""
         state = cls.__new__(cls)
         state._comm, state._collectives, state._group = placed._comm, placed._collectives, None
         state._world, state._device, state.debug = placed._world, placed._device, debug
         state.mixed_precision = mixed_precision
+        if isinstance(divider, DeepSpeedPlugin):
+            state.deepspeed_plugin = divider
+        else:
+            state.fsdp_plugin = divider
         return state
 
 
@@ -241,7 +273,11 @@ class _HasPlugin(Protocol):
 class GradientState:
     """Where an accelerator stands in its accumulation window: a live view, to read only."""
 
-    def __init__(self, window: Window, options: _HasPlugin) -> None:
+    def __init__(self, window: Window | None = None, options: _HasPlugin | None = None) -> None:
+        if window is None or options is None:
+            raise MisuseError(
+                "a GradientState is that of one accelerator: read accelerator.gradient_state instead of building one"
+            )
         self._window = window
         self._options = options
 

@@ -391,7 +391,7 @@ class TorchDynamoPlugin:
 
 @dataclass(frozen=True)
 class DeepSpeedPlugin:
-    """Trains by DeepSpeed's ZeRO; giving it chooses the strategy.
+    """Trains by DeepSpeed's ZeRO; giving it chooses the strategy. A process alone divides nothing, and says so.
 
     Args:
         hf_ds_config: A DeepSpeed configuration: the path of its JSON, or the dictionary. ``auto`` leaves a value open.
@@ -448,10 +448,13 @@ class DeepSpeedPlugin:
         """Return what becomes of each value of ``hf_ds_config``; its ``table()`` is for reading."""
         if self.hf_ds_config is None:
             return Imported()
-        document = self.hf_ds_config
-        if not isinstance(document, Mapping):
-            document = read_document(document)
-        return import_deepspeed(document, self._source)
+        return import_deepspeed(self.deepspeed_config, self._source)
+
+    @property
+    def deepspeed_config(self) -> Mapping[str, Any]:
+        """The configuration that was given, as a dictionary; what DeepSpeed is told is made from the options."""
+        given = self.hf_ds_config
+        return {} if given is None else given if isinstance(given, Mapping) else read_document(given)
 
     @property
     def _source(self) -> str:

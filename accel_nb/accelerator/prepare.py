@@ -123,6 +123,8 @@ class Preparer:
         self.whole_reading = WholeReading()
         self._objects: dict[int, Any] = {}
         self._evaluated: set[int] = set()
+        # A schedule was built when a loader of each worker's batches still had the length of all of them.
+        self.has_early_schedule = False
         # The meaning of each loader's batch, as "64 = 2 x 32".
         self.batches: dict[int, str] = {}
         # Hear of a loader that was prepared, of an epoch that is to begin, and of a batch that a loop is done with.
@@ -178,6 +180,10 @@ class Preparer:
             setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
         for scheduler in kinds.schedulers:
             self._gate_scheduler(scheduler, batch)
+            is_early = bool(kinds.loaders) and batch == "per-worker" and self._schedule == "steps"
+            self.has_early_schedule |= (
+                is_early and self._comm.world.size > 1 and not isinstance(scheduler, ReduceLROnPlateau)
+            )
         for loader in kinds.loaders:
             self._shard(loader, batch, is_training, begins_training)
         for item in (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):

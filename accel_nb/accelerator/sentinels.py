@@ -85,8 +85,9 @@ class FirstStep:
         if differs:
             raise MisuseError(
                 f"after the first step the ranks hold different values of {self._names(differs)}: its gradient was not "
-                "averaged, or something on one rank alone changed it. Every rank must make the same calls on prepared "
-                "objects; set sentinels to off if replicas are meant to differ"
+                "averaged, or something on one rank alone changed it. Call accelerator.backward(loss), not "
+                "loss.backward(), and make the same calls on prepared objects on every rank; set sentinels to off if "
+                "replicas are meant to differ"
             )
 
     def _check_owner(self, parameters: list[Tensor]) -> None:

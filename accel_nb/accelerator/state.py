@@ -27,6 +27,7 @@ from accel_nb.checkpoint.interval import SaveCost
 from accel_nb.checkpoint.layout import Region, step_name
 from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.save import Place, reserve
 from accel_nb.checkpoint.store import open_store, split
 from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
@@ -131,8 +132,21 @@ class TrainingState:
         started = time.monotonic()
         store = open_store(root)
         self.wait()
-        tree = self.collect(f"{store.url}/{name}")
-        url = self._saver.save(store, name, tree, self._facts(), blocking=blocking, keep=keep)
+        # Hooks write into the checkpoint's own folder, which becomes complete with their files in it.
+        place: Place | None = None
+        # A name of the user's own is written over, as in torch.save: a cell or a script is run again.
+        may_replace = output_dir is not None
+        if self._save_hooks and store.renames:
+            place = reserve(store, name, self._run, self._comm, may_replace=may_replace)
+        try:
+            tree = self.collect(f"{store.url}/{name}", f"{store.url}/{name if place is None else place.folder}")
+        except BaseException:
+            if place is not None and self._comm.world.is_main:
+                store.discard(place.folder, ())
+            raise
+        url = self._saver.save(
+            store, name, tree, self._facts(), blocking=blocking, keep=keep, place=place, may_replace=may_replace
+        )
         self._begun = self._stepper.num_steps, url, time.monotonic() - started
         if blocking:
             self._tell_saved()
@@ -166,8 +180,8 @@ class TrainingState:
             step, url, stall_s = begun
             self.on_saved(Saved(step, url, SaveCost(self._saver.num_bytes, stall_s, max(self._saver.took_s, stall_s))))
 
-    def collect(self, url: str) -> dict[str, Any]:
-        """Return the state tree, whose tensors are the live ones."""
+    def collect(self, url: str, draft_url: str | None = None) -> dict[str, Any]:
+        """Return the state tree, whose tensors are the live ones; hooks are given ``draft_url``, or else ``url``."""
         bundle, window = self._stepper.bundle, self._stepper.window
         if window.num_held and self._stepper.strategy.capabilities.hides_gradients:
             raise CheckpointError(
@@ -177,7 +191,7 @@ class TrainingState:
         state = self._stepper.strategy.read_state(bundle, copied=False)
         weights = state["models"]
         for hook in list(self._save_hooks.values()):
-            hook(list(bundle.models), weights, url)
+            hook(list(bundle.models), weights, draft_url or url)
         return {
             "models": [_model_state(model, values) for model, values in zip(bundle.models, weights, strict=False)],
             "optimizers": state["optimizers"],

@@ -6,6 +6,7 @@ builds it anew can take the objects over.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
@@ -67,6 +68,7 @@ class Stepper:
         self.is_inside_backward = False
         # A backward pass ended in its middle: what averages gradients waits for the rest of them.
         self.is_torn = False
+        self._has_said_ungated = False
         self._clip = clip
         # Nothing stands between the gate and the optimizer's own step: three calls less.
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
@@ -143,6 +145,8 @@ class Stepper:
             raise MisuseError(
                 f"backward takes the loss as a tensor, and got a {type(loss).__name__}; do not call .item() on it"
             ) from None
+        if not self.gates and not self._has_said_ungated:
+            self._say_ungated()
         share, factor, shown = window.share, window.mean_factor, loss
         if self._weights.is_on and weight is None:
             self._weights.switch(False, is_new=not window.is_dirty)
@@ -159,11 +163,16 @@ class Stepper:
                 portion = self._portion(reading.total, share).to(loss.dtype)
                 # A share of nothing but ignored targets has a loss of 0 / 0.
                 loss, shown, factor = loss * portion, shown.detach().where(portion != 0, 0.0), 1.0
-        if share is None:
-            self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
-        else:
-            samples = share.num_samples
-            self.meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
+        try:
+            if share is None:
+                self.meter.add_loss(shown, 1, 0, is_first=not window.has_backward)
+            else:
+                samples = share.num_samples
+                self.meter.add_loss(shown, samples, samples, is_first=not window.has_backward)
+        except RuntimeError:
+            if loss.numel() == 1:
+                raise
+            raise MisuseError(_NOT_ONE_VALUE.format(shape=tuple(loss.shape))) from None
         if factor != 1.0:
             loss = loss * factor
         if self._closure_loss is not None:
@@ -186,6 +195,8 @@ class Stepper:
         window = self.window
         if window.size > 1 and window.has_backward and not window.is_in_block:
             self._refuse_second_backward(gate)
+            if window.has_several_batches and not self.namespace:  # a plain cell may sum up as it likes
+                raise MisuseError(_TWICE_ACCUMULATED.format(size=window.size))
         closes, number, factor = window.attempt() if window.has_backward else window.moment()
         if not closes:
             return None
@@ -425,6 +436,18 @@ class Stepper:
             )
         self._last_share, self._last_gate = share, gate
 
+    def _say_ungated(self) -> None:
+        """Say once that no optimizer is prepared where its steps should wait, or see other gradients."""
+        self._has_said_ungated = True
+        scales = self.strategy.precision.policy.loss_scaling
+        if (self.window.size > 1 or scales) and self.world.is_main:
+            lacking = "unscales its gradients" if scales else f"holds its steps back for {self.window.size} batches"
+            warnings.warn(
+                f"no optimizer is prepared, so nothing {lacking}: prepare(model, optimizer, ...), unless the script "
+                "does so itself",
+                stacklevel=4,
+            )
+
     def _refuse_strays(self, gate: OptimizerGate) -> None:
         for stray in gate.strays:
             if stray[2].requires_grad and stray[2].grad is not None:
@@ -462,6 +485,20 @@ _NO_GRADIENT = (
 _NO_WEIGHTS_IN_JOIN = (
     "backward was given a weight inside of join_uneven_inputs, where ranks that have ended cannot add theirs: leave "
     "the weight out, or divide the data evenly instead of joining"
+)
+
+
+_NOT_ONE_VALUE = (
+    "backward takes a loss of one value, and got a tensor of shape {shape}: call .mean() on it, or .sum() and say of "
+    "how much by weight"
+)
+
+
+_TWICE_ACCUMULATED = (
+    "gradients of several batches were summed up before this step, and gradient_accumulation_steps is {size}: a step "
+    "outside of accumulate() is one of {size} micro-batches, so it would wait for the others. Wrap what is done with "
+    "each batch in `with accelerator.accumulate(model):`, or leave gradient_accumulation_steps at 1 and divide the "
+    "loss yourself; a loss that is a sum over tokens is weighed by backward(loss, weight=num_tokens)"
 )
 
 

@@ -86,8 +86,14 @@ class Tracked(Placed):
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """The trackers of the running run; none before `init_trackers`, after `end_training`, and on other ranks."""
-        return [] if self._feed is None else list(self._feed.trackers)
+        """The trackers of the running run; none before `init_trackers`, after `end_training`, and on other ranks.
+
+        Waits until they are open.
+        """
+        if self._feed is None:
+            return []
+        self._feed.wait_started()
+        return list(self._feed.trackers)
 
     def init_trackers(
         self,

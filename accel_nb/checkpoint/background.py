@@ -15,7 +15,17 @@ from accel_nb.checkpoint.find import prune
 from accel_nb.checkpoint.layout import part_file
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.plan import Task
-from accel_nb.checkpoint.save import Draft, Part, abandon, commit, draft, live_buffers, part_of, write_share
+from accel_nb.checkpoint.save import (
+    Draft,
+    Part,
+    Place,
+    abandon,
+    commit,
+    draft,
+    live_buffers,
+    part_of,
+    write_share,
+)
 from accel_nb.checkpoint.store import Store
 from accel_nb.errors import AccelNbError, CheckpointError
 from accel_nb.runtime.comm import Communicator
@@ -53,16 +63,27 @@ class Saver:
         return self.is_busy and max(self.took_s, self._job.elapsed_s if self._job else 0.0) > PATIENCE_S
 
     def save(
-        self, store: Store, name: str, tree: Any, facts: Facts, *, blocking: bool = True, keep: int | None = None
+        self,
+        store: Store,
+        name: str,
+        tree: Any,
+        facts: Facts,
+        *,
+        blocking: bool = True,
+        keep: int | None = None,
+        place: Place | None = None,
+        may_replace: bool = False,
     ) -> str:
         """Write ``tree`` as the checkpoint ``name`` and return where it is, or will be.
 
-        ``keep`` is how many checkpoints of this run may stay. With ``blocking=False`` it returns once the tensors are
-        copied. Raises `CheckpointError` for this save, or for the one before it.
+        ``keep`` is how many checkpoints of this run may stay; ``place`` is what `reserve` returned, if it was called,
+        and ``may_replace`` lets a checkpoint of another run that has the name give way.
+        With ``blocking=False`` it returns once the tensors are copied. Raises `CheckpointError` for this save, or for
+        the one before it.
         """
         self.wait()
         started = time.monotonic()
-        plan = draft(store, name, tree, facts, self._comm)
+        plan = draft(store, name, tree, facts, self._comm, place, may_replace=may_replace)
         finish = _Finish(plan, keep)
         self.num_bytes = sum(task.num_bytes for tasks in plan.plan.tasks for task in tasks)
         if not blocking:

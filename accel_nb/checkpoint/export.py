@@ -117,11 +117,11 @@ def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> 
     return kept
 
 
-def save_plain(value: Any, path: str | os.PathLike[str]) -> None:
+def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
     """Write a value in the format of the path's ending; raises `CheckpointError` for what is not plain."""
     target = Path(path)
     encoded = encode(value)
-    if target.suffix == ".safetensors":
+    if as_safetensors or target.suffix == ".safetensors":
         if not isinstance(value, dict) or not all(
             isinstance(key, str) and isinstance(item, Tensor) for key, item in value.items()
         ):

@@ -56,6 +56,7 @@ class Draft:
     leaves: dict[str, Leaf]
     rank: int
     suffix: str
+    may_replace: bool = False
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -68,24 +69,68 @@ class Draft:
         return f"{self.store.url}/{self.name}"
 
 
-def draft(store: Store, name: str, tree: Any, facts: Facts, comm: Communicator) -> Draft:
+@dataclass(frozen=True)
+class Place:
+    """The folder aside that a checkpoint is written to, before it is known what is in it."""
+
+    save_id: str
+    folder: str
+
+
+def reserve(store: Store, name: str, run: str, comm: Communicator, *, may_replace: bool = False) -> Place:
+    """Make the folder of a checkpoint, for others to write to as well; every rank calls, and `draft` goes on with it.
+
+    Raises `CheckpointError` on every rank, as `draft` does. Give it back by ``store.discard`` if nothing comes of it.
+    """
+    place: Place | None = None
+    problem: str | None = None
+    if comm.world.is_main:
+        try:
+            place = _begin(store, name, run, may_replace)
+        except (AccelNbError, OSError) as error:
+            problem = str(error)
+    with _says_when_alone(comm, name):
+        told = comm.all_gather_json([None if place is None else [place.save_id, place.folder], problem])[0]
+    if told[1] is not None:
+        raise CheckpointError(f"{name} was not saved; rank 0: {told[1]}")
+    return Place(*told[0])
+
+
+def _begin(store: Store, name: str, run: str, may_replace: bool) -> Place:
+    checked_name(name)
+    save_id = uuid.uuid4().hex[:12]
+    refuse_foreign(store, name, run, may_replace=may_replace)
+    store.sweep()
+    return Place(save_id, store.begin(name, save_id))
+
+
+def draft(
+    store: Store,
+    name: str,
+    tree: Any,
+    facts: Facts,
+    comm: Communicator,
+    place: Place | None = None,
+    *,
+    may_replace: bool = False,
+) -> Draft:
     """Agree with all ranks on what is written by whom; every rank calls, and raises if one of them cannot.
+
+    ``place`` is what `reserve` returned, where it was called before. With ``may_replace`` a checkpoint of another run
+    that has the name gives way.
 
     Raises `CheckpointError` for values that cannot be stored, trees that differ between ranks, and a name that is taken
     by something that this run has not written.
     """
     rank, world_size = comm.world.rank, comm.world.size
-    save_id = uuid.uuid4().hex[:12]
-    encoded, problem, folder = Encoded(), None, ""
+    encoded, problem = Encoded(), None
     try:
         checked_name(name)
         if world_size > 1 and not store.is_shared:
             raise CheckpointError(f"{store.url}: each process has a store of its own there; ranks cannot share it")
         encoded = encode(tree)
-        if rank == 0:
-            refuse_foreign(store, name, facts.run)
-            store.sweep()
-            folder = store.begin(name, save_id)
+        if rank == 0 and place is None:
+            place = _begin(store, name, facts.run, may_replace)
     except (AccelNbError, OSError) as error:
         problem = str(error)
     plans = [_plan(path, leaf) for path, leaf in encoded.leaves.items()]
@@ -94,8 +139,8 @@ def draft(store: Store, name: str, tree: Any, facts: Facts, comm: Communicator) 
         "problem": problem,
         "tensors": hashlib.blake2b(json.dumps([_fields(plan) for plan in plans]).encode(), digest_size=16).hexdigest(),
         "parts": {path: [region.offsets, region.shape] for path, region in parts.items()},
-        "id": save_id,
-        "folder": folder,
+        "id": "" if place is None else place.save_id,
+        "folder": "" if place is None else place.folder,
     }
     with _says_when_alone(comm, name):
         told = comm.all_gather_json(message)
@@ -120,7 +165,7 @@ def draft(store: Store, name: str, tree: Any, facts: Facts, comm: Communicator) 
             store.discard(folder, ())
         raise
     state = encoded.text() if rank == 0 else b""
-    return Draft(store, name, folder, save_id, facts, state, plan, encoded.leaves, rank, suffix)
+    return Draft(store, name, folder, save_id, facts, state, plan, encoded.leaves, rank, suffix, may_replace)
 
 
 @contextmanager
@@ -146,8 +191,8 @@ def _says_when_alone(comm: Communicator, name: str) -> Iterator[None]:
         timer.cancel()
 
 
-def refuse_foreign(store: Store, name: str, run: str) -> None:
-    """Raise `CheckpointError` if ``name`` is taken by anything but a checkpoint of the same run."""
+def refuse_foreign(store: Store, name: str, run: str, *, may_replace: bool = False) -> None:
+    """Raise `CheckpointError` if ``name`` is taken by anything but a checkpoint of the same run, or ``may_replace``."""
     if name not in store.folders():
         return
     files = store.files(name)
@@ -162,7 +207,7 @@ def refuse_foreign(store: Store, name: str, run: str) -> None:
         found = read_manifest(store.read(name, MANIFEST, MAX_JSON_BYTES), f"{store.url}/{name}/{MANIFEST}")
     except CorruptCheckpoint:
         return
-    if found.facts.run != run:
+    if found.facts.run != run and not may_replace:
         raise CheckpointError(
             f"{store.url}/{name} was written by another run ({found.facts.run}, {found.facts.created}); it is left "
             "as it is. Give another folder, or load from this one to go on with that run"
@@ -204,7 +249,8 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
             size = draft.store.size(draft.folder, name)
             if size != record.size:
                 raise CheckpointError(f"{draft.url} was not saved: {name} has {size} bytes instead of {record.size}")
-        refuse_foreign(draft.store, draft.name, draft.facts.run)  # again: another job may have been faster
+        # Again: another job may have been faster.
+        refuse_foreign(draft.store, draft.name, draft.facts.run, may_replace=draft.may_replace)
         manifest = Manifest(draft.save_id, draft.facts, state_file(draft.suffix), files, draft.plan.records())
         draft.store.commit(draft.folder, draft.name, draft.save_id, manifest.to_bytes())
     except CorruptCheckpoint as error:

@@ -58,7 +58,8 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
     if name not in COMMANDS:
         from accel_nb.config.layers import did_you_mean
 
-        near = did_you_mean(name, list(COMMANDS))
+        other = _KNOWN_ELSEWHERE.get(name)
+        near = did_you_mean(name, list(COMMANDS)) if other is None else f", as it is of accelerate's: {other}"
         raise ConfigError(f"{name!a} is no command{near}; accel-nb --help lists them")
     return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
@@ -78,3 +79,14 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
     }
 )
 """Each with its module in this package, which is imported when the command is run: help is to be there at once."""
+
+_KNOWN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
+    {
+        "env": "doctor",
+        "estimate-memory": "estimate MODEL",
+        "merge-weights": "checkpoint merge PATH",
+        "to-fsdp2": "config import FILE",
+        "tpu-config": "launch --tpus all on the TPU's machine",
+    }
+)
+"""Commands of `accelerate`, and what serves for them."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import operator
+import os
 import socket
-from collections.abc import Iterable, MutableMapping
+from collections.abc import Callable, Iterable, MutableMapping
 from enum import Enum, EnumMeta
 from functools import reduce
 from typing import Any
@@ -16,6 +18,8 @@ from torch import Tensor, nn
 
 from accel_nb.accelerator.release import free_cached_memory
 from accel_nb.accelerator.seeding import synchronize_rng_states
+from accel_nb.checkpoint.export import save_plain
+from accel_nb.runtime.current import current_world
 from accel_nb.runtime.environment import variable
 from accel_nb.strategies.inplace import plain_view
 
@@ -101,6 +105,31 @@ class LoggerType(str, Enum, metaclass=_Listed):
 
     def __str__(self) -> str:
         return self.value
+
+
+def is_initialized() -> bool:
+    """Whether a state can be built, which it always can."""
+    return True
+
+
+def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a tracker's method to run on rank 0 only, unless the tracker is one of every rank."""
+
+    @functools.wraps(function)
+    def here_only(tracker: Any, *args: Any, **kwargs: Any) -> Any:
+        is_here = current_world().is_main or not getattr(tracker, "main_process_only", True)
+        return function(tracker, *args, **kwargs) if is_here else None
+
+    return here_only
+
+
+def save(
+    obj: Any, f: str | os.PathLike[str], save_on_each_node: bool = False, safe_serialization: bool = False
+) -> None:
+    """Write plain values and tensors on rank 0, or on each machine's first rank; see `Accelerator.save`."""
+    world = current_world()
+    if world.is_local_main if save_on_each_node else world.is_main:
+        save_plain(obj, f, as_safetensors=safe_serialization)
 
 
 def is_torch_tensor(tensor: object) -> bool:

@@ -53,6 +53,7 @@ _ENVIRONMENT = {
 _VERSIONS = _in(_LITTLE, "compare_versions is_torch_version")
 _OTHER = {
     **_in(_OPERATIONS, "wait_for_everyone"),
+    **_in(_LITTLE, "save"),
     **_in(_LITTLE, "convert_bytes extract_model_from_parallel is_compiled_module is_port_in_use merge_dicts"),
     **_in(_LITTLE, "recursive_getattr"),
 }
@@ -73,13 +74,32 @@ _CONSTANTS = _in(
     "MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAMPLER_NAME "
     "SCALER_NAME SCHEDULER_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME",
 )
+_FOR_IMPORT = {
+    PACKAGE: "ParallelismConfig",
+    f"{PACKAGE}.hooks": (
+        "AlignDevicesHook CpuOffload add_hook_to_module remove_hook_from_module remove_hook_from_submodules"
+    ),
+    f"{PACKAGE}.parallelism_config": "ParallelismConfig",
+    f"{PACKAGE}.utils": (
+        "DeepSpeedSchedulerWrapper DummyOptim DummyScheduler get_balanced_memory get_max_memory load_fsdp_model "
+        "load_fsdp_optimizer named_module_tensors save_fsdp_model save_fsdp_optimizer set_module_tensor_to_device"
+    ),
+    f"{PACKAGE}.utils.deepspeed": "DeepSpeedSchedulerWrapper DummyOptim DummyScheduler HfDeepSpeedConfig",
+    f"{PACKAGE}.utils.modeling": (
+        "clean_device_map get_balanced_memory get_max_layer_size get_max_memory named_module_tensors "
+        "set_module_tensor_to_device"
+    ),
+}
+UNSERVED = frozenset(name for names in _FOR_IMPORT.values() for name in names.split())
+"""Names that libraries import whether they use them or not, transformers above all; to use one is an error."""
+
 _TQDM = _in("accel_nb.accelerator.progress", "tqdm")
 
-# Names of parts that are served as soon as accel_nb has them at its top level.
 _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
 _RESUME = _in("accel_nb", "skip_first_batches")
 _TRACKERS = {
     **_in("accel_nb", "GeneralTracker"),
+    **_in(_LITTLE, "on_main_process"),
     **{
         theirs: f"accel_nb.telemetry.trackers.{module}:{ours}"
         for theirs, module, ours in (
@@ -121,7 +141,7 @@ _TOP = {
     **_STAGES,
 }
 
-MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+_SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         PACKAGE: _TOP,
         f"{PACKAGE}.accelerator": _in("accel_nb", "Accelerator"),
@@ -142,7 +162,10 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.memory_utils": _MEMORY,
         f"{PACKAGE}.optimizer": _in("accel_nb.compat.prepared", "AcceleratedOptimizer"),
         f"{PACKAGE}.scheduler": _in("accel_nb.compat.prepared", "AcceleratedScheduler"),
-        f"{PACKAGE}.state": _in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
+        f"{PACKAGE}.state": {
+            **_in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
+            **_in(_LITTLE, "is_initialized"),
+        },
         f"{PACKAGE}.tracking": _TRACKERS,
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_WALKS, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
@@ -162,6 +185,13 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.versions": _VERSIONS,
     }
 )  # fmt: skip
+
+MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
+    {
+        module: {**_in("accel_nb.compat.unserved", _FOR_IMPORT.get(module, "")), **_SERVED.get(module, {})}
+        for module in sorted({*_SERVED, *_FOR_IMPORT})
+    }
+)
 """For each module that can be imported the names in it, each with the place ``module:attribute`` of the object."""
 
 _PARTS = {
@@ -169,15 +199,16 @@ _PARTS = {
         "align_module_device compute_module_sizes find_tied_parameters get_balanced_memory get_max_memory hooks "
         "modeling offload offload_state_dict set_module_tensor_to_device add_hook_to_module remove_hook_from_module "
         "AlignDevicesHook CpuOffload ModelHook SequentialHook UserCpuOffloadHook remove_hook_from_submodules "
-        "OffloadedWeightsLoader has_offloaded_params"
+        "OffloadedWeightsLoader has_offloaded_params clean_device_map get_max_layer_size named_module_tensors"
     ),
     "checkpoints are saved and loaded by Accelerator.save_state, load_state and skip_first_batches": (
-        "checkpointing load save load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
-        "skip_first_batches SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
+        "checkpointing load load_accelerator_state load_custom_state save_accelerator_state save_custom_state "
+        "SkipBatchSampler SkipDataLoader load_state_dict clean_state_dict_for_safetensors"
     ),
     'FSDP2 is served as strategy="fsdp", and ZeRO as strategy="deepspeed", without this name': (
         "DeepSpeedSequenceParallelConfig MegatronLMPlugin "
-        "ParallelismConfig TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
+        "DeepSpeedSchedulerWrapper HfDeepSpeedConfig ParallelismConfig "
+        "TorchContextParallelConfig TorchTensorParallelConfig TorchTensorParallelPlugin deepspeed "
         "fsdp_utils megatron_lm parallelism_config merge_fsdp_weights DummyOptim DummyScheduler GatheredParameters "
         "load_fsdp_model load_fsdp_optimizer save_fsdp_model save_fsdp_optimizer "
         "disable_fsdp_ram_efficient_loading enable_fsdp_ram_efficient_loading"

@@ -98,6 +98,10 @@ _RULES: Mapping[str, Callable[[Any, Mapping[str, Any]], Outcome]] = {
     "offload_params": _under("fsdp.cpu_offload"),
     "activation_checkpointing": _under("activation_checkpointing"),
     "state_dict_type": _needless("a checkpoint holds each worker's parts, and save_model writes the whole"),
+    **dict.fromkeys(
+        ("state_dict_config", "optim_state_dict_config"),
+        _needless("get_state_dict and save_model give whole weights, in the memory of the main rank's machine"),
+    ),
     "backward_prefetch": _needless(_AHEAD),
     "forward_prefetch": _needless(_AHEAD),
     "limit_all_gathers": _needless(_AHEAD),

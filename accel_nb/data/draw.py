@@ -168,6 +168,15 @@ class IndexFeed:
         yield from mark_last(grouped(batches, size, drop_short=self._drops_short), expected)
 
 
+_BEGINS = -0x6E6F772C
+"""What a rank says first when it begins to iterate a loader; other messages of ranks do not begin so."""
+
+_ELSEWHERE = (
+    "this rank begins to iterate a loader, and rank {rank} makes another call that all ranks must make, such as "
+    "save_state or gather: look for one that only some of them reach, as below `if accelerator.is_main_process`"
+)
+
+
 def start_together(
     comm: Communicator,
     dataset: Any,
@@ -187,11 +196,17 @@ def start_together(
     numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
     subset = dataset if isinstance(dataset, Subset) else None
     numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
-    message = torch.tensor(numbers, dtype=torch.int64).view(torch.uint8)
+    message = torch.tensor([_BEGINS, *numbers], dtype=torch.int64).view(torch.uint8)
     # As long on every rank, or the ranks could not even say that they differ.
     state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
     gathered = comm.all_gather(torch.cat([message, state]))
-    rows = [part[: message.numel()].clone().view(torch.int64).tolist() for part in gathered]
+    tags, rows = [], []
+    for part in gathered:
+        tag, *row = part[: message.numel()].clone().view(torch.int64).tolist()
+        tags.append(tag)
+        rows.append(row)
+    if tags != [_BEGINS] * len(tags):
+        raise MisuseError(_ELSEWHERE.format(rank=next(rank for rank, tag in enumerate(tags) if tag != _BEGINS)))
     if any(row != rows[0] for row in rows):
         raise MisuseError(_different(rows))
     # A copy, since torch reads a state from the start of its storage.

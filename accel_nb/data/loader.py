@@ -51,7 +51,7 @@ __all__ = [
     "resume_at",
     "set_boundary",
     "shard",
-    "skipping",
+    "skip_first_batches",
     "unshard",
 ]
 
@@ -175,9 +175,17 @@ def problem_with(loader: DataLoader[Any], position: Position) -> str | None:
     return _sharding(loader).problem_with(loader, position)
 
 
-def skipping(loader: DataLoader[T], num_batches: int) -> Skipping:
-    """Return what iterates a sharded loader without its first ``num_batches``, which are not read."""
-    return Skipping(loader, num_batches)
+def skip_first_batches(dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
+    """Return what iterates a prepared loader without this rank's first batches; they are not read.
+
+    After `Accelerator.load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
+    Raises `MisuseError` for a loader that is not prepared, and for what is no number of batches.
+    """
+    if not is_sharded(dataloader):
+        raise MisuseError("skip_first_batches takes a loader that is prepared: call prepare(loader) first")
+    if not isinstance(num_batches, int) or num_batches < 0:
+        raise MisuseError(f"skip_first_batches got {num_batches!r} batches; it takes a whole number of at least 0")
+    return Skipping(dataloader, num_batches)
 
 
 def _sharding(loader: DataLoader[Any]) -> _Sharding:

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+from accel_nb.launch.standing import Comparer
 from accel_nb.launch.task import FINISHING, Task
 from accel_nb.notebook.interrupts import Presses, counted_interrupts
 from accel_nb.pool.engine import WorkerSpec
@@ -47,6 +48,7 @@ class Rank:
     process: subprocess.Popen[bytes]
     watch: int
     report: int
+    place: int
     log: int | None
     code: int | None = None
     ended: float = 0.0
@@ -54,7 +56,7 @@ class Rank:
 
     def close(self) -> None:
         """Free what belongs to the rank."""
-        for descriptor in (self.watch, self.report, *([] if self.log is None else [self.log])):
+        for descriptor in (self.watch, self.report, self.place, *([] if self.log is None else [self.log])):
             os.close(descriptor)
 
     def told(self) -> dict[str, Any] | None:
@@ -122,8 +124,10 @@ class LocalJob:
             for number in range(len(self.specs)):
                 ranks.append(self._start(number, attempt, store, port))  # noqa: PERF401  what has started is ended below
             stopper = Stopper(ranks, finishes=self.finishes)
-            while any(rank.code is None for rank in ranks):
+            comparer = Comparer({rank.number: rank.place for rank in ranks}, self.say)
+            while running := {rank.number for rank in ranks if rank.code is None}:
                 _wait(ranks)
+                comparer.turn(running)
                 stopper.turn(presses, is_late=deadline is not None and time.monotonic() > deadline)
             return _ending(ranks, stopper.why, presses)
         finally:
@@ -137,6 +141,7 @@ class LocalJob:
     def _start(self, number: int, attempt: int, store: int, port: int) -> Rank:
         world = World(number, len(self.specs), number, len(self.specs))
         report = os.memfd_create("accel_nb_report", os.MFD_CLOEXEC)
+        place = os.memfd_create("accel_nb_place", os.MFD_CLOEXEC)
         log = None if number in self.shown_ranks else self._open_log(number)
         variables = all_variables()
         if self.task.kind != "notebook":
@@ -152,17 +157,17 @@ class LocalJob:
         else:
             variables["TORCHELASTIC_RESTART_COUNT"] = str(attempt)
             variables.setdefault("MPLBACKEND", INLINE)
-        task = replace(self.task, report=report, parent=os.getpid())
+        task = replace(self.task, report=report, place=place, parent=os.getpid())
         process = subprocess.Popen(
             task.command(sys.executable, self.args),
             env={**variables, **self.variables},
-            pass_fds=[report, store],
+            pass_fds=[report, place, store],
             stdin=None if number == 0 and len(self.specs) == 1 else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
             start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
         )
-        return Rank(number, process, os.pidfd_open(process.pid), report, log)
+        return Rank(number, process, os.pidfd_open(process.pid), report, place, log)
 
     def _open_log(self, number: int) -> int:
         """Return where a rank writes whose output is not shown: beside the run's record, or where nobody keeps it."""

@@ -23,6 +23,7 @@ from typing import Any
 from accel_nb.config import Layer, resolve, using_layers
 from accel_nb.errors import AccelNbError
 from accel_nb.launch.journal import Journal
+from accel_nb.launch.standing import Teller
 from accel_nb.launch.task import FINISHING, Task
 from accel_nb.runtime.built import noting_built
 from accel_nb.runtime.environment import torchrun_world, variable
@@ -44,6 +45,8 @@ class RankProgram:
     def run(self) -> int:
         """Run the target to its end and return the exit code of this process."""
         is_main = self._world is None or self._world.is_main
+        if self._task.place is not None and self._world is not None and self._world.size > 1:
+            Teller(self._task.place, self._world).start()
         with ExitStack() as stack:
             stack.enter_context(using_layers(self._layers()))
             self._built = stack.enter_context(noting_built())

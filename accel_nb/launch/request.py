@@ -127,7 +127,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
         name, has_value, value = word.partition("=")
         takes = bool(FLAGS[name]) if name in FLAGS else _SCHEMA_FLAGS.get(name)
         if takes is None:
-            problems.append(f"{quoted(name)} is no flag of accel-nb launch{_near(name)}")
+            problems.append(f"{quoted(name)} is no flag of accel-nb launch{_instead_of(name)}")
             return [], {}, [], problems  # whether it takes a value, and so where the target is, cannot be told
         given = [value] if has_value else list(words[index + 1 : index + 2]) if takes else []
         if takes and (not given or (not has_value and given[0].startswith("--"))):
@@ -143,7 +143,33 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
     return schema, own, list(words[index:]), problems
 
 
-def _near(name: str) -> str:
+_KNOWN_ELSEWHERE = {
+    "config_file": "--config FILE, of which accel-nb config import makes one",
+    "cpu": "--cpus N",
+    "dynamo_backend": "--compile.backend BACKEND",
+    "fsdp_version": "--strategy fsdp is FSDP2",
+    "gpu_ids": "set CUDA_VISIBLE_DEVICES",
+    "gradient_accumulation_steps": "--accumulate N",
+    "gradient_clipping": "--clip NORM",
+    "machine_rank": "--node-rank N",
+    "main_process_ip": "--rdzv-endpoint HOST:PORT",
+    "main_process_port": "leave it out on one machine, else --rdzv-endpoint HOST:PORT",
+    "mixed_precision": "--precision no|fp16|bf16|fp8",
+    "multi_gpu": "leave it out: all GPUs are used, or --gpus N",
+    "num_cpu_threads_per_process": "set OMP_NUM_THREADS",
+    "num_machines": "--nnodes N",
+    "num_processes": "--gpus N, or --cpus N",
+    "use_deepspeed": "--strategy deepspeed",
+    "use_fsdp": "--strategy fsdp",
+    "zero_stage": "--zero-stage N",
+}
+"""Flags of `accelerate launch`, and what is given here."""
+
+
+def _instead_of(name: str) -> str:
+    other = _KNOWN_ELSEWHERE.get(name.replace("-", "_").lstrip("_"))
+    if other is not None:
+        return f", as it is of accelerate's: {other}"
     known = [*FLAGS, *_SCHEMA_FLAGS]
     return did_you_mean(name.lstrip("-"), {flag[2:]: flag for flag in known}) or "; accel-nb launch --help lists them"
 

@@ -33,14 +33,16 @@ class Target:
 class Task:
     """A target with the layers of options that it runs under.
 
-    ``report`` is an inherited descriptor to write a failure to, and ``parent`` the process that reads it: a rank ends
-    with it. ``folder`` is where the run is recorded, and ``out`` where a notebook's executed copy goes.
+    ``report`` is an inherited descriptor to write a failure to, ``place`` one to note where the rank stands, and
+    ``parent`` the process that reads them: a rank ends with it. ``folder`` is where the run is recorded, and ``out``
+    where a notebook's executed copy goes.
     """
 
     kind: Kind
     name: str
     layers: tuple[Layer, ...] = ()
     report: int | None = None
+    place: int | None = None
     parent: int | None = None
     folder: str | None = None
     out: str | None = None

@@ -88,7 +88,7 @@ class HangDoctor:
 
     def _tell(self, waiting: set[int]) -> None:
         still = {rank: place for rank, place in self._places.items() if self._before.get(rank) == place}
-        lines = _missing(still, waiting - still.keys()) or _different(still) or self._left_alone(still, waiting)
+        lines = find_missing(still, waiting - still.keys()) or find_different(still) or self._left_alone(still, waiting)
         self.is_stuck |= len(still) == self.size and _never_meet(still.values())
         is_waited_for = any(place["is_waiting"] for place in still.values()) or len(waiting) < self.size
         for rank in sorted(waiting - self._places.keys() - self._before.keys()):
@@ -106,7 +106,7 @@ class HangDoctor:
                 self.say(rank, line)
 
 
-def _missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int, str]:
+def find_missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int, str]:
     """Return a line about each rank that has not come to the collective which others wait in."""
     known = {rank: place for rank, place in places.items() if place["sequence"] is not None}
     if len({place["group"] for place in known.values()}) != 1 or unsure:
@@ -142,7 +142,7 @@ def _is_missing(gone: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
     return gone["sequence"] is None or gone["sequence"] < place["sequence"]
 
 
-def _different(places: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+def find_different(places: Mapping[int, dict[str, Any]]) -> dict[int, str]:
     """Return a line where ranks wait in different collectives at the same place of the sequence."""
     waiting = {rank: place for rank, place in places.items() if place["is_waiting"] and place["sequence"] is not None}
     kinds = {(place["operation"], str(place["sizes"])) for place in waiting.values()}

@@ -48,7 +48,9 @@ def test_usual_imports_give_our_objects() -> None:
     scope: dict[str, Any] = {}
     exec(
         "import accelerate\n"
-        "from accelerate import Accelerator, DistributedType, PartialState\n"
+        "from accelerate import Accelerator, DistributedType, PartialState, skip_first_batches\n"
+        "from accelerate.tracking import GeneralTracker, on_main_process\n"
+        "from accelerate.state import is_initialized\n"
         "from accelerate.utils import ProjectConfiguration, set_seed, tqdm, gather_object, DynamoBackend\n"
         "from accelerate.utils.memory import release_memory\n"
         "import accelerate.utils.tqdm\n"
@@ -60,6 +62,8 @@ def test_usual_imports_give_our_objects() -> None:
         scope,
     )
     assert scope["Accelerator"] is accel_nb.Accelerator
+    assert scope["is_initialized"]()
+    assert scope["on_main_process"](lambda tracker, value: value)(None, 3) == 3
     assert scope["tqdm"] is scope["accelerate"].utils.tqdm is accel_nb.tqdm
     assert scope["accelerate"].__version__ == compat.COMPATIBLE_VERSION
     assert "INDUCTOR" in scope["DynamoBackend"].list()
@@ -81,16 +85,43 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
     ("statement", "words"),
     [
         ("from accelerate import MegatronLMPlugin", 'strategy="fsdp"'),
-        ("import accelerate.utils.deepspeed", 'strategy="deepspeed"'),
+        ("import accelerate.utils.fsdp_utils", 'strategy="deepspeed"'),
         ("import accelerate.commands.launch", "command line"),
         ("from accelerate.tracking import filter_trackers", "log_with"),
-        ("from accelerate.hooks import CpuOffload", "big models"),
+        ("from accelerate.hooks import SequentialHook", "big models"),
         ("import accelerate.not_there", "no counterpart"),
     ],
 )
 def test_what_is_not_offered_says_which_part_would_serve_it(statement: str, words: str) -> None:
     with pytest.raises(ImportError, match=f"is not offered by accel_nb: .*{words}"):
         exec(statement, {})
+
+
+@pytest.mark.usefixtures("installed")
+def test_what_libraries_import_and_may_not_use_is_refused_when_it_is_used() -> None:
+    scope: dict[str, Any] = {}
+    exec(
+        "from accelerate.utils import get_max_memory, save_fsdp_model\n"
+        "from accelerate.utils.deepspeed import HfDeepSpeedConfig\n"
+        "from accelerate.parallelism_config import ParallelismConfig\n"
+        "class Own(HfDeepSpeedConfig):\n"
+        "    def __init__(self, values):\n"
+        "        self.values = values\n",
+        scope,
+    )
+    assert not isinstance(3, scope["ParallelismConfig"])
+    for name, missing in (("Own", "HfDeepSpeedConfig"), ("get_max_memory", "get_max_memory")):
+        with pytest.raises(MisuseError, match=f"{missing} is not offered by accel_nb: .*"):
+            scope[name]({})
+
+
+def test_transformers_models_are_found_under_our_name() -> None:
+    pytest.importorskip("transformers")
+    code = (
+        "import accel_nb.compat\naccel_nb.compat.install()\n"
+        "from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
 
 
 def test_uninstalling_brings_the_real_package_back() -> None:

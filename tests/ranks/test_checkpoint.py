@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
@@ -307,3 +308,19 @@ def test_what_fails_on_one_rank_is_raised_on_all(blocking: bool, tmp_path: Path)
         assert "rank 1 holds other tensors than rank 0" in messages[1]
         assert "do not cover its global shape [7]" in messages[2]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step_1", "step_4"]
+
+
+def save_on_main_only(world: World, folder: Path) -> None:
+    accelerator = Accelerator(world=world, cpu=True)
+    model = accelerator.prepare(nn.Linear(2, 2))
+    if accelerator.is_main_process:
+        accelerator.save(accelerator.get_state_dict(model), folder / "weights.bin")
+        accelerator.save_model(model, folder)
+    accelerator.wait_for_everyone()
+    accelerator.close()
+
+
+def test_the_main_rank_may_write_files_of_its_own_alone(tmp_path: Path) -> None:
+    run_ranks(save_on_main_only, 2, tmp_path, timeout_s=30)
+    weights = torch.load(tmp_path / "weights.bin", weights_only=True)
+    assert torch.equal(load_file(tmp_path / "model.safetensors")["weight"], weights["weight"])

@@ -139,3 +139,24 @@ def test_loaders_of_different_length_are_named_on_every_rank():
     for message in messages:
         assert "rank 0: 2 batches, 4 samples" in message
         assert "rank 1: 3 batches, 6 samples" in message
+
+
+def _iterate_on_one(world):
+    comm = TorchComm(world, Group.adopt(world))
+    if world.is_main:  # as long as what the other rank sends: gloo ends a process that gets more than it waits for
+        comm.all_gather(torch.zeros(7 * 8 + torch.get_rng_state().numel(), dtype=torch.uint8))
+        return
+    loader = shard(
+        DataLoader(torch.arange(4), batch_size=2),
+        comm=comm,
+        batch="global",
+        device="cpu",
+        on_share=lambda share: None,
+        is_training=lambda: True,
+    )
+    with pytest.raises(MisuseError, match=r"rank 0 makes another call.*below `if accelerator.is_main_process`"):
+        list(loader)
+
+
+def test_a_rank_that_is_elsewhere_is_named():
+    run_ranks(_iterate_on_one, 2)

@@ -40,6 +40,24 @@ def test_a_state_tells_the_place_and_leaves_an_open_group_alone() -> None:
     assert second == {**common, "part": [3], "state": (2, 1, "gloo"), "second": 1, "local second": 1}
 
 
+def notes_of_schedules(world: World, first: bool) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True)
+    loader = DataLoader(range(8), batch_size=2)
+    if first:
+        accelerator.prepare(loader)
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=3 * len(loader))
+    accelerator.prepare(model, optimizer, schedule, *([] if first else [loader]))
+    return [note for note in accelerator.describe()["notes"] if "--schedule samples" in note]
+
+
+def test_a_schedule_that_was_built_before_its_loader_was_divided_is_said() -> None:
+    (note,), _ = run_ranks(notes_of_schedules, 2, False)
+    assert "computed from a loader's length before prepare, 2 times as long" in note
+    assert run_ranks(notes_of_schedules, 2, True) == [[], []]
+
+
 def late_sync(world: World) -> tuple[list[float], list[float]]:
     """Two forward passes under no_sync, of which only the second backward pass averages."""
     accelerator = Accelerator()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
+import threading
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +15,11 @@ import torch
 
 from accel_nb import get_logger, set_seed, synchronize_rng_states
 from accel_nb.accelerator import Accelerator
+from accel_nb.launch.standing import Comparer, Teller
+from accel_nb.runtime.comm import TorchComm
+from accel_nb.runtime.group import Group
 from accel_nb.runtime.world import World
+from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 
 
@@ -120,3 +127,35 @@ def parts(world: World, folder: str) -> tuple[list[int], list[int], list[str]]:
 def test_inputs_are_divided_and_each_rank_leaves_a_trace(tmp_path: Any) -> None:
     expected = ([1, 2, 3], [7], ["trace_rank0.json", "trace_rank1.json"])
     assert run_ranks(parts, 2, str(tmp_path)) == [expected] * 2
+
+
+def stand_apart(world: World, folder: Path) -> list[str]:
+    files = {rank: os.open(folder / str(rank), os.O_RDWR | os.O_CREAT) for rank in range(world.size)}
+    comm = TorchComm(world, Group.adopt(world))
+    comm.barrier()
+    teller, is_compared = Teller(files[world.rank], world), threading.Event()
+    lines: list[str] = []
+
+    def look() -> None:
+        def all_have_told() -> bool:
+            teller.look()
+            return all(os.pread(file, 1, 0) == b"{" for file in files.values())
+
+        wait_for(all_have_told)
+        Comparer(files, lines.append).compare(files.keys())
+        is_compared.set()
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    if world.rank == 1:
+        is_compared.wait(30)  # the branch that only this rank takes
+    comm.all_gather(torch.ones(1))
+    looking.join()
+    return lines
+
+
+def test_a_launch_says_which_rank_the_others_wait_for(tmp_path: Path) -> None:
+    (line,) = run_ranks(stand_apart, 2, tmp_path)[1]
+    assert line.startswith("no rank gets on: rank 0 waits in")
+    assert "for rank 1, which is at line" in line
+    assert "is_compared.wait(30)" in line

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import warnings
 import weakref
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError, NanLossError
@@ -91,6 +94,27 @@ def test_step_and_zero_grad_wait_for_the_window() -> None:
         accelerator.gradient_accumulation_steps = 0
 
 
+@pytest.mark.parametrize("reads_ahead", [True, False])
+def test_accumulating_by_hand_and_by_option_at_once_is_refused(reads_ahead: bool) -> None:
+    def train(steps: int, by_hand: int) -> None:
+        model, optimizer = _parts()
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+        _, _, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(8, 2), batch_size=2))
+        batches = iter(loader)
+        for _ in range(len(loader) // by_hand):
+            ahead = [next(batches) for _ in range(by_hand)] if reads_ahead else None
+            for number in range(by_hand):
+                accelerator.backward(model(ahead[number] if ahead else next(batches)).sum())
+            optimizer.step()
+            optimizer.zero_grad()
+        accelerator.close()
+
+    train(1, 2)
+    train(2, 1)
+    with pytest.raises(MisuseError, match=r"gradient_accumulation_steps is 2.*accelerator\.accumulate.*weight="):
+        train(2, 2)
+
+
 def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
     torch.manual_seed(0)
     model = nn.Linear(2, 1)
@@ -112,12 +136,32 @@ def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
         optimizer.step(closure)
 
 
+def test_an_accelerator_is_neither_copied_nor_sent() -> None:
+    for take_along in (copy.deepcopy, pickle.dumps):
+        with pytest.raises(MisuseError, match="build it inside of the function"):
+            take_along(Accelerator(cpu=True))
+
+
+def test_an_optimizer_that_was_forgotten_is_said() -> None:
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+    accelerator.prepare(model)
+    with pytest.warns(UserWarning, match=r"no optimizer is prepared.*2 batches"):
+        _step(accelerator, model, optimizer)
+    accelerator.prepare(optimizer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _step(accelerator, model, optimizer)
+
+
 def test_what_is_no_loss_is_refused() -> None:
     accelerator = Accelerator(cpu=True)
     with pytest.raises(MisuseError, match="float"):
         accelerator.backward(1.0)  # type: ignore[arg-type]
     with pytest.raises(MisuseError, match="no gradient"):
         accelerator.backward(torch.ones(()))
+    with pytest.raises(MisuseError, match=r"shape \(2,\).*\.mean\(\)"):
+        accelerator.backward(torch.ones(2, requires_grad=True))
 
 
 def test_scheduler_without_its_optimizer_is_refused() -> None:

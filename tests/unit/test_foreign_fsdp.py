@@ -8,10 +8,17 @@ from typing import Any
 
 import pytest
 from torch import nn
-from torch.distributed.fsdp import BackwardPrefetch, CPUOffload, CPUOffloadPolicy, ShardingStrategy
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    ShardingStrategy,
+)
 from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
 
-from accel_nb import Accelerator, FullyShardedDataParallelPlugin
+from accel_nb import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
 from accel_nb.config.foreign import import_accelerate
 from accel_nb.errors import ConfigError
 
@@ -79,6 +86,7 @@ def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
         ({"cpu_offload": CPUOffload(offload_params=False)}, {"fsdp.cpu_offload": False}),
         ({"cpu_offload": CPUOffloadPolicy()}, {"fsdp.cpu_offload": True}),
         ({"backward_prefetch": BackwardPrefetch.BACKWARD_POST, "use_orig_params": False, "fsdp_version": 2}, {}),
+        ({"state_dict_config": FullStateDictConfig(), "optim_state_dict_config": FullOptimStateDictConfig()}, {}),
     ],
 )
 def test_the_plugin_chooses_the_strategy_and_sets_its_options(values: dict[str, Any], options: dict[str, Any]):
@@ -100,3 +108,16 @@ def test_what_nothing_stands_for_is_refused_with_every_problem(values: dict[str,
     with pytest.raises(ConfigError) as raised:
         Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(**values))
     assert re.search(words, str(raised.value), re.DOTALL), str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["fsdp_plugin", "deepspeed_plugin"])
+def test_a_process_alone_trains_without_what_the_plugin_divides_and_says_so(name: str):
+    stages = {"zero_optimization": {"stage": 2}}
+    plugin = FullyShardedDataParallelPlugin() if name == "fsdp_plugin" else DeepSpeedPlugin(hf_ds_config=stages)
+    with pytest.warns(UserWarning, match=f"{type(plugin).__name__}.*there is one"):
+        accelerator = Accelerator(cpu=True, **{name: plugin})
+    assert accelerator.describe()["strategy"] == "single"
+    assert getattr(accelerator.state, name) is plugin
+    assert accelerator.deepspeed_plugin is accelerator.state.deepspeed_plugin
+    assert Accelerator(cpu=True).state.fsdp_plugin is None
+    assert DeepSpeedPlugin(hf_ds_config=stages).deepspeed_config == stages

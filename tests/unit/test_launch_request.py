@@ -59,6 +59,8 @@ def test_a_module_is_found_without_being_imported():
 BAD = {
     "--gpu 4 train.py": "--gpu is no flag of accel-nb launch; did you mean --gpus?",
     "--nnode 2 train.py": "did you mean --nnodes?",
+    "--num_processes 2 train.py": "as it is of accelerate's: --gpus N, or --cpus N",
+    "--use-fsdp train.py": "as it is of accelerate's: --strategy fsdp",
     "--cpus 0 train.py": "cpus: 0 from --cpus 0 (flags) is not allowed; give a whole number from 1 to 256",
     "--cpus": "--cpus needs a value: --cpus N",
     "--cpus --gpus 2 train.py": "--cpus needs a value",

@@ -16,7 +16,7 @@ class Job:
 
     def __init__(self, *, promises: bool = False, finishes: bool = False) -> None:
         nothing: Any = None
-        self.ranks = [Rank(number, nothing, -1, -1, None) for number in (0, 1)]
+        self.ranks = [Rank(number, nothing, -1, -1, -1, None) for number in (0, 1)]
         self.now = 0.0
         self.presses = 0
         self.sent: list[tuple[int, int]] = []

@@ -75,6 +75,9 @@ def test_a_folder_of_ones_own_and_no_folder_at_all(tmp_path: Path) -> None:
         accelerator.load_state(tmp_path)
     for _ in range(2):
         assert accelerator.save_state(tmp_path / "best") == str(tmp_path / "best")
+    again, *_ = prepared()  # the cell is run again
+    again.save_state(tmp_path / "best")
+    again.close()
     assert accelerator.load_state(tmp_path / "best").step == 0
     accelerator.close()
 
@@ -157,6 +160,36 @@ def test_hooks_see_models_and_can_be_removed(tmp_path: Path) -> None:
     accelerator.close()
 
 
+@pytest.mark.parametrize("blocking", [True, False])
+def test_what_hooks_write_becomes_part_of_the_checkpoint(tmp_path: Path, blocking: bool) -> None:
+    accelerator, model, optimizer = prepared()
+    found: list[str] = []
+
+    def save(models: list[nn.Module], weights: list[Any], folder: str) -> None:
+        (Path(folder) / "part").mkdir()
+        (Path(folder) / "part" / "bias").write_text(str(models[0].bias.sum().item()))  # type: ignore[union-attr]
+        weights.pop()
+
+    def load(models: list[nn.Module], folder: str) -> None:
+        found.append((Path(folder) / "part" / "bias").read_text())
+        models.pop()
+
+    handle = accelerator.register_save_state_pre_hook(save)
+    accelerator.register_load_state_pre_hook(load)
+    for _ in range(2):  # the second one replaces the first
+        train(accelerator, model, optimizer)
+        accelerator.save_state(tmp_path / "last", blocking=blocking)
+    accelerator.load_state(tmp_path / "last")
+    assert found == [str(model.bias.sum().item())]
+
+    handle.remove()
+    accelerator.register_save_state_pre_hook(lambda models, weights, folder: [][0])
+    with pytest.raises(IndexError):
+        accelerator.save_state(tmp_path / "other")
+    assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == ["last"]
+    accelerator.close()
+
+
 def test_hooks_may_take_models_out(tmp_path: Path) -> None:
     accelerator, model, _ = prepared(tmp_path)
     accelerator.register_save_state_pre_hook(lambda models, weights, url: weights.clear())
@@ -201,7 +234,9 @@ def test_weights_are_written_for_other_libraries(tmp_path: Path) -> None:
         assert torch.equal(load_file(tmp_path / file)[name], model.state_dict()[name])
     with pytest.raises(MisuseError, match="max_shard_size is 'big'"):
         accelerator.save_model(model, tmp_path, max_shard_size="big")
-    found = accelerator.get_state_dict(model)
+    with pytest.raises(MisuseError, match=r"safe_serialization=False.*pickles.*torch\.save"):
+        accelerator.save_model(model, tmp_path, safe_serialization=False)
+    found = accelerator.get_state_dict(model, unwrap=False)
     assert torch.equal(found["0.weight"], model[0].weight)
     assert found["0.weight"].data_ptr() != model[0].weight.data_ptr()
     accelerator.close()
@@ -239,6 +274,8 @@ def test_plain_values_are_saved_and_others_refused(tmp_path: Path) -> None:
     accelerator.save({"w": torch.ones(2)}, tmp_path / "a.safetensors")
     accelerator.save({"step": 3, "rate": 0.1}, tmp_path / "b.json")
     accelerator.save({"w": torch.ones(2), "step": 3}, tmp_path / "c.pt")
+    accelerator.save({"w": torch.ones(2)}, tmp_path / "c.bin", safe_serialization=True)
+    assert load_file(tmp_path / "c.bin")["w"].tolist() == [1, 1]
     assert load_file(tmp_path / "a.safetensors")["w"].tolist() == [1, 1]
     assert json.loads((tmp_path / "b.json").read_text()) == {"step": 3, "rate": 0.1}
     assert torch.load(tmp_path / "c.pt", weights_only=True)["step"] == 3
@@ -248,7 +285,7 @@ def test_plain_values_are_saved_and_others_refused(tmp_path: Path) -> None:
         accelerator.save({"step": 3}, tmp_path / "e.safetensors")
     with pytest.raises(CheckpointError, match="w is a tensor"):
         accelerator.save({"w": torch.ones(2)}, tmp_path / "f.json")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.json", "c.pt"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["a.safetensors", "b.json", "c.bin", "c.pt"]
     accelerator.close()
 
 

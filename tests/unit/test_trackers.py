@@ -331,6 +331,8 @@ def test_images_tables_and_artifacts_go_to_trackers_that_keep_them(
     text = events.Tensors("scores/text_summary")[0].tensor_proto.string_val[0].decode()
     assert text.splitlines()[2] == "| a\\|b | 1.0 |"
     accelerator.init_trackers("run")
+    board: Any = accelerator.trackers[0]
+    assert board.writer is board.tracker is not None
     with pytest.raises(MisuseError, match="there is no"):
         accelerator.log_artifact(tmp_path / "missing")
     accelerator.end_training()

@@ -38,6 +38,8 @@ class AimTracker(GeneralTracker):
         """The ``aim.Run``."""
         return self._run
 
+    writer = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the run."""
         aim: Any = import_module("aim")

@@ -40,6 +40,8 @@ class ClearmlTracker(GeneralTracker):
         """The ``clearml.Task``."""
         return self._task
 
+    task = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the task."""
         task: Any = import_module("clearml").Task

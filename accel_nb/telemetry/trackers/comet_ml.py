@@ -34,6 +34,8 @@ class CometTracker(GeneralTracker):
         """The experiment."""
         return self._experiment
 
+    writer = tracker  # the name that scripts for other packages know
+
     def resume(self, run_id: str, step: int) -> None:
         """Go on with an experiment."""
         self.run_id, self._resumes = run_id, True

@@ -34,6 +34,8 @@ class DvcliveTracker(GeneralTracker):
         """The ``dvclive.Live``."""
         return self._live
 
+    live = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the folder."""
         live: Any = import_module("dvclive").Live

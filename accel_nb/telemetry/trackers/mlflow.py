@@ -49,6 +49,8 @@ class MlflowTracker(GeneralTracker):
         """The run as MLflow's client returns it: ``mlflow.entities.Run``."""
         return self._run
 
+    active_run = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the run."""
         self._client = client = import_module("mlflow").MlflowClient(self._uri)

@@ -31,6 +31,8 @@ class SwanlabTracker(GeneralTracker):
         """The ``swanlab.Run``."""
         return self._run
 
+    run = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the experiment."""
         swanlab: Any = import_module("swanlab")

@@ -32,6 +32,8 @@ class TensorBoardTracker(GeneralTracker):
         """The ``SummaryWriter``."""
         return self._writer
 
+    writer = tracker  # the name that scripts for other packages know
+
     def resume(self, run_id: str, step: int) -> None:
         """Hide what the files hold of later steps: it was lost with the training."""
         self._options["purge_step"] = step + 1

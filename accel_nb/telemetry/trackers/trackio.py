@@ -39,6 +39,8 @@ class TrackioTracker(GeneralTracker):
         """The ``trackio.Run``."""
         return self._run
 
+    run = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the run."""
         trackio: Any = import_module("trackio")

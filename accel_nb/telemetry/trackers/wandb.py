@@ -29,6 +29,8 @@ class WandbTracker(GeneralTracker):
         """The ``wandb.Run``."""
         return self._run
 
+    run = tracker  # the name that scripts for other packages know
+
     def start(self) -> None:
         """Open the run."""
         wandb: Any = import_module("wandb")
