@@ -30,6 +30,13 @@ def test_rows_since_picks_the_extremes_of_more_rows_than_a_reader_takes():
     assert {99.0, -99.0} <= set(values)
 
 
+def test_picked_rows_end_with_the_last_one_which_is_read():
+    table = filled([5.0, -5.0, *(x % 2 for x in range(998)), 0.5, 0.25])
+    for xs, values in (table.picked(64), table.rows_since(0, 64) or [], table.picked(2)):
+        assert (xs[-1], values[-1]) == (1001, 0.25)
+        assert len(xs) <= 64
+
+
 def test_a_part_is_picked_by_its_places():
     table = filled([float(x) for x in range(1000)])
     assert table.picked_between(10, 12.5, 64).tolist() == [[10, 11, 12], [10, 11, 12]]

@@ -73,7 +73,7 @@ def test_nan_loss_is_one_mark_a_row_of_nans_and_a_note():
     state = fold(step(1), step(2, math.nan), step(3, math.inf), step(4), workers=1)
     assert [(mark.kind, mark.x) for mark in state.marks] == [("nan", 2)]
     assert math.isnan(column(state, 0, 1)[1])
-    assert state.notes() == ["loss not finite 2 times, first at step 2"]
+    assert state.notes() == ["loss not finite at step 2 and 1 more"]
     json.dumps(state.facts(), allow_nan=False)
 
 

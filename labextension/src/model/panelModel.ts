@@ -102,7 +102,7 @@ export class PanelModel {
     samples: new ColumnAxis('samples', this.steps, TABLE_COLUMNS.step.indexOf('samples'), () =>
       Math.max(1, this.currentFacts?.numWorkers ?? 1)
     ),
-    time: new ColumnAxis('seconds', this.steps, TABLE_COLUMNS.step.indexOf('time'), () => 1)
+    time: new ColumnAxis('seconds', this.steps, TABLE_COLUMNS.step.indexOf('time'), () => 1, true)
   };
 
   /**

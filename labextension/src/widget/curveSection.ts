@@ -1,8 +1,8 @@
 /** The chart with its legend: which lines to draw, what they read under the pointer, and the keys that move it. */
 
-import { STEP_AXIS, type IAxis } from '../chart/axis';
+import { placeText, STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
-import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
+import { capText, formatMilliseconds, formatNumber } from '../chart/format';
 import { earlierColour } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
@@ -118,10 +118,7 @@ export class CurveSection {
 
   private showReadings(x: number | null, readings: IReading[]): void {
     const label = this.curve?.label ?? '';
-    setText(
-      this.legendTitle,
-      x === null ? label : `${label} at ${this.axis.label} ${formatCount(x)}`
-    );
+    setText(this.legendTitle, x === null ? label : `${label} at ${placeText(this.axis, x)}`);
     const shown = meanFirst(onePerLabel(readings)).slice(0, MAX_LEGEND);
     while (this.legend.children.length > shown.length) {
       this.legend.lastElementChild?.remove();
@@ -177,7 +174,9 @@ export class CurveSection {
   }
 
   private valueText(value: number | null): string {
-    return this.curve?.unit === 'ms' ? formatMilliseconds(value) : formatNumber(value);
+    return this.curve?.unit === 'ms'
+      ? formatMilliseconds(value)
+      : formatNumber(value, this.chart.numDigits);
   }
 
   private curve: ICurve | null = null;

@@ -207,10 +207,11 @@ class PanelView {
     if (this.isPaused) {
       return;
     }
-    this.root.classList.toggle('accel-nb-is-narrow', this.root.clientWidth < NARROW);
+    const isBeside = this.root.clientWidth >= NARROW && this.memory.fitsBeside;
+    this.root.classList.toggle('accel-nb-is-stacked', !isBeside);
     const curve = this.chosenCurve();
     this.curve.node.hidden = curve === null;
-    this.memory.draw(MAPS_HEIGHT);
+    this.memory.draw(MAPS_HEIGHT, isBeside);
     this.curve.draw(curve, CHART_HEIGHT);
   }
 
