@@ -73,7 +73,7 @@ class Table:
         return list(self._picked(slice(start, None), max_rows))
 
     def picked(self, max_rows: int) -> NDArray[np.float64]:
-        """Return at most ``max_rows`` rows (two at least), shape [columns, rows].
+        """Return at most about ``max_rows`` rows, shape [columns, rows].
 
         Kept are the lowest and highest of each block of rows, and the last row, which is the one that is read.
         """
@@ -92,7 +92,7 @@ class Table:
         if num_rows <= max_rows:
             return np.array(columns)
         block = 2
-        while -(-num_rows // block) * 2 > max(2, max_rows - 1):
+        while -(-num_rows // block) * 2 > max(2, max_rows):
             block *= 2
         picked = extreme_rows(columns[self._key], block)
         if picked[-1] != num_rows - 1:

@@ -354,7 +354,7 @@ class PanelState:
         lines = [f"rank {rank} failed: {reason}" for rank, reason in sorted(self.failures.items())[:4]]
         if self.num_nan:
             first = next((mark.x for mark in self.marks if mark.kind == "nan"), 0)
-            more = f" and {self.num_nan - 1:,} more" if self.num_nan > 1 else ""
+            more = f" and at {self.num_nan - 1:,} more" if self.num_nan > 1 else ""
             lines.append(f"loss not finite at step {first:,.0f}{more}")
         if self.num_skipped:
             lines.append(f"{self.num_skipped:,} skipped {_plural(self.num_skipped, 'step')}")
@@ -468,7 +468,8 @@ class PanelState:
             raise ValueError(f"more than {MAX_METRICS} metrics")
         table = self._table("metric", event.rank, name, len(METRIC_COLUMNS))
         x = float(event.step) + track.offset
-        x = max(x, table.columns[0][-1]) if len(table) else x
+        if len(table) and x <= (last := table.columns[0][-1]):
+            x = last if track.num_steps else last + 1  # a cell that only logs counts what it logs
         table.append((x, value))
         if self.num_workers > 1:
             self._mean("metric", name, len(METRIC_COLUMNS)).add(event.rank, x, 1, (value,))

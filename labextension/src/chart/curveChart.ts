@@ -14,6 +14,11 @@ import type { ITheme } from './theme';
 /** Ranks beyond these are in the mean only. */
 export const MAX_RANK_LINES = 16;
 
+/** There is no half step and no half sample. */
+const WHOLE_STEPS = Array.from({ length: 14 }, (_, power) =>
+  [1, 2, 5].map(digit => digit * 10 ** power)
+).flat();
+
 const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
 const MAX_DIGITS = 10;
@@ -332,7 +337,7 @@ export class CurveChart {
           size: 26,
           gap: 4,
           space: 70,
-          ...(isTime ? { incrs: SECOND_STEPS } : {}),
+          incrs: isTime ? SECOND_STEPS : WHOLE_STEPS,
           values: (_plot, ticks, _axis, _space, step) =>
             isTime ? ticks.map(formatSeconds) : formatTicks(ticks, step)
         },
@@ -376,7 +381,7 @@ export class CurveChart {
       stroke: line.isBold || line.beside ? colour : faint(colour),
       width: line.isBold ? 2 : line.beside ? 1.25 : 1,
       ...(line.beside ? { dash: [5, 4] } : {}),
-      points: { show: line.table.length < 3, size: 5 },
+      points: { show: () => line.table.length < 3, size: 5 },
       spanGaps: false
     };
   }

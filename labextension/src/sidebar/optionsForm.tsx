@@ -76,7 +76,7 @@ export function OptionsForm({
             <Group key={group.name} group={group} values={values} {...shared} />
           ))
         ) : (
-          <Fields options={matching(wanted)} idPrefix="found" values={values} {...shared} />
+          <Found wanted={wanted} values={values} {...shared} />
         ))}
     </Section>
   );
@@ -155,6 +155,15 @@ function Group({
   );
 }
 
+function Found({ wanted, ...props }: IGroupProps & { readonly wanted: string }): React.JSX.Element {
+  const options = matching(wanted);
+  return options.length === 0 ? (
+    <p className="accel-nb-hint">{props.trans.__('No option has this in its name or text.')}</p>
+  ) : (
+    <Fields options={options} idPrefix="found" isAlone {...props} />
+  );
+}
+
 function Fields({
   options,
   idPrefix,
@@ -163,10 +172,12 @@ function Fields({
   translator,
   values,
   problems,
-  resolution
+  resolution,
+  isAlone = false
 }: IGroupProps & {
   readonly options: readonly IOption[];
   readonly idPrefix: string;
+  readonly isAlone?: boolean;
 }): React.JSX.Element {
   const data: Record<string, string> = {};
   for (const option of options) {
@@ -175,7 +186,7 @@ function Fields({
       data[option.name] = value;
     }
   }
-  const context: IFieldContext = { trans, values, problems, resolution };
+  const context: IFieldContext = { trans, values, problems, resolution, isAlone };
   return (
     <FormComponent
       tagName="div"
@@ -245,5 +256,5 @@ function deviceTexts(resolution: IResolution | null, trans: TranslationBundle): 
     return [];
   }
   const kinds = [...new Set(devices.map(device => device.replace(/:\d+$/, '')))].join(', ');
-  return [trans._n('%1 worker: %2', '%1 workers: %2', devices.length, kinds)];
+  return [trans._n('Runs on %1 worker: %2', 'Runs on %1 workers: %2', devices.length, kinds)];
 }

@@ -20,11 +20,12 @@ export class Header {
 
   readonly node: HTMLElement;
 
-  update(facts: IFacts): void {
+  /** `idleS` are the seconds in which no step has ended, of a run that goes on. */
+  update(facts: IFacts, idleS: number = 0): void {
     setText(this.title, facts.title);
     setText(this.status, facts.status);
     this.status.dataset.status = facts.status;
-    this.updateTiles(tilesOf(facts));
+    this.updateTiles(tilesOf(facts, idleS));
     this.updateRanks(facts);
   }
 
@@ -50,7 +51,8 @@ export class Header {
   }
 
   private updateRanks(facts: IFacts): void {
-    const shown = facts.numWorkers > 1 ? chosenRanks(facts.ranks) : [];
+    const hasTimes = facts.ranks.some(rank => rank.stepMs !== null);
+    const shown = facts.numWorkers > 1 && hasTimes ? chosenRanks(facts.ranks) : [];
     while (this.chips.children.length > shown.length) {
       this.chips.lastElementChild?.remove();
     }
@@ -88,7 +90,7 @@ interface ITile {
   readonly value: string;
 }
 
-function tilesOf(facts: IFacts): ITile[] {
+function tilesOf(facts: IFacts, idleS: number): ITile[] {
   const tiles: ITile[] = [];
   if (facts.step > 0 || facts.metrics.length === 0) {
     tiles.push({ label: 'step', value: formatCount(facts.step) });
@@ -106,7 +108,7 @@ function tilesOf(facts: IFacts): ITile[] {
     tiles.push({ label: 'per step', value: formatMilliseconds(facts.stepMs) });
   }
   if (facts.elapsedS !== null) {
-    tiles.push({ label: 'elapsed', value: elapsedText(facts.elapsedS) });
+    tiles.push({ label: 'elapsed', value: elapsedText(facts.elapsedS + idleS) });
   }
   for (const metric of facts.metrics.slice(0, 6)) {
     tiles.push({ label: capText(metric.name, 24), value: formatNumber(metric.value) });

@@ -18,7 +18,7 @@ const MIN_MAP_HEIGHT = 70;
 const TIME_AXIS_HEIGHT = 22;
 
 /** Maps go side by side where there is this much room for each, and below the chart where they are more than it is high. */
-const MIN_MAP_WIDTH = 280;
+const MIN_MAP_WIDTH = 220;
 const MAX_BESIDE = 3;
 
 interface IMap {
@@ -100,10 +100,11 @@ export class MemorySection {
     const plotHeight = isBeside ? Math.max(MIN_MAP_HEIGHT, Math.floor(each)) : MIN_MAP_HEIGHT;
     const columns = isBeside ? 1 : numColumns(maps.length, this.node.clientWidth);
     this.list.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    const lastRow = Math.floor((maps.length - 1) / columns);
     maps.forEach((map, index) => {
-      const isLast = index + columns >= maps.length; // nothing is below it
-      map.chart.resize(map.plot.clientWidth, plotHeight + (isLast ? TIME_AXIS_HEIGHT : 0));
-      map.chart.draw(top, end, isLast);
+      const hasTimeAxis = Math.floor(index / columns) === lastRow;
+      map.chart.resize(map.plot.clientWidth, plotHeight + (hasTimeAxis ? TIME_AXIS_HEIGHT : 0));
+      map.chart.draw(top, end, hasTimeAxis);
     });
   }
 
