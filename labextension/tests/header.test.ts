@@ -50,6 +50,13 @@ describe('Header', () => {
     expect(tiles({ step: 0 })).toContain('step');
   });
 
+  it('goes on counting the time while no step ends', () => {
+    const header = new Header(document.createElement('div'));
+    const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, elapsed_s: 50 } });
+    header.update(parseMessage(content, [buffer]).facts, 25);
+    expect(header.node.textContent).toContain('elapsed01:15');
+  });
+
   it('shows a loss that is not a number', () => {
     expect(headerOf({ loss: 'nan' }).textContent).toContain('NaN');
   });

@@ -14,7 +14,7 @@ import {
 } from '../model/options';
 import { problemsByOption, type IResolution } from '../model/sidebarState';
 import { OptionField, type IFieldContext } from './optionField';
-import { Action, Choice, Hints, Section, schemaText } from './parts';
+import { Action, Choice, Hints, Section, Words, schemaText } from './parts';
 import type { NotebookSession, Scope } from './session';
 import type { IViewProps } from './view';
 
@@ -105,7 +105,9 @@ function Target({ session, trans }: IViewProps): React.JSX.Element {
   const isLine = line?.kind === 'line';
   return (
     <div className="accel-nb-target">
-      <code data-line>{magicLine(session.flags)}</code>
+      <code data-line>
+        <Words text={magicLine(session.flags)} />
+      </code>
       {session.values === null && (
         <Hints
           isProblem

@@ -162,7 +162,8 @@ export class MemorySection {
 /** As many columns as there is room for, in rows that are about equally full. */
 export function numColumns(numMaps: number, width: number): number {
   const most = Math.max(1, Math.floor(width / MIN_MAP_WIDTH));
-  return Math.max(1, Math.ceil(numMaps / Math.ceil(numMaps / most)));
+  const numRows = Math.max(1, Math.ceil(numMaps / most));
+  return Math.max(1, Math.ceil(numMaps / numRows));
 }
 
 /** Only the allocator of CUDA devices can be looked into, and only while somebody listens. */
