@@ -5,7 +5,7 @@ import type { IAxis } from './axis';
 import { lowerBound, type ColumnTable } from './columns';
 import { RowPicker, pickRows } from './decimate';
 import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
-import { MARK_COLOURS, rankColour, type MarkKind } from './palette';
+import { MARK_COLOURS, rankColour, type IMark } from './palette';
 import { usualRange } from './range';
 import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
@@ -18,6 +18,9 @@ export const MAX_RANK_LINES = 16;
 const WHOLE_STEPS = Array.from({ length: 14 }, (_, power) =>
   [1, 2, 5].map(digit => digit * 10 ** power)
 ).flat();
+
+/** How near to a mark points at it, in pixels. */
+const MARK_REACH = 5;
 
 const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
@@ -45,7 +48,7 @@ export interface ICurveInput {
   readonly smoothing: number;
   /** Labels of lines that are not drawn; a change is another set. */
   readonly hidden: ReadonlySet<string>;
-  readonly marks: readonly { readonly x: number; readonly kind: MarkKind }[];
+  readonly marks: readonly IMark[];
   readonly beside: readonly IBesideLine[];
 }
 
@@ -73,7 +76,12 @@ export class CurveChart {
   constructor(
     private readonly host: HTMLElement,
     private theme: ITheme,
-    private readonly onReadings: (x: number | null, readings: IReading[]) => void,
+    /** Hears where the pointer is, what the lines are there, and the marks that it points at. */
+    private readonly onReadings: (
+      x: number | null,
+      readings: IReading[],
+      marks: readonly IMark[]
+    ) => void,
     /** Hears the first and the last step of a part that is looked at. */
     private readonly onZoom: (first: number, last: number) => void
   ) {}
@@ -495,7 +503,14 @@ export class CurveChart {
         value: isOver ? null : (ys[row] ?? null)
       };
     });
-    this.onReadings(x, readings);
+    this.onReadings(x, readings, x === null ? [] : this.marksAt(this.plot?.cursor.left ?? -1));
+  }
+
+  private marksAt(left: number): IMark[] {
+    return (this.input?.marks ?? []).filter(mark => {
+      const place = this.plot?.valToPos(this.axis?.placeOf(mark.x) ?? mark.x, 'x') ?? Infinity;
+      return Math.abs(place - left) <= MARK_REACH;
+    });
   }
 
   private plot: uPlot | null = null;
