@@ -41,7 +41,7 @@ def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> 
         *_packages(),
         Finding(
             "ok",
-            f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free",
+            f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB of memory free",
         ),
         *([] if tpu is None else [_tpu(tpu)]),
         *_gpus(machine),

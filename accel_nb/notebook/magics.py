@@ -36,7 +36,7 @@ from accel_nb.notebook.raising import with_traceback
 from accel_nb.notebook.restarts import run_with_restarts
 from accel_nb.notebook.running import Cell
 from accel_nb.notebook.session import Session
-from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state
+from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
 from accel_nb.pool.place import place_workers, uses_gpus
 from accel_nb.runtime.environment import option_variables
 from accel_nb.runtime.secrets import redact
@@ -292,6 +292,7 @@ class AccelerateMagics(Magics):
     def _restart(self, words: list[str]) -> str:
         self.session.stop()
         self.session.warm_up()
+        look_until_warm(self.session)
         return "workers ended; the next cell starts fresh ones with the notebook's values"
 
     def _logs(self, words: list[str]) -> str:
@@ -303,7 +304,7 @@ class AccelerateMagics(Magics):
         wrong = [word for word in words if not word.isdecimal() or int(word) not in logs]
         if wrong:
             raise ConfigError(f"no rank {', '.join(wrong)}; the last cell ran on ranks {', '.join(map(str, logs))}")
-        return "\n".join(f"--- rank {word}\n{logs[int(word)].text()}" for word in words)
+        return "\n".join(f"--- rank {word}\n{logs[int(word)].text() or 'it printed nothing'}" for word in words)
 
     def _pull(self, words: list[str]) -> str:
         names = _names(words, "pull")
@@ -373,6 +374,7 @@ def load(shell: Any) -> AccelerateMagics:
     answers = answers_of(magics.session, magics.settings)
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
+    look_until_warm(magics.session)
     return magics
 
 

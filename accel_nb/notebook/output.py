@@ -114,7 +114,8 @@ class CellOutput:
         """Mark on the panel how a rank ended."""
         now = time.time()
         if answer.outcome in ("raised", "died"):
-            self._panel.feed([RankFailed(answer.rank, now, answer.outcome)])
+            reason = answer.body["error"]["type"] if answer.outcome == "raised" else "it died"
+            self._panel.feed([RankFailed(answer.rank, now, reason)])
         elif answer.outcome == "interrupted":
             self._panel.feed([Interrupted(answer.rank, now)])
 

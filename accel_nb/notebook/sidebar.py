@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -20,6 +21,7 @@ from accel_nb.ui.comm import Answer, DeviceLine, LogLine, SidebarState, WorkerLi
 
 NOTEBOOK_SOURCE = "this notebook's settings"
 MAX_SETTINGS = 256
+LOOK_S = 0.5
 
 
 def describe_state(session: Session) -> SidebarState:
@@ -32,9 +34,30 @@ def describe_state(session: Session) -> SidebarState:
         for rank, spec in enumerate(status.specs)
         if rank in status.pids
     ]
+    state = status.state
+    if state == "starting" and session.last is not None and session.last.status != "running":
+        state = "ready"  # made anew after an interrupt; that they are is heard of with the next cell
     notes = [f"{name} is only on the workers: {reason}" for name, reason in status.kept.items()]
     logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
-    return SidebarState([*gpus, cpu], status.state, workers, notes, logs, runs_stamp())
+    return SidebarState([*gpus, cpu], state, workers, notes, logs, runs_stamp())
+
+
+def look_until_warm(session: Session) -> None:
+    """Look between cells whether workers can be forked by now, and tell so; does nothing outside of a running loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+
+    def look() -> None:
+        if session.status().state == "warming up":
+            session.look()
+            if session.status().state == "warming up":
+                loop.call_later(LOOK_S, look)
+            else:
+                session.on_change()
+
+    loop.call_later(LOOK_S, look)
 
 
 def _resident_bytes(pid: int) -> int:

@@ -153,7 +153,8 @@ def find_different(places: Mapping[int, dict[str, Any]]) -> dict[int, str]:
 
 
 def _collective(place: Mapping[str, Any]) -> str:
-    return f"{place['operation']} #{place['sequence']} of shape {place['sizes']}"
+    shape = f" of shape {place['sizes']}" if str(place["sizes"]) != "[]" else ""  # a barrier has none
+    return f"{place['operation']} #{place['sequence']}{shape}"
 
 
 def _at(place: Mapping[str, Any]) -> str:

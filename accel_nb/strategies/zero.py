@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import types
+import warnings
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -50,6 +51,8 @@ def join(device: torch.device) -> None:
     """Let DeepSpeed use the open default process group, and this device; again after another group was opened."""
     global _group
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed's exchanges go by names that torch calls deprecated: said in every step, and nothing for a user to mend.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if device.type == "cpu":
         set_accelerator(CPU_Accelerator())
     if _group is dist.group.WORLD:

@@ -207,12 +207,14 @@ class WidgetSurface:
         """Show the widget; the data follows as messages."""
         from IPython.display import display
 
+        started = time.monotonic()
         from accel_nb.ui.widget import PanelWidget
 
         self._widget = PanelWidget()
         self._widget.on_msg(self._on_message)
         self._handle = display(self._view(state), raw=True, display_id=True)
         self.update(state, force=True)
+        self._sent_at = started  # what the run did meanwhile is sent as it is
 
     def update(self, state: PanelState, *, force: bool) -> None:
         """Send the new rows, at a rate that costs the kernel next to nothing."""

@@ -115,14 +115,19 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
 
 def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_ranks: int) -> None:
     """Draw one stacked area a rank, on common scales in MiB or GiB."""
+    import numpy as np
+
     picked = {rank: state.tables["memory", rank, ""].picked(MAX_POINTS // 3) for rank in ranks}
     top = max((points[-1].max() for points in picked.values()), default=1.0) or 1.0
     end = max((points[0][-1] for points in picked.values()), default=1.0) or 1e-3
     unit, size = ("GiB", 2**30) if top >= 2**30 else ("MiB", 2**20)
     for index, (axes, rank) in enumerate(zip(maps, ranks, strict=True)):
         points = picked[rank]
+        if points.shape[1] == 1:  # one moment has no width
+            points = np.repeat(points, 2, axis=1)
+            points[0, 1] = max(end, points[0, 0] + 1e-3)
         axes.stackplot(points[0], points[1:6] / size, colors=MEMORY_COLOURS, labels=MEMORY_COLUMNS[1:6], lw=0)
-        axes.set_xlim(0, end)
+        axes.set_xlim(0, max(end, 1e-3))
         axes.set_ylim(0, top / size * 1.08)
         axes.locator_params(axis="y", nbins=4 if len(ranks) < 3 else 2)
         device = state.device(rank)

@@ -73,7 +73,10 @@ class Table:
         return list(self._picked(slice(start, None), max_rows))
 
     def picked(self, max_rows: int) -> NDArray[np.float64]:
-        """Return at most about ``max_rows`` rows, shape [columns, rows]: lowest and highest of each block of rows."""
+        """Return at most about ``max_rows`` rows, shape [columns, rows].
+
+        Kept are the lowest and highest of each block of rows, and the last row, which is the one that is read.
+        """
         return self._picked(slice(None), max_rows)
 
     def picked_between(self, first: float, last: float, max_rows: int) -> NDArray[np.float64]:
@@ -92,6 +95,8 @@ class Table:
         while -(-num_rows // block) * 2 > max(2, max_rows):
             block *= 2
         picked = extreme_rows(columns[self._key], block)
+        if picked[-1] != num_rows - 1:
+            picked = np.append(picked, num_rows - 1)
         return np.array([column[picked] for column in columns])
 
     def _thin(self) -> None:

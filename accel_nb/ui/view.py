@@ -106,6 +106,10 @@ class RankTrack:
         """Return the median duration of the recent steps, or None before the first."""
         return statistics.median(step_s for _, _, step_s in self.recent) * 1e3 if self.recent else None
 
+    def mean_step_ms(self) -> float | None:
+        """Return the mean duration of all steps, or None before the first."""
+        return self.busy_s / self.num_steps * 1e3 if self.num_steps else None
+
     def samples_per_s(self) -> float:
         """Return the rate over the recent steps; zero when it cannot be told."""
         if len(self.recent) < 2:
@@ -175,6 +179,7 @@ class PanelState:
         self._tracks: dict[int, RankTrack] = {}
         self._means: dict[tuple[TableKind, str], Mean] = {}
         self._rooms = {kind: Room(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
+        self._nan_at: deque[float] = deque(maxlen=WAITING_ROWS)
         self._start = math.nan
 
     @property
@@ -219,7 +224,7 @@ class PanelState:
     def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
         """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot.
 
-        Where they would be more than ``max_bytes`` the extremes of each table are picked, two rows at the least.
+        Where they would be more than ``max_bytes`` the extremes of each table are picked, two or three rows at the least.
         """
         totals = {key: table.total for key, table in self.tables.items()}
         behind = {key: cursor.get(key, 0) for key, total in totals.items() if cursor.get(key, 0) != total}
@@ -294,12 +299,11 @@ class PanelState:
             return max(
                 (ms for track in self._tracks.values() if (ms := track.median_step_ms()) is not None), default=None
             )
-        means = [track.busy_s / track.num_steps * 1e3 for track in self._tracks.values() if track.num_steps]
-        return max(means, default=None)
+        return max((ms for track in self._tracks.values() if (ms := track.mean_step_ms()) is not None), default=None)
 
     def facts(self) -> dict[str, Any]:
         """Return the header's figures, ready for JSON."""
-        slow = self.straggler()
+        slow, is_running = self.straggler(), self.status == "running"
         return {
             "title": self.title,
             "status": self.status,
@@ -313,11 +317,11 @@ class PanelState:
             "ranks": [
                 {
                     "rank": rank,
-                    "device": self._tracks[rank].device,
-                    "step_ms": jsonable(self._tracks[rank].median_step_ms()),
+                    "device": track.device,
+                    "step_ms": jsonable(track.median_step_ms() if is_running else track.mean_step_ms()),
                     "is_straggler": rank == slow,
                 }
-                for rank in self.ranks
+                for rank, track in sorted(self._tracks.items())
             ],
             "metrics": [{"name": name, "value": jsonable(value)} for name, value in self.metrics.items()],
             "notes": self.notes(),
@@ -350,7 +354,8 @@ class PanelState:
         lines = [f"rank {rank} failed: {reason}" for rank, reason in sorted(self.failures.items())[:4]]
         if self.num_nan:
             first = next((mark.x for mark in self.marks if mark.kind == "nan"), 0)
-            lines.append(f"loss not finite {_times(self.num_nan)}, first at step {first:,.0f}")
+            more = f" and at {self.num_nan - 1:,} more" if self.num_nan > 1 else ""
+            lines.append(f"loss not finite at step {first:,.0f}{more}")
         if self.num_skipped:
             lines.append(f"{self.num_skipped:,} skipped {_plural(self.num_skipped, 'step')}")
         if self.num_dropped:
@@ -450,7 +455,9 @@ class PanelState:
             self.num_skipped += event.rank == min(self._tracks)
             self._mark(x, "skipped", event.rank, "")
         is_nan = not math.isfinite(loss)
-        self.num_nan += is_nan
+        if is_nan and x not in self._nan_at:  # other ranks' too is one step
+            self.num_nan += 1
+            self._nan_at.append(x)
         if is_nan and not track.is_nan:
             self._mark(x, "nan", event.rank, "")
         track.is_nan = is_nan
@@ -461,7 +468,8 @@ class PanelState:
             raise ValueError(f"more than {MAX_METRICS} metrics")
         table = self._table("metric", event.rank, name, len(METRIC_COLUMNS))
         x = float(event.step) + track.offset
-        x = max(x, table.columns[0][-1]) if len(table) else x
+        if len(table) and x <= (last := table.columns[0][-1]):
+            x = last if track.num_steps else last + 1  # a cell that only logs counts what it logs
         table.append((x, value))
         if self.num_workers > 1:
             self._mean("metric", name, len(METRIC_COLUMNS)).add(event.rank, x, 1, (value,))
@@ -561,7 +569,3 @@ def _weighted(rows: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
 
 def _plural(number: int, noun: str) -> str:
     return noun if number == 1 else f"{noun}s"
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number:,} times"

@@ -1,6 +1,7 @@
 import { describe, expect, it } from 'vitest';
 import { ColumnAxis, STEP_AXIS } from '../src/chart/axis';
 import { ColumnTable } from '../src/chart/columns';
+import { markText } from '../src/chart/palette';
 import { usualRange } from '../src/chart/range';
 import { CurveChart, type ICurveInput } from '../src/chart/curveChart';
 import { fileName, placesOf, toCsv } from '../src/chart/save';
@@ -18,6 +19,17 @@ function append(target: ColumnTable, ...rows: number[][]): void {
   );
   target.append(Float64Array.from(columns.flat()), rows.length);
 }
+
+describe('marks', () => {
+  it('say what happened', () => {
+    const mark = { x: 3, rank: 1, text: 'ValueError' };
+    expect(markText({ ...mark, kind: 'failed' })).toBe('rank 1 failed: ValueError');
+    expect(markText({ ...mark, kind: 'nan' })).toBe('loss not finite');
+    expect(markText({ ...mark, kind: 'steered', text: 'learning rate 0.1 -> 0.05' })).toBe(
+      'learning rate 0.1 -> 0.05'
+    );
+  });
+});
 
 describe('axes', () => {
   it('are the steps themselves, or a column of the step table times a factor', () => {

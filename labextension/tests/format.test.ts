@@ -1,5 +1,13 @@
 import { describe, expect, it } from 'vitest';
-import { agoText, capText, formatBytes, formatMilliseconds, formatNumber, formatSeconds } from '../src/chart/format';
+import {
+  agoText,
+  capText,
+  formatBytes,
+  formatMilliseconds,
+  formatNumber,
+  formatSeconds,
+  formatTicks
+} from '../src/chart/format';
 
 describe('format', () => {
   it.each([
@@ -7,12 +15,32 @@ describe('format', () => {
     [0.123456, '0.1235'],
     [2.5, '2.5'],
     [1234567, '1,234,567'],
-    [0.00001, '1.0e−5'],
+    [0.00001, '1e−5'],
+    [-0.0000375, '−3.75e−5'],
+    [12345678, '1.235e7'],
+    [-1234.5, '−1,235'],
+    [9.99996, '10'],
     [NaN, 'NaN'],
     [-Infinity, '−∞'],
     [null, '–']
   ])('number %s', (value, text) => {
     expect(formatNumber(value)).toBe(text);
+  });
+
+  it.each([
+    [[0, 0.25, 0.5], 0.25, ['0', '0.25', '0.5']],
+    [[2.30012, 2.300125, 2.30013], 5e-6, ['2.30012', '2.300125', '2.30013']],
+    [[0, 5e-5, 5.5e-4], 5e-5, ['0', '5e−5', '5.5e−4']],
+    [[0, 2e5, 1.2e6], 2e5, ['0', '200,000', '1,200,000']],
+    [[0, 2.5e7, 1e8], 2.5e7, ['0', '2.5e7', '1e8']],
+    [[-1.5, null, 1.5], 0.5, ['−1.5', '', '1.5']],
+
+  ])('ticks %s', (ticks, step, texts) => {
+    expect(formatTicks(ticks, step)).toEqual(texts);
+  });
+
+  it('tells values apart that differ late', () => {
+    expect(formatNumber(2.3001234, 7)).toBe('2.300123');
   });
 
   it('bytes, durations and times', () => {
@@ -22,6 +50,8 @@ describe('format', () => {
     expect(formatMilliseconds(12_345)).toBe('12.3 s');
     expect(formatSeconds(2.5)).toBe('2.5 s');
     expect(formatSeconds(3720)).toBe('1h 2m');
+    expect(formatSeconds(3599.7)).toBe('1h');
+    expect(formatSeconds(600)).toBe('10m');
   });
 
   it('tells ages in the largest unit', () => {

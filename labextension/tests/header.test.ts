@@ -30,6 +30,33 @@ describe('Header', () => {
     expect(single.querySelector<HTMLElement>('.accel-nb-ranks')?.hidden).toBe(true);
   });
 
+  it('names how many ranks there are where not all have room, and shows the slow one', () => {
+    const ranks = Array.from({ length: 20 }, (_, rank) => ({
+      rank,
+      device: 'cpu',
+      step_ms: 5,
+      is_straggler: rank === 18
+    }));
+    const text = headerOf({ num_workers: 20, ranks }).textContent;
+    expect(text).toContain('16 of 20 ranks');
+    expect(text).toContain('rank 18');
+    expect(text).not.toContain('rank 155');
+  });
+
+  it('counts no steps where only metrics were logged', () => {
+    const tiles = (facts: Record<string, unknown>) =>
+      [...headerOf(facts).querySelectorAll('.accel-nb-tile-label')].map(tile => tile.textContent);
+    expect(tiles({ step: 0, metrics: [{ name: 'reward', value: 1 }] })).not.toContain('step');
+    expect(tiles({ step: 0 })).toContain('step');
+  });
+
+  it('goes on counting the time while no step ends', () => {
+    const header = new Header(document.createElement('div'));
+    const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, elapsed_s: 50 } });
+    header.update(parseMessage(content, [buffer]).facts, 25);
+    expect(header.node.textContent).toContain('elapsed01:15');
+  });
+
   it('shows a loss that is not a number', () => {
     expect(headerOf({ loss: 'nan' }).textContent).toContain('NaN');
   });

@@ -3,6 +3,7 @@ import { layOut } from '../src/chart/blockMap';
 import { PanelModel } from '../src/model/panelModel';
 import { parseMessage, ProtocolError } from '../src/model/protocol';
 import { BlockSection } from '../src/widget/blockSection';
+import { numColumns } from '../src/widget/memorySection';
 import { stepMessage } from './messages';
 
 const MIB = 2 ** 20;
@@ -83,5 +84,18 @@ describe('a map of memory', () => {
 
   it('refuses more ranks than are drawn', () => {
     expect(() => message(0, { maps: new Array<object>(9).fill(MAP) })).toThrow(ProtocolError);
+  });
+});
+
+describe('maps of many ranks', () => {
+  it.each([
+    [8, 970, 4],
+    [5, 970, 3],
+    [3, 970, 3],
+    [4, 500, 2],
+    [4, 100, 1],
+    [0, 970, 1]
+  ])('%i in %i pixels stand in %i columns', (numMaps, width, columns) => {
+    expect(numColumns(numMaps, width)).toBe(columns);
   });
 });

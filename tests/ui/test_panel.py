@@ -138,6 +138,11 @@ def test_chart_is_read_zoomed_and_saved(page: Page, lab: LabServer, notebook: st
     chart.locator(".accel-nb-plot").hover()
     expect(panel.locator(".accel-nb-legend-title").first).to_contain_text("loss at samples")
     panel.screenshot(path=pictures / "panel-smoothed.png")
+    area = chart.locator(".u-over").bounding_box()
+    assert area is not None
+    page.mouse.move(area["x"] + area["width"] * (NUM_STEPS // 3 - 1) / (NUM_STEPS - 1), area["y"] + 40)
+    expect(chart.locator(".accel-nb-marked")).to_have_text("loss not finite")
+    panel.screenshot(path=pictures / "panel-mark.png")
 
     with page.expect_download() as numbers:
         panel.get_by_role("button", name="CSV").click()

@@ -42,8 +42,9 @@ def test_picture_leaves_pyplot_and_the_backend_alone():
         [MetricLogged(0, 1, 1.0, r"$\alpha_{$ <b> 100%", 0.5)],
         [RankFailed(0, 1.0, "$broken_{math")],
         list(training_events(50, num_ranks=12)),
+        list(training_events(1, num_ranks=1)),
     ],
-    ids=["nothing", "nan", "inf", "huge", "odd-name", "failed", "many-ranks"],
+    ids=["nothing", "nan", "inf", "huge", "odd-name", "failed", "many-ranks", "one-moment"],
 )
 def test_picture_of_odd_states(events):
     state = PanelState(r"odd $\name_{", 12)

@@ -24,17 +24,24 @@ def test_rows_since_picks_the_extremes_of_more_rows_than_a_reader_takes():
     table.append((1000, 99.0))
     table.append((1001, -99.0))
     xs, values = table.rows_since(100, 64) or []
-    assert 2 <= len(xs) <= 64
+    assert 2 <= len(xs) <= 64 + 1
     assert (np.diff(xs) > 0).all()
     assert xs[0] >= 100
     assert {99.0, -99.0} <= set(values)
+
+
+def test_picked_rows_end_with_the_last_one_which_is_read():
+    table = filled([5.0, -5.0, *(x % 2 for x in range(998)), 0.5, 0.25])
+    for xs, values in (table.picked(64), table.rows_since(0, 64) or [], table.picked(2)):
+        assert (xs[-1], values[-1]) == (1001, 0.25)
+        assert len(xs) <= 64 + 1
 
 
 def test_a_part_is_picked_by_its_places():
     table = filled([float(x) for x in range(1000)])
     assert table.picked_between(10, 12.5, 64).tolist() == [[10, 11, 12], [10, 11, 12]]
     assert table.picked_between(2000, 3000, 64).shape == (2, 0)
-    assert table.picked_between(0, 999, 64).shape[1] <= 64
+    assert table.picked_between(0, 999, 64).shape[1] <= 64 + 1
 
 
 def test_thinning_keeps_extremes_the_newest_rows_and_readers_that_keep_up():
@@ -81,7 +88,7 @@ def test_picked_rows_are_few_ordered_and_hold_the_spike(num_rows: int):
     values[num_rows // 2] = 1e6
     picked = filled(values).picked(64)
     assert picked.shape[0] == 2
-    assert picked.shape[1] <= 64
+    assert picked.shape[1] <= 64 + 1, "the last row beside the extremes"
     assert (np.diff(picked[0]) > 0).all()
     assert 1e6 in picked[1]
 

@@ -73,8 +73,19 @@ def test_nan_loss_is_one_mark_a_row_of_nans_and_a_note():
     state = fold(step(1), step(2, math.nan), step(3, math.inf), step(4), workers=1)
     assert [(mark.kind, mark.x) for mark in state.marks] == [("nan", 2)]
     assert math.isnan(column(state, 0, 1)[1])
-    assert state.notes() == ["loss not finite 2 times, first at step 2"]
+    assert state.notes() == ["loss not finite at step 2 and at 1 more"]
     json.dumps(state.facts(), allow_nan=False)
+
+
+def test_a_step_that_is_nan_on_all_ranks_is_one():
+    state = fold(*(StepDone(rank, n, float(n), math.nan, 1e-3, 0.01, 1, False) for n in (1, 2) for rank in (0, 1)))
+    assert state.notes() == ["loss not finite at step 1 and at 1 more"]
+
+
+def test_what_is_logged_without_steps_has_places_of_its_own():
+    logged = [MetricLogged(rank, 0, 1.0, "reward", value) for value in (1.0, 2.0, 3.0) for rank in (0, 1)]
+    table = fold(*logged).tables["metric", MEAN_RANK, "reward"]
+    assert [list(column) for column in table.columns] == [[0, 1, 2], [1, 2, 3]]
 
 
 def test_facts_name_a_loss_that_json_cannot_hold():

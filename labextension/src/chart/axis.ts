@@ -1,9 +1,12 @@
 /** What a curve is drawn over: steps as they are, or what the step tables say of samples and time at each step. */
 
 import { lowerBound, type ColumnTable } from './columns';
+import { formatCount, formatSeconds } from './format';
 
 export interface IAxis {
   readonly label: string;
+  /** Whether places are seconds. */
+  readonly isTime: boolean;
   /** The places of a table's rows, in the order of the rows; they do not decrease. */
   places(rank: number, table: ColumnTable): Float64Array;
   /** The place of a step that no table is asked for, such as a mark's. */
@@ -12,9 +15,17 @@ export interface IAxis {
 
 export const STEP_AXIS: IAxis = {
   label: 'step',
+  isTime: false,
   places: (_rank, table) => table.column(0),
   placeOf: step => step
 };
+
+/** A place as a person reads it: `step 1,200`, `1m 20s`. */
+export function placeText(axis: IAxis, place: number): string {
+  return axis.isTime
+    ? formatSeconds(Number(place.toPrecision(3)))
+    : `${axis.label} ${formatCount(place)}`;
+}
 
 /** An axis that reads a column of the step tables; `scale` multiplies it. */
 export class ColumnAxis implements IAxis {
@@ -22,7 +33,8 @@ export class ColumnAxis implements IAxis {
     readonly label: string,
     private readonly steps: ReadonlyMap<number, ColumnTable>,
     private readonly column: number,
-    private readonly scale: () => number
+    private readonly scale: () => number,
+    readonly isTime: boolean = false
   ) {}
 
   places(rank: number, table: ColumnTable): Float64Array {

@@ -4,8 +4,8 @@ import uPlot from 'uplot';
 import type { IAxis } from './axis';
 import { lowerBound, type ColumnTable } from './columns';
 import { RowPicker, pickRows } from './decimate';
-import { formatNumber } from './format';
-import { MARK_COLOURS, rankColour, type MarkKind } from './palette';
+import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
+import { MARK_COLOURS, rankColour, type IMark } from './palette';
 import { usualRange } from './range';
 import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
@@ -13,6 +13,18 @@ import type { ITheme } from './theme';
 
 /** Ranks beyond these are in the mean only. */
 export const MAX_RANK_LINES = 16;
+
+/** There is no half step and no half sample. */
+const WHOLE_STEPS = Array.from({ length: 14 }, (_, power) =>
+  [1, 2, 5].map(digit => digit * 10 ** power)
+).flat();
+
+/** How near to a mark points at it, in pixels. */
+const MARK_REACH = 5;
+
+const MIN_AXIS_WIDTH = 52;
+const MIN_DIGITS = 4;
+const MAX_DIGITS = 10;
 
 /** A line that is no rank of this run: thin, dashed, below the others. */
 export interface IBesideLine {
@@ -36,7 +48,7 @@ export interface ICurveInput {
   readonly smoothing: number;
   /** Labels of lines that are not drawn; a change is another set. */
   readonly hidden: ReadonlySet<string>;
-  readonly marks: readonly { readonly x: number; readonly kind: MarkKind }[];
+  readonly marks: readonly IMark[];
   readonly beside: readonly IBesideLine[];
 }
 
@@ -64,7 +76,12 @@ export class CurveChart {
   constructor(
     private readonly host: HTMLElement,
     private theme: ITheme,
-    private readonly onReadings: (x: number | null, readings: IReading[]) => void,
+    /** Hears where the pointer is, what the lines are there, and the marks that it points at. */
+    private readonly onReadings: (
+      x: number | null,
+      readings: IReading[],
+      marks: readonly IMark[]
+    ) => void,
     /** Hears the first and the last step of a part that is looked at. */
     private readonly onZoom: (first: number, last: number) => void
   ) {}
@@ -115,6 +132,16 @@ export class CurveChart {
       }))
       .filter(entry => !(this.input?.hidden.has(entry.label) ?? false));
     return [...new Map(entries.map(entry => [entry.label, entry])).values()];
+  }
+
+  /** How many digits tell values apart that are drawn apart. */
+  get numDigits(): number {
+    const { min, max } = this.plot?.scales.y ?? {};
+    if (typeof min !== 'number' || typeof max !== 'number' || max <= min) {
+      return MIN_DIGITS;
+    }
+    const needed = Math.ceil(Math.log10(Math.max(-min, max) / (max - min))) + 2;
+    return Math.min(MAX_DIGITS, Math.max(MIN_DIGITS, needed));
   }
 
   /** Show a part of the axis: `centre` and `factor` are relative to what is shown, 1 shows as much as now. */
@@ -211,6 +238,7 @@ export class CurveChart {
     if (this.width < 40 || this.height < 40 || this.lines.length === 0) {
       return;
     }
+    this.axisWidth = MIN_AXIS_WIDTH;
     this.plot = new uPlot(this.options(), this.data(), this.host);
     if (this.zoom) {
       this.plot.setScale('x', { min: this.zoom[0], max: this.zoom[1] });
@@ -272,6 +300,7 @@ export class CurveChart {
 
   private options(): uPlot.Options {
     const { theme } = this;
+    const isTime = this.axis?.isTime ?? false;
     const axis = {
       stroke: theme.faintInk,
       font: theme.font,
@@ -281,7 +310,7 @@ export class CurveChart {
     return {
       width: this.width,
       height: this.height,
-      padding: [8, 12, 0, 0],
+      padding: [8, 24, 0, 0],
       legend: { show: false },
       cursor: {
         y: false,
@@ -309,24 +338,42 @@ export class CurveChart {
       axes: [
         {
           ...axis,
-          label: this.axis?.label ?? 'step',
+          label: isTime ? 'time' : (this.axis?.label ?? 'step'),
           labelSize: 14,
           labelFont: theme.font,
           labelGap: 0,
           size: 26,
           gap: 4,
           space: 70,
-          values: (_plot, ticks) => ticks.map(tickText)
+          incrs: isTime ? SECOND_STEPS : WHOLE_STEPS,
+          values: (_plot, ticks, _axis, _space, step) =>
+            isTime ? ticks.map(formatSeconds) : formatTicks(ticks, step)
         },
-        { ...axis, size: 52, gap: 4, values: (_plot, ticks) => ticks.map(tickText) }
+        {
+          ...axis,
+          size: (plot, texts) => this.roomFor(plot, texts),
+          gap: 4,
+          values: (_plot, ticks, _axis, _space, step) =>
+            this.isLog ? ticks.map(logTickText) : formatTicks(ticks, step)
+        }
       ],
       series: [{}, ...this.lines.map((line, index) => this.series(line, index))],
       hooks: {
-        draw: [plot => this.drawMarks(plot)],
+        draw: [plot => this.drawMarks(plot), plot => this.sayWhatIsMissing(plot)],
         setCursor: [plot => this.report(plot.cursor.idx)],
         setSelect: [plot => this.zoomTo(plot)]
       }
     };
+  }
+
+  /** The width of the vertical axis: what its longest text takes, and never less than before, so that nothing jumps. */
+  private roomFor(plot: uPlot, texts: readonly string[] | null): number {
+    if (texts !== null) {
+      plot.ctx.font = this.theme.font;
+      const widths = texts.map(text => plot.ctx.measureText(text).width);
+      this.axisWidth = Math.max(this.axisWidth, Math.ceil(Math.max(...widths)) + 12);
+    }
+    return this.axisWidth;
   }
 
   private focusedRange(plot: uPlot): [number, number] | null {
@@ -342,7 +389,7 @@ export class CurveChart {
       stroke: line.isBold || line.beside ? colour : faint(colour),
       width: line.isBold ? 2 : line.beside ? 1.25 : 1,
       ...(line.beside ? { dash: [5, 4] } : {}),
-      points: { show: line.table.length < 3, size: 5 },
+      points: { show: () => line.table.length < 3, size: 5 },
       spanGaps: false
     };
   }
@@ -384,6 +431,22 @@ export class CurveChart {
       ctx.lineTo(left, bbox.top + 6 * ratio);
       ctx.fill();
     }
+    ctx.restore();
+  }
+
+  /** A chart without a line says why. */
+  private sayWhatIsMissing({ ctx, bbox, data }: uPlot): void {
+    if (data.slice(1).some(values => values.some(value => typeof value === 'number'))) {
+      return;
+    }
+    const ratio = uPlot.pxRatio;
+    ctx.save();
+    ctx.font = this.theme.font.replace(/^\d+/, size => String(Number(size) * ratio));
+    ctx.fillStyle = this.theme.faintInk;
+    ctx.textAlign = 'center';
+    ctx.textBaseline = 'middle';
+    const text = this.isLog ? 'nothing that is greater than zero' : 'no finite values';
+    ctx.fillText(text, bbox.left + bbox.width / 2, bbox.top + bbox.height / 2);
     ctx.restore();
   }
 
@@ -440,7 +503,14 @@ export class CurveChart {
         value: isOver ? null : (ys[row] ?? null)
       };
     });
-    this.onReadings(x, readings);
+    this.onReadings(x, readings, x === null ? [] : this.marksAt(this.plot?.cursor.left ?? -1));
+  }
+
+  private marksAt(left: number): IMark[] {
+    return (this.input?.marks ?? []).filter(mark => {
+      const place = this.plot?.valToPos(this.axis?.placeOf(mark.x) ?? mark.x, 'x') ?? Infinity;
+      return Math.abs(place - left) <= MARK_REACH;
+    });
   }
 
   private plot: uPlot | null = null;
@@ -451,6 +521,7 @@ export class CurveChart {
   private axis: IAxis | null = null;
   private smoothing = 0;
   private isFocused = false;
+  private axisWidth = MIN_AXIS_WIDTH;
   private width = 0;
   private height = 0;
   private isLog = false;
@@ -505,7 +576,7 @@ function stepsPerRow(table: ColumnTable): number {
   return covered > 0 ? covered / (steps.length - 1) : 1;
 }
 
-function tickText(value: number | null): string {
+function logTickText(value: number | null): string {
   return value === null ? '' : formatNumber(value);
 }
 

@@ -7,8 +7,8 @@ export function capText(text: string, limit: number = MAX_TEXT): string {
   return text.length > limit ? `${text.slice(0, limit - 1)}…` : text;
 }
 
-/** Four significant digits; very small and very large ones with an exponent. */
-export function formatNumber(value: number | null): string {
+/** Four significant digits or more; very small and very large ones with an exponent. */
+export function formatNumber(value: number | null, digits: number = 4): string {
   if (value === null) {
     return '–';
   }
@@ -19,21 +19,52 @@ export function formatNumber(value: number | null): string {
   if (value === 0) {
     return '0';
   }
-  if (size < 1e-3 || size >= 1e7) {
-    return value
-      .toExponential(size < 1e-3 ? 1 : 2)
-      .replace('e+', 'e')
-      .replace('-', '−')
-      .replace('e-', 'e−');
+  if (size < SMALL || size >= LARGE) {
+    return exponential(value, digits - 1);
   }
-  if (size >= 1000) {
-    return grouped(Math.round(value));
-  }
-  return String(Number(value.toPrecision(4)));
+  return grouped(value, Math.max(0, digits - 1 - exponentOf(size)));
 }
 
+/** The ticks of one axis, `step` apart: as many digits as tell neighbours from each other, and one notation for all. */
+export function formatTicks(ticks: readonly (number | null)[], step: number): string[] {
+  const largest = Math.max(...ticks.map(tick => Math.abs(tick ?? 0)));
+  const last = lastDigit(step);
+  return ticks.map(tick => {
+    if (tick === null) {
+      return '';
+    }
+    if (Math.abs(tick) < step / 2) {
+      return '0';
+    }
+    return largest < SMALL || largest >= LARGE
+      ? exponential(tick, Math.max(0, exponentOf(tick) - last))
+      : grouped(tick, Math.max(0, -last));
+  });
+}
+
+const SMALL = 1e-3;
+const LARGE = 1e7;
+
+/** The power of ten of a number's first digit. */
+function exponentOf(value: number): number {
+  return Number(value.toExponential(3).split('e')[1]);
+}
+
+/** The power of ten of the last digit that is not zero, of four. */
+function lastDigit(value: number): number {
+  const [digits = '', exponent = '0'] = value.toExponential(3).split('e');
+  return Number(exponent) - Math.max(0, String(Number(digits)).length - '0.'.length);
+}
+
+function exponential(value: number, numDecimals: number): string {
+  const [digits = '', exponent = ''] = value.toExponential(numDecimals).split('e');
+  return `${Number(digits)}e${Number(exponent)}`.replace(/-/g, MINUS);
+}
+
+const MINUS = '−';
+
 export function formatCount(value: number | null): string {
-  return value === null || !Number.isFinite(value) ? '–' : grouped(Math.round(value));
+  return value === null || !Number.isFinite(value) ? '–' : grouped(value);
 }
 
 /** A duration given in milliseconds. */
@@ -52,13 +83,29 @@ export function formatSeconds(value: number): string {
   if (value < 60) {
     return `${Number(value.toPrecision(6))} s`;
   }
-  const minutes = Math.floor(value / 60);
-  const seconds = Math.round(value % 60);
-  if (minutes < 60) {
-    return seconds ? `${minutes}m ${seconds}s` : `${minutes}m`;
-  }
-  return `${Math.floor(minutes / 60)}h ${minutes % 60}m`;
+  const whole = Math.round(value);
+  const [hours, minutes, seconds] = [
+    Math.floor(whole / 3600),
+    Math.floor(whole / 60) % 60,
+    whole % 60
+  ];
+  const parts =
+    hours > 0
+      ? [[hours, 'h'] as const, [minutes, 'm'] as const]
+      : [[minutes, 'm'] as const, [seconds, 's'] as const];
+  return parts
+    .filter(([number], index) => index === 0 || number > 0)
+    .map(([number, unit]) => `${number}${unit}`)
+    .join(' ');
 }
+
+/** Steps of a time axis, in seconds: those of a clock from a second on. */
+export const SECOND_STEPS = [
+  ...[-4, -3, -2, -1].flatMap(power => [1, 2, 5].map(digit => Number(`${digit}e${power}`))),
+  ...[1, 2, 5, 10, 15, 30],
+  ...[1, 2, 5, 10, 15, 30].map(minutes => 60 * minutes),
+  ...[1, 2, 3, 6, 12, 24, 48, 120, 240, 480, 1200, 2400].map(hours => 3600 * hours)
+];
 
 const AGES = [
   ['year', 31_536_000],
@@ -93,6 +140,6 @@ export function formatBytes(value: number | null): string {
   return `${scaled.toFixed(digits)} ${BYTE_UNITS[unit] ?? ''}`;
 }
 
-function grouped(value: number): string {
-  return value.toLocaleString('en-US');
+function grouped(value: number, maximumFractionDigits: number = 0): string {
+  return value.toLocaleString('en-US', { maximumFractionDigits }).replace('-', MINUS);
 }

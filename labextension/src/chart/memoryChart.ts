@@ -3,7 +3,7 @@
 import uPlot from 'uplot';
 import { lowerBound, type ColumnTable } from './columns';
 import { RowPicker } from './decimate';
-import { formatBytes, formatSeconds } from './format';
+import { formatBytes, formatSeconds, SECOND_STEPS } from './format';
 import { MEMORY_CATEGORIES } from './palette';
 import type { ITheme } from './theme';
 
@@ -84,7 +84,8 @@ export class MemoryChart {
 
   /** Running sums from the bottom category up; uPlot gets the highest first, so that lower ones paint over it. */
   private data(): uPlot.AlignedData {
-    const rows = this.picker.pick(Math.max(64, this.width));
+    const found = this.picker.pick(Math.max(64, this.width));
+    const rows = found.length === 1 ? [...found, ...found] : found; // one moment has no width
     const sums = rows.map(() => 0);
     const layers = MEMORY_CATEGORIES.map(category => {
       const column = this.table.column(category.column);
@@ -94,8 +95,11 @@ export class MemoryChart {
         return sums[index];
       });
     });
-    const times = this.table.column(0);
-    return [rows.map(row => times[row]!), ...layers.reverse()];
+    const times = rows.map(row => this.table.column(0)[row]!);
+    if (found.length === 1) {
+      times[1] = Math.max(this.end, times[0]! + 1e-3);
+    }
+    return [times, ...layers.reverse()];
   }
 
   private options(): uPlot.Options {
@@ -123,6 +127,7 @@ export class MemoryChart {
           size: 30,
           gap: 4,
           space: 60,
+          incrs: SECOND_STEPS,
           values: (_plot, ticks) => ticks.map(formatSeconds)
         },
         {

@@ -43,6 +43,33 @@ export const MARK_COLOURS = {
 
 export type MarkKind = keyof typeof MARK_COLOURS;
 
+/** Something that happened at a place on the step axis. */
+export interface IMark {
+  readonly x: number;
+  readonly kind: MarkKind;
+  readonly rank: number;
+  readonly text: string;
+}
+
+/** What a mark says when it is pointed at. */
+export function markText({ kind, rank, text }: IMark): string {
+  switch (kind) {
+    case 'nan':
+      return 'loss not finite';
+    case 'skipped':
+      return 'step skipped';
+    case 'restart':
+      return 'the count of steps begins again';
+    case 'failed':
+      return `rank ${rank} failed: ${text}`;
+    case 'interrupted':
+      return 'interrupted';
+    case 'checkpoint':
+    case 'steered':
+      return text;
+  }
+}
+
 export function isMarkKind(value: unknown): value is MarkKind {
   return typeof value === 'string' && Object.prototype.hasOwnProperty.call(MARK_COLOURS, value);
 }

@@ -104,7 +104,7 @@ export class EarlierRuns {
       axes: {
         step: STEP_AXIS,
         samples: new ColumnAxis('samples', steps, column('samples'), () => drawn.numWorkers),
-        time: new ColumnAxis('seconds', steps, column('time'), () => 1)
+        time: new ColumnAxis('seconds', steps, column('time'), () => 1, true)
       }
     };
     this.drawn.set(run, drawn);

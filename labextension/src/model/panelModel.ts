@@ -2,17 +2,11 @@
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
+import type { IMark } from '../chart/palette';
 import type { Answer, IDetail } from './answers';
 import { EarlierRuns, type AxisName } from './earlierRuns';
 import type { IMemoryMap } from './memoryMap';
-import {
-  MEAN_RANK,
-  TABLE_COLUMNS,
-  type IBlock,
-  type IFacts,
-  type IMark,
-  type IPanelMessage
-} from './protocol';
+import { MEAN_RANK, TABLE_COLUMNS, type IBlock, type IFacts, type IPanelMessage } from './protocol';
 
 /** The series of tables that one panel may hold; a flood of names or ranks beyond is not kept. */
 const MAX_TABLES = 2048;
@@ -102,7 +96,7 @@ export class PanelModel {
     samples: new ColumnAxis('samples', this.steps, TABLE_COLUMNS.step.indexOf('samples'), () =>
       Math.max(1, this.currentFacts?.numWorkers ?? 1)
     ),
-    time: new ColumnAxis('seconds', this.steps, TABLE_COLUMNS.step.indexOf('time'), () => 1)
+    time: new ColumnAxis('seconds', this.steps, TABLE_COLUMNS.step.indexOf('time'), () => 1, true)
   };
 
   /**

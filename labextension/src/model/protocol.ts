@@ -4,7 +4,7 @@
  * A message is JSON beside one buffer of little-endian float64: the blocks' rows, block after block, column after column.
  */
 
-import { isMarkKind, type MarkKind } from '../chart/palette';
+import { isMarkKind, type IMark } from '../chart/palette';
 import {
   asCount,
   asList,
@@ -45,13 +45,6 @@ export interface IBlock {
   readonly name: string;
   readonly numRows: number;
   readonly values: Float64Array;
-}
-
-export interface IMark {
-  readonly x: number;
-  readonly kind: MarkKind;
-  readonly rank: number;
-  readonly text: string;
 }
 
 export interface IRankFacts {

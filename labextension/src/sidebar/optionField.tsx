@@ -11,6 +11,8 @@ export interface IFieldContext {
   readonly values: ReadonlyMap<string, string>;
   readonly problems: ReadonlyMap<string, readonly string[]>;
   readonly resolution: IResolution | null;
+  /** Whether the field stands among those of other groups, so that it needs its whole name. */
+  readonly isAlone: boolean;
 }
 
 /** What the form component hands to the template of a field. */
@@ -33,7 +35,7 @@ export function OptionField({
   if (schema.type === 'object' || option === undefined) {
     return <>{children}</>;
   }
-  const { trans, values, problems, resolution } = formContext;
+  const { trans, values, problems, resolution, isAlone } = formContext;
   const found = resolution?.options.get(option.name);
   const wrong = problems.get(option.name) ?? [];
   const isDefault = found === undefined || found.layer === 'default';
@@ -45,7 +47,7 @@ export function OptionField({
       data-given={values.has(option.name)}
     >
       <div className="accel-nb-line">
-        <label htmlFor={id}>{option.name.split('.').pop()}</label>
+        <label htmlFor={id}>{isAlone ? option.name : option.name.split('.').pop()}</label>
         {!isDefault && (
           <span className="accel-nb-origin" title={found.source}>
             {layerText(found.layer, trans)}

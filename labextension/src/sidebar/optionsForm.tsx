@@ -14,7 +14,7 @@ import {
 } from '../model/options';
 import { problemsByOption, type IResolution } from '../model/sidebarState';
 import { OptionField, type IFieldContext } from './optionField';
-import { Action, Choice, Hints, Section, schemaText } from './parts';
+import { Action, Choice, Hints, Section, Words, schemaText } from './parts';
 import type { NotebookSession, Scope } from './session';
 import type { IViewProps } from './view';
 
@@ -76,7 +76,7 @@ export function OptionsForm({
             <Group key={group.name} group={group} values={values} {...shared} />
           ))
         ) : (
-          <Fields options={matching(wanted)} idPrefix="found" values={values} {...shared} />
+          <Found wanted={wanted} values={values} {...shared} />
         ))}
     </Section>
   );
@@ -105,7 +105,9 @@ function Target({ session, trans }: IViewProps): React.JSX.Element {
   const isLine = line?.kind === 'line';
   return (
     <div className="accel-nb-target">
-      <code data-line>{magicLine(session.flags)}</code>
+      <code data-line>
+        <Words text={magicLine(session.flags)} />
+      </code>
       {session.values === null && (
         <Hints
           isProblem
@@ -155,6 +157,15 @@ function Group({
   );
 }
 
+function Found({ wanted, ...props }: IGroupProps & { readonly wanted: string }): React.JSX.Element {
+  const options = matching(wanted);
+  return options.length === 0 ? (
+    <p className="accel-nb-hint">{props.trans.__('No option has this in its name or text.')}</p>
+  ) : (
+    <Fields options={options} idPrefix="found" isAlone {...props} />
+  );
+}
+
 function Fields({
   options,
   idPrefix,
@@ -163,10 +174,12 @@ function Fields({
   translator,
   values,
   problems,
-  resolution
+  resolution,
+  isAlone = false
 }: IGroupProps & {
   readonly options: readonly IOption[];
   readonly idPrefix: string;
+  readonly isAlone?: boolean;
 }): React.JSX.Element {
   const data: Record<string, string> = {};
   for (const option of options) {
@@ -175,7 +188,7 @@ function Fields({
       data[option.name] = value;
     }
   }
-  const context: IFieldContext = { trans, values, problems, resolution };
+  const context: IFieldContext = { trans, values, problems, resolution, isAlone };
   return (
     <FormComponent
       tagName="div"
@@ -245,5 +258,5 @@ function deviceTexts(resolution: IResolution | null, trans: TranslationBundle): 
     return [];
   }
   const kinds = [...new Set(devices.map(device => device.replace(/:\d+$/, '')))].join(', ');
-  return [trans._n('%1 worker: %2', '%1 workers: %2', devices.length, kinds)];
+  return [trans._n('Runs on %1 worker: %2', 'Runs on %1 workers: %2', devices.length, kinds)];
 }

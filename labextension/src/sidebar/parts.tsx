@@ -120,6 +120,23 @@ export function Hints({
   return isProblem ? <div role="alert">{list}</div> : list;
 }
 
+/** A line of code that is broken between words, and not at the hyphens of its flags. */
+export function Words({ text }: { readonly text: string }): React.JSX.Element {
+  return (
+    <>
+      {text.split(/( +)/).map((word, index) =>
+        index % 2 === 0 ? (
+          <span key={index} className="accel-nb-word">
+            {word}
+          </span>
+        ) : (
+          word
+        )
+      )}
+    </>
+  );
+}
+
 /** A text of the options' schema in the user's language. */
 export function schemaText(text: string, trans: TranslationBundle): string {
   // Translators take these from the schema, by this context.

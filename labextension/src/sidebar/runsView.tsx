@@ -6,7 +6,7 @@ import { agoText, formatCount, formatNumber, formatSeconds } from '../chart/form
 import { sparkline } from '../chart/sparkline';
 import { magicLine } from '../model/cellLine';
 import type { IRecentRun, IRunDetails, Outcome, RunFact } from '../model/recentRuns';
-import { Action, Hints, Section } from './parts';
+import { Action, Hints, Section, Words } from './parts';
 import type { IViewProps } from './view';
 
 const NUM_SHOWN = 5;
@@ -158,7 +158,9 @@ function Details({
       )}
       {line !== null && (
         <>
-          <code className="accel-nb-run-line">{magicLine(line)}</code>
+          <code className="accel-nb-run-line">
+            <Words text={magicLine(line)} />
+          </code>
           <div className="accel-nb-actions">
             <Action label={trans.__('Put into the cell')} onClick={() => session.useFlags(line)} />
           </div>

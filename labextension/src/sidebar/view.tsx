@@ -29,7 +29,9 @@ export function SidebarView({
   return (
     <div className="accel-nb-sidebar-content" data-state={state.kind}>
       {session === null ? (
-        <p className="accel-nb-hint">{trans.__('Open a notebook.')}</p>
+        <p className="accel-nb-hint">
+          {trans.__('Open a notebook to see its devices, workers and options here.')}
+        </p>
       ) : (
         <>
           <Kernel session={session} trans={trans} />

@@ -56,7 +56,7 @@ function drawMap(map: IMemoryMap): HTMLElement {
     `largest free ${formatBytes(map.largestFree)}`,
     ...(left > 0 ? [`${formatCount(left)} smaller not drawn`] : [])
   ].join(' · ');
-  const shown = element('span', 'accel-nb-map-figures', figures);
+  const shown = element('span', 'accel-nb-map-text', figures);
   shown.title = figures;
   const caption = element(
     'div',

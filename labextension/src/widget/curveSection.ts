@@ -1,9 +1,9 @@
 /** The chart with its legend: which lines to draw, what they read under the pointer, and the keys that move it. */
 
-import { STEP_AXIS, type IAxis } from '../chart/axis';
+import { placeText, STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
-import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
-import { earlierColour } from '../chart/palette';
+import { capText, formatMilliseconds, formatNumber } from '../chart/format';
+import { earlierColour, markText, type IMark } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
 import { LEARNING_RATE, type ICurve, type PanelModel } from '../model/panelModel';
@@ -26,6 +26,7 @@ const MAX_LEGEND = 12;
 
 /** What a legend has room for. */
 const MAX_LABEL = 32;
+const MAX_MARKED = 100;
 
 export class CurveSection {
   constructor(
@@ -36,7 +37,7 @@ export class CurveSection {
     this.chart = new CurveChart(
       this.plot,
       theme,
-      (x, readings) => this.showReadings(x, readings),
+      (x, readings, marks) => this.showReadings(x, readings, marks),
       (first, last) => {
         if (this.curve !== null) {
           model.look(this.curve, first, last);
@@ -47,7 +48,7 @@ export class CurveSection {
       'div',
       'accel-nb-section',
       element('div', 'accel-nb-legend', this.legendTitle, this.legend),
-      this.plot
+      element('div', 'accel-nb-plot-box', this.plot, this.marked)
     );
     this.plot.tabIndex = 0;
     this.plot.setAttribute('role', 'group');
@@ -116,12 +117,10 @@ export class CurveSection {
     }));
   }
 
-  private showReadings(x: number | null, readings: IReading[]): void {
+  private showReadings(x: number | null, readings: IReading[], marks: readonly IMark[]): void {
     const label = this.curve?.label ?? '';
-    setText(
-      this.legendTitle,
-      x === null ? label : `${label} at ${this.axis.label} ${formatCount(x)}`
-    );
+    setText(this.legendTitle, x === null ? label : `${label} at ${placeText(this.axis, x)}`);
+    setText(this.marked, capText(marks.map(markText).join(' · '), MAX_MARKED));
     const shown = meanFirst(onePerLabel(readings)).slice(0, MAX_LEGEND);
     while (this.legend.children.length > shown.length) {
       this.legend.lastElementChild?.remove();
@@ -177,7 +176,9 @@ export class CurveSection {
   }
 
   private valueText(value: number | null): string {
-    return this.curve?.unit === 'ms' ? formatMilliseconds(value) : formatNumber(value);
+    return this.curve?.unit === 'ms'
+      ? formatMilliseconds(value)
+      : formatNumber(value, this.chart.numDigits);
   }
 
   private curve: ICurve | null = null;
@@ -185,6 +186,7 @@ export class CurveSection {
   private height = 0;
   private readonly plot = element('div', 'accel-nb-plot');
   private readonly legendTitle = element('span', 'accel-nb-legend-title');
+  private readonly marked = element('span', 'accel-nb-marked');
   private readonly legend = element('span', 'accel-nb-legend-items');
 }
 

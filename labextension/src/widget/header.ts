@@ -20,11 +20,12 @@ export class Header {
 
   readonly node: HTMLElement;
 
-  update(facts: IFacts): void {
+  /** `idleS` are the seconds in which no step has ended, of a run that goes on. */
+  update(facts: IFacts, idleS: number = 0): void {
     setText(this.title, facts.title);
     setText(this.status, facts.status);
     this.status.dataset.status = facts.status;
-    this.updateTiles(tilesOf(facts));
+    this.updateTiles(tilesOf(facts, idleS));
     this.updateRanks(facts);
   }
 
@@ -50,17 +51,20 @@ export class Header {
   }
 
   private updateRanks(facts: IFacts): void {
-    const shown = facts.numWorkers > 1 ? facts.ranks.slice(0, MAX_RANK_CHIPS) : [];
-    while (this.ranks.children.length > shown.length) {
-      this.ranks.lastElementChild?.remove();
+    const hasTimes = facts.ranks.some(rank => rank.stepMs !== null);
+    const shown = facts.numWorkers > 1 && hasTimes ? chosenRanks(facts.ranks) : [];
+    while (this.chips.children.length > shown.length) {
+      this.chips.lastElementChild?.remove();
     }
     this.ranks.hidden = shown.length === 0;
+    const isAll = shown.length === facts.ranks.length;
+    setText(this.more, isAll ? '' : `${shown.length} of ${facts.ranks.length} ranks`);
     const slowest = Math.max(...shown.map(rank => rank.stepMs ?? 0), 1e-9);
     shown.forEach((rank, index) => {
-      let chip = this.ranks.children[index] as HTMLElement | undefined;
+      let chip = this.chips.children[index] as HTMLElement | undefined;
       if (chip === undefined) {
         chip = makeChip();
-        this.ranks.append(chip);
+        this.chips.append(chip);
       }
       updateChip(chip, rank, slowest);
     });
@@ -69,7 +73,16 @@ export class Header {
   private readonly title = element('span', 'accel-nb-title');
   private readonly status = element('span', 'accel-nb-status');
   private readonly tiles = element('div', 'accel-nb-tiles');
-  private readonly ranks = element('div', 'accel-nb-ranks');
+  private readonly chips = element('div', 'accel-nb-rank-list');
+  private readonly more = element('div', 'accel-nb-rank');
+  private readonly ranks = element('div', 'accel-nb-ranks', this.chips, this.more);
+}
+
+/** The first ranks, and the slow one wherever it is. */
+function chosenRanks(ranks: readonly IRankFacts[]): readonly IRankFacts[] {
+  const shown = ranks.slice(0, MAX_RANK_CHIPS);
+  const slow = ranks.slice(MAX_RANK_CHIPS).find(rank => rank.isStraggler);
+  return slow === undefined ? shown : [...shown.slice(0, -1), slow];
 }
 
 interface ITile {
@@ -77,8 +90,11 @@ interface ITile {
   readonly value: string;
 }
 
-function tilesOf(facts: IFacts): ITile[] {
-  const tiles: ITile[] = [{ label: 'step', value: formatCount(facts.step) }];
+function tilesOf(facts: IFacts, idleS: number): ITile[] {
+  const tiles: ITile[] = [];
+  if (facts.step > 0 || facts.metrics.length === 0) {
+    tiles.push({ label: 'step', value: formatCount(facts.step) });
+  }
   if (facts.loss !== null) {
     tiles.push({ label: 'loss', value: formatNumber(facts.loss) });
   }
@@ -92,7 +108,7 @@ function tilesOf(facts: IFacts): ITile[] {
     tiles.push({ label: 'per step', value: formatMilliseconds(facts.stepMs) });
   }
   if (facts.elapsedS !== null) {
-    tiles.push({ label: 'elapsed', value: elapsedText(facts.elapsedS) });
+    tiles.push({ label: 'elapsed', value: elapsedText(facts.elapsedS + idleS) });
   }
   for (const metric of facts.metrics.slice(0, 6)) {
     tiles.push({ label: capText(metric.name, 24), value: formatNumber(metric.value) });
@@ -130,6 +146,6 @@ function updateChip(chip: HTMLElement, rank: IRankFacts, slowest: number): void 
   setText(flag as HTMLElement, rank.isStraggler ? 'slow' : '');
   fill.style.width = `${Math.round((100 * (rank.stepMs ?? 0)) / slowest)}%`;
   fill.style.background = rankColour(rank.rank);
-  chip.title = rank.device ? `rank ${rank.rank} on ${rank.device}: median step time` : '';
+  chip.title = rank.device ? `rank ${rank.rank} on ${rank.device}: time of a step` : '';
   chip.classList.toggle('accel-nb-is-slow', rank.isStraggler);
 }

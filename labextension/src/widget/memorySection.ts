@@ -17,6 +17,10 @@ const CAPTION_HEIGHT = 20;
 const MIN_MAP_HEIGHT = 70;
 const TIME_AXIS_HEIGHT = 22;
 
+/** Maps go side by side where there is this much room for each, and below the chart where they are more than it is high. */
+const MIN_MAP_WIDTH = 220;
+const MAX_BESIDE = 3;
+
 interface IMap {
   readonly table: ColumnTable;
   readonly node: HTMLElement;
@@ -73,8 +77,13 @@ export class MemorySection {
     }
   }
 
-  /** Draw every map into a column of about `height` pixels. */
-  draw(height: number): void {
+  /** Whether the maps are few enough for a column beside the chart. */
+  get fitsBeside(): boolean {
+    return this.model.memory.size <= MAX_BESIDE;
+  }
+
+  /** Draw every map, into a column of about `height` pixels where there is one beside the chart. */
+  draw(height: number, isBeside: boolean): void {
     const ranks = [...this.model.memory.keys()].sort((a, b) => a - b);
     const shown = ranks.slice(0, MAX_MEMORY_MAPS);
     this.node.hidden = shown.length === 0;
@@ -88,12 +97,14 @@ export class MemorySection {
     const top = Math.max(...maps.map(map => map.chart.peak()), 1);
     const end = Math.max(...maps.map(map => lastTime(map.table)), 1e-3);
     const each = (height - TIME_AXIS_HEIGHT) / Math.max(1, shown.length) - CAPTION_HEIGHT;
+    const plotHeight = isBeside ? Math.max(MIN_MAP_HEIGHT, Math.floor(each)) : MIN_MAP_HEIGHT;
+    const columns = isBeside ? 1 : numColumns(maps.length, this.node.clientWidth);
+    this.list.style.gridTemplateColumns = `repeat(${columns}, minmax(0, 1fr))`;
+    const lastRow = Math.floor((maps.length - 1) / columns);
     maps.forEach((map, index) => {
-      const isLast = index === maps.length - 1;
-      const plotHeight =
-        Math.max(MIN_MAP_HEIGHT, Math.floor(each)) + (isLast ? TIME_AXIS_HEIGHT : 0);
-      map.chart.resize(map.plot.clientWidth, plotHeight);
-      map.chart.draw(top, end, isLast);
+      const hasTimeAxis = Math.floor(index / columns) === lastRow;
+      map.chart.resize(map.plot.clientWidth, plotHeight + (hasTimeAxis ? TIME_AXIS_HEIGHT : 0));
+      map.chart.draw(top, end, hasTimeAxis);
     });
   }
 
@@ -122,7 +133,11 @@ export class MemorySection {
     const table = this.model.memory.get(rank)!;
     const plot = element('div', 'accel-nb-plot');
     const caption = element('span', 'accel-nb-map-name');
-    const figures = element('span', 'accel-nb-map-figures');
+    const figures = element(
+      'span',
+      'accel-nb-map-figures',
+      ...['', '', ''].map(() => element('span', 'accel-nb-map-figure'))
+    );
     const node = element(
       'div',
       'accel-nb-map',
@@ -144,6 +159,13 @@ export class MemorySection {
   private readonly more = element('div', 'accel-nb-more');
 }
 
+/** As many columns as there is room for, in rows that are about equally full. */
+export function numColumns(numMaps: number, width: number): number {
+  const most = Math.max(1, Math.floor(width / MIN_MAP_WIDTH));
+  const numRows = Math.max(1, Math.ceil(numMaps / most));
+  return Math.max(1, Math.ceil(numMaps / numRows));
+}
+
 /** Only the allocator of CUDA devices can be looked into, and only while somebody listens. */
 function hasAllocator(facts: IFacts | null): boolean {
   return (
@@ -160,12 +182,16 @@ function lastTime(table: ColumnTable): number {
 
 function showReading(target: HTMLElement, reading: IMemoryReading | null): void {
   if (reading === null) {
-    setText(target, '');
     return;
   }
-  const free = reading.free > 0 ? ` · free ${formatBytes(reading.free)}` : '';
-  setText(target, `${formatBytes(reading.total)} · peak ${formatBytes(reading.peak)}${free}`);
-  target.title = MEMORY_CATEGORIES.map(
+  const free = reading.free > 0 ? `free ${formatBytes(reading.free)}` : '';
+  const figures = [formatBytes(reading.total), `peak ${formatBytes(reading.peak)}`, free];
+  // One that there is no room for goes into a line that is not seen, and is in the title all the same.
+  figures.forEach((figure, index) => {
+    setText(target.children[index] as HTMLElement, figure);
+  });
+  const parts = MEMORY_CATEGORIES.map(
     (category, index) => `${category.label}: ${formatBytes(reading.values[index] ?? null)}`
-  ).join('\n');
+  );
+  target.title = [...parts, ...figures.slice(1).filter(Boolean)].join('\n');
 }

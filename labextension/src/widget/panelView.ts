@@ -1,6 +1,6 @@
 /** One view of a panel: header, the chart over steps, the memory maps. */
 
-import { capText } from '../chart/format';
+import { capText, formatSeconds } from '../chart/format';
 import { download, fileName, toCsv, toPng } from '../chart/save';
 import { readTheme, watchTheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
@@ -30,6 +30,9 @@ const SMOOTHINGS = [
   { value: '0.95', label: 'smoother' },
   { value: '0.99', label: 'smoothest' }
 ];
+
+/** A run without a step for so long is said to wait, if that is not usual. */
+const MIN_WAIT_S = 10;
 
 /** Below this width the memory maps go under the chart. */
 const NARROW = 620;
@@ -102,9 +105,11 @@ class PanelView {
       this.hasTheme = false;
       this.schedule();
     }, signal);
+    const ticking = setInterval(() => this.schedule(), 1000); // time passes without messages, too
     const resized = new ResizeObserver(() => this.schedule());
     resized.observe(this.root);
     signal.addEventListener('abort', () => {
+      clearInterval(ticking);
       resized.disconnect();
       cancelAnimationFrame(this.frame);
       this.curve.chart.dispose();
@@ -170,6 +175,11 @@ class PanelView {
     this.root.dataset.points = String(this.model.numPoints);
     this.root.dataset.seq = String(this.model.seq);
     this.root.dataset.status = this.model.facts?.status ?? 'waiting';
+    const step = this.model.facts?.step ?? 0;
+    if (step !== this.step) {
+      this.step = step;
+      this.steppedAt = performance.now();
+    }
     this.schedule();
   }
 
@@ -198,19 +208,25 @@ class PanelView {
       this.hasTheme = true; // a host that is not in the page yet has no colours to read
       this.applyTheme();
     }
-    this.header.update(facts);
+    const idleS = facts.status === 'running' ? (performance.now() - this.steppedAt) / 1000 : 0;
+    this.header.update(facts, idleS >= 1 ? idleS : 0);
     this.steering.update(facts);
     this.compare.hidden = facts.numEarlier === 0;
     this.earlier.update();
     this.blocks.update();
-    setText(this.notes, facts.notes.join('  ·  '));
+    const waits =
+      idleS >= Math.max(MIN_WAIT_S, (3 * (facts.stepMs ?? 0)) / 1000) && facts.step > 0
+        ? [`no step for ${formatSeconds(Math.floor(idleS))}`]
+        : [];
+    setText(this.notes, [...waits, ...facts.notes].join('  ·  '));
     if (this.isPaused) {
       return;
     }
-    this.root.classList.toggle('accel-nb-is-narrow', this.root.clientWidth < NARROW);
+    const isBeside = this.root.clientWidth >= NARROW && this.memory.fitsBeside;
+    this.root.classList.toggle('accel-nb-is-stacked', !isBeside);
     const curve = this.chosenCurve();
     this.curve.node.hidden = curve === null;
-    this.memory.draw(MAPS_HEIGHT);
+    this.memory.draw(MAPS_HEIGHT, isBeside);
     this.curve.draw(curve, CHART_HEIGHT);
   }
 
@@ -248,5 +264,7 @@ class PanelView {
   private chooserNames = '';
   private hasTheme = false;
   private isPaused = false;
+  private step = 0;
+  private steppedAt = performance.now();
   private frame = 0;
 }
