@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
-from accel_nb.bigmodel.device_map import Tree, check_device_map, main_device
+from accel_nb.bigmodel.device_map import check_device_map, main_device
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source, build_lane
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.placement import place_of
@@ -32,6 +32,7 @@ from accel_nb.bigmodel.sizes import (
     to_torch_device,
 )
 from accel_nb.bigmodel.stream import OffloadError, Piece, Unit, WeightStream
+from accel_nb.bigmodel.tree import Tree
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.hardware import num_usable_cores
 from accel_nb.runtime.nested import find_tensors, to_device

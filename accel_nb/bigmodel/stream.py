@@ -187,6 +187,7 @@ class WeightStream:
                 stay.buffer.marks.append(mark)
             stay.users -= 1
             self._let_go(unit, stay)
+            self._look_ahead(self._budget)  # what does not stay for the next forward has left its room
 
     def saved_tensors_hooks(self, unit: Unit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
         """Return what autograd must do with tensors of a unit that it keeps: note them, and fetch them when needed."""
@@ -246,12 +247,17 @@ class WeightStream:
             own.next = places[at] if at < len(places) else places[0]
         self._now = own.next
         own.next = (own.next + 1) % len(order)
+        self._look_ahead(self._budget - unit.nbytes)
+
+    def _look_ahead(self, room: int) -> None:
+        """Wish for what this thread needs next, as far as there is room for it."""
+        order, begin = self._order, self._own.next
         near: list[Unit] = []
-        left, ahead = self._budget - unit.nbytes, 0
+        ahead = 0
         for step in range(len(order) - 1):
-            other = order[(own.next + step) % len(order)]
-            left -= other.nbytes
-            if left < 0 or (step > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
+            other = order[(begin + step) % len(order)]
+            room -= other.nbytes
+            if room < 0 or (step > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
                 break
             ahead += other.nbytes
             if other in self._stays or self._lane.gains_by_reading_ahead([piece.source for piece in other.pieces]):
