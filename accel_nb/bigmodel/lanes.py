@@ -17,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from accel_nb.bigmodel import compute_threads
+from accel_nb.bigmodel import compute_threads, in_place
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
 
@@ -31,6 +31,11 @@ class HostTensor:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one that it is stored in."""
+        return self.tensor.dtype
 
     def is_at_hand(self) -> bool:
         """Return True."""
@@ -57,6 +62,13 @@ class Lane(Protocol):
 
     def allocate(self, nbytes: int) -> Tensor:
         """Return a new buffer of bytes."""
+        ...
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor] | None:
+        """Return tensors that can be computed with where they lie, in place of a buffer, or None.
+
+        ``rows_only``: few rows of each are going to be looked up.
+        """
         ...
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
@@ -92,9 +104,18 @@ class HostLane:
         """Return memory in large pages where the system has them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor] | None:
+        """Return the files' own pages, if the system has them all."""
+        in_files = [source for source in sources if isinstance(source, FileTensor)]
+        lent = in_place.lend(in_files, rows_only=rows_only)
+        if lent is None:
+            return None
+        pages = iter(lent)
+        return [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
+
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Whether a disk has to deliver something, for which no core waits."""
-        return not all(source.is_at_hand() for source in sources)
+        return not in_place.are_at_hand([source for source in sources if isinstance(source, FileTensor)])
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
         """Read now; this thread takes part."""
@@ -255,6 +276,9 @@ class SideLane:
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory of the device."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> None:
+        """Return None: devices compute with their own memory."""
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Return True: copies run beside the computing."""

@@ -396,7 +396,15 @@ def _units(
             handle.pieces.append(piece)
             groups.setdefault(owner, []).append(piece)
     order = {name: position for position, name in enumerate(tree.modules)}
-    return [Unit(owner, pieces) for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])]
+    return [
+        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]))
+        for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
+    ]
+
+
+def _looks_up(module: nn.Module) -> bool:
+    """Whether a module does no more than look rows of its weight up."""
+    return type(module) is nn.Embedding and module.max_norm is None
 
 
 def _budget(tree: Tree, units: Sequence[Unit], buffer_bytes: int | str | None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import json
 import mmap
 import os
@@ -10,7 +11,6 @@ import stat
 import sys
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,11 +115,28 @@ class ShardFile:
         """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
         if self._mapping is None:
             pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            if sys.platform == "linux":
-                with suppress(OSError):  # before Linux 5.14 each page is mapped when it is touched
-                    pages.madvise(_POPULATE_READ)
+            _populate(pages)
             self._mapping = pages
         return self._mapping
+
+    def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
+        """Return bytes over pages of the file, as `mapping` does for all of it; ``whole``: all of them are wanted now.
+
+        Raises `OSError` if they cannot be read, or the file has become shorter; once it is mapped, a file that somebody
+        else cuts short ends the process when the bytes are touched.
+        """
+        if os.fstat(self.fd).st_size < offset + nbytes:
+            raise self._cut_short(offset + nbytes)
+        skipped = offset % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(
+            self.fd, skipped + nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=offset - skipped,
+        )  # fmt: skip
+        if whole:
+            _populate(pages)
+        else:
+            pages.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
         """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
@@ -305,6 +322,16 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     # A file that the user has named may be a link; one that was found may not.
     file = ShardFile(_checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True)
     return Checkpoint(path, [file], dict(file.tensors))
+
+
+def _populate(pages: mmap.mmap) -> None:
+    """Read and map all pages now; raises `OSError` where touching them would end the process."""
+    if sys.platform == "linux":
+        try:
+            pages.madvise(_POPULATE_READ)
+        except OSError as error:
+            if error.errno != errno.EINVAL:  # before Linux 5.14 each page is mapped when it is touched
+                raise
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

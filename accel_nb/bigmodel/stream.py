@@ -55,9 +55,11 @@ class Piece:
 class Unit:
     """The tensors that are needed at once."""
 
-    def __init__(self, name: str, pieces: Sequence[Piece]) -> None:
+    def __init__(self, name: str, pieces: Sequence[Piece], *, rows_only: bool = False) -> None:
         self.name = name
         self.pieces = tuple(pieces)
+        self.rows_only = rows_only
+        """Whether few rows of its tensors are looked up, and no more."""
         self.nbytes = 0
         for piece in self.pieces:
             piece.begin = self.nbytes
@@ -80,6 +82,8 @@ class _Stay:
     """A unit in a buffer."""
 
     buffer: _Buffer
+    is_lent: bool = False
+    """What its tensors lie in belongs to the lane, and is given back after each use."""
     state: Literal["filling", "ready", "stale", "failed"] = "filling"
     """``stale``: the buffer does not hold what the weights are by now."""
     users: int = 0
@@ -152,9 +156,13 @@ class WeightStream:
 
     def acquire(self, unit: Unit) -> None:
         """Put the unit's weights in place, waiting for them if need be; raises `OffloadError`."""
+        lent = self._lend(unit)
         with self._changed:
             self._expect_after(unit)
             stay = self._stays.get(unit)
+            if stay is None and lent is not None:
+                buffer = _Buffer(lent[0].new_empty(0), views={unit: lent})
+                stay = self._stays[unit] = _Stay(buffer, is_lent=True, state="ready")
             reads = stay is None
             if stay is None:
                 buffer = self._buffer_for(unit, needed=True)
@@ -187,19 +195,21 @@ class WeightStream:
                 stay.buffer.marks.append(mark)
             stay.users -= 1
             self._let_go(unit, stay)
-            self._look_ahead(self._budget)  # what does not stay for the next forward has left its room
+            if self._near.get(threading.get_ident()):  # what does not stay for the next forward has left its room
+                self._look_ahead(self._budget)
 
     def saved_tensors_hooks(self, unit: Unit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
         """Return what autograd must do with tensors of a unit that it keeps: note them, and fetch them when needed."""
-        memory = self._stays[unit].buffer.memory
-        storage = memory.untyped_storage()
-        begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        views = self._stays[unit].buffer.views[unit]
+        spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
+        device = self._lane.device
 
         def pack(tensor: Tensor) -> Any:
-            if tensor.device != memory.device or not begin <= tensor.data_ptr() < end:
-                return tensor
-            offset = tensor.data_ptr() - memory.data_ptr()
-            return _Noted(unit, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+            start = tensor.data_ptr() if tensor.device == device else 0
+            for begin, end, at in spans:
+                if begin <= start < end:
+                    return _Noted(unit, at, tensor.dtype, tuple(tensor.shape), tensor.stride(), start - begin)
+            return tensor
 
         return pack, self._fetch
 
@@ -217,14 +227,27 @@ class WeightStream:
             return noted
         self.acquire(noted.unit)
         try:
-            memory = self._stays[noted.unit].buffer.memory
-            flat = memory[noted.offset :]
+            view = self._stays[noted.unit].buffer.views[noted.unit][noted.at].detach()
+            flat = view.reshape(-1).view(torch.uint8)[noted.offset :]
             flat = flat[: flat.numel() // noted.dtype.itemsize * noted.dtype.itemsize].view(noted.dtype)
             return flat.as_strided(noted.shape, noted.stride, flat.storage_offset()).clone()
         finally:
             self.release(noted.unit)
 
-    # --- all below hold the lock, but for `_fill` and `_read_ahead` ---
+    # --- all below hold the lock, but for `_lend`, `_fill` and `_read_ahead` ---
+
+    def _lend(self, unit: Unit) -> list[Tensor] | None:
+        """Return the unit's tensors where they lie, if it has no buffer and the lane can lend them."""
+        if unit in self._stays or any(piece.source.dtype != piece.empty.dtype for piece in unit.pieces):
+            return None
+        try:
+            lent = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
+        except OSError as error:
+            raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
+        if lent is None:
+            return None
+        with torch.inference_mode(False):
+            return [_view(piece, tensor) for piece, tensor in zip(unit.pieces, lent, strict=True)]
 
     def _follow(self, order: Sequence[Unit]) -> None:
         if list(order) != self._order:
@@ -325,7 +348,9 @@ class WeightStream:
         if not stay.users and self._stays.get(unit) is stay:
             if stay.is_put:
                 self._take(unit, stay)
-            if self._allocated > self._budget and stay.state != "filling":
+            if stay.is_lent:
+                del self._stays[unit]
+            elif self._allocated > self._budget and stay.state != "filling":
                 self._allocated -= self._stays.pop(unit).buffer.memory.numel()
             elif stay.state in ("failed", "stale"):  # the next forward reads it again
                 self._idle.append(self._stays.pop(unit).buffer)
@@ -418,9 +443,10 @@ def _end_readers(is_over: threading.Event, changed: threading.Condition, readers
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A tensor that autograd wants back: a part of a unit's buffer, ``offset`` in bytes."""
+    """A tensor that autograd wants back: a part of a unit's tensor number ``at``, ``offset`` in bytes."""
 
     unit: Unit
+    at: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -428,10 +454,14 @@ class _Noted:
 
 
 def _views(unit: Unit, memory: Tensor) -> list[Tensor]:
-    """Return the unit's tensors in a buffer: frozen parameters and buffers, each with a version count of its own."""
-    views: list[Tensor] = []
-    for piece in unit.pieces:
-        part = memory[piece.begin : piece.begin + piece.nbytes].view(piece.empty.dtype).view(piece.empty.shape)
-        is_parameter = isinstance(piece.empty, nn.Parameter)
-        views.append(nn.Parameter(part, requires_grad=False) if is_parameter else part.data)
-    return views
+    """Return the unit's tensors in a buffer."""
+    parts = (memory[piece.begin : piece.begin + piece.nbytes] for piece in unit.pieces)
+    return [
+        _view(piece, part.view(piece.empty.dtype).view(piece.empty.shape))
+        for piece, part in zip(unit.pieces, parts, strict=True)
+    ]
+
+
+def _view(piece: Piece, part: Tensor) -> Tensor:
+    """Return what modules are to hold: a frozen parameter or a buffer, with a version count of its own."""
+    return nn.Parameter(part, requires_grad=False) if isinstance(piece.empty, nn.Parameter) else part.data
