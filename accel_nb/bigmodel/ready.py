@@ -100,8 +100,10 @@ def load(
         places = planned(pace)
     if verbose:
         more = [] if demand is None else [_describe(demand)]
-        if pace is not None:
-            more.append(str(expect_forward(model, places, pace, dtype, no_split_module_classes, flops=flops)))
+        if any(_bytes_away(model, places, dtype).values()):
+            own = pace or Pace.typical(main_device(places.values()))
+            expected = expect_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
+            more.append(f"{expected}{'' if pace else ' (on typical hardware; an example= is measured)'}")
         forecast(model, places, max_memory=max_memory, dtype=dtype, notes=more).show()
     load_checkpoint_and_dispatch(
         model,
