@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.arrange import AHEAD, Arrangement, arrangement
+from accel_nb.bigmodel.arrange import AHEAD, Arrangement, arrangement, is_better
 from accel_nb.bigmodel.pace import ForwardTime, Pace
 from accel_nb.bigmodel.placement import DeviceMap, describe_device_map, place_of
 from accel_nb.bigmodel.sizes import (
@@ -335,8 +335,10 @@ def _arranged(
     arranged = arrangement(tree, small, room, pace, flops, offload_buffers=offload_buffers)
     found = [small[part.names[0]] for part in arranged.parts]
     if len(set(found)) > 1:
+        for start in arranged.starts():
+            found = start if is_better(arranged.time(start), arranged.time(found)) else found
         evenly = _spread(tree, arranged, found)
-        found = arranged.improved(min(evenly, found, key=lambda own: arranged.time(own).seconds))
+        found = arranged.improved(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
     for part, place in zip(arranged.parts, found, strict=True):
         small.update(dict.fromkeys(part.names, place))
     return small, arranged.time(found)
