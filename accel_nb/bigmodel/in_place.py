@@ -52,17 +52,24 @@ def are_at_hand(tensors: Sequence[FileTensor]) -> bool:
     return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in extents(tensors))
 
 
-def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> list[Tensor] | None:
-    """Return tensors over the files' pages; None if a disk would be waited for, or kernels might round otherwise.
+def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
+    """Whether kernels compute the same from where tensors lie in their files, which the system's cache can keep.
 
-    ``rows_only``: few rows of each are going to be looked up, which is no matter of rounding, and worth waiting for a
-    disk. What is written to them is the process's own, and does not come to the files. Raises `OSError` for files that
-    have become shorter.
+    ``rows_only``: few rows of each are going to be looked up, which no kernel rounds, and few pages hold.
     """
-    if not rows_only:
-        is_aligned = all(tensor.offset % ALIGNMENT == 0 for tensor in tensors)
-        if not (is_aligned or alignment_is_no_matter()) or not are_at_hand(tensors):
-            return None
+    if rows_only:
+        return True
+    if any(tensor.file.is_past_cache() for tensor in tensors):
+        return False
+    return all(tensor.offset % ALIGNMENT == 0 for tensor in tensors) or alignment_is_no_matter()
+
+
+def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> list[Tensor]:
+    """Return tensors over the files' pages, once these are in memory (``rows_only``: as they are touched).
+
+    What is written to them is the process's own, and does not come to the files. Raises `OSError` for files that cannot
+    be read or have become shorter.
+    """
     lent: dict[int, Tensor] = {}
     for extent, inside in extents(tensors):
         pages = extent.file.map_part(extent.begin, extent.end - extent.begin, whole=not rows_only)

@@ -64,11 +64,12 @@ class Lane(Protocol):
         """Return a new buffer of bytes."""
         ...
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor] | None:
-        """Return tensors that can be computed with where they lie, in place of a buffer, or None.
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        """Whether tensors can be computed with where they lie; ``rows_only``: few rows of each are looked up."""
+        ...
 
-        ``rows_only``: few rows of each are going to be looked up.
-        """
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor]:
+        """Return tensors where they lie, in place of a buffer with copies. Any thread."""
         ...
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
@@ -104,13 +105,14 @@ class HostLane:
         """Return memory in large pages where the system has them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor] | None:
-        """Return the files' own pages, if the system has them all."""
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        """Whether pages of files, if any, do as well as memory."""
+        return in_place.can_lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor]:
+        """Return the files' own pages, and weights that lie in memory."""
         in_files = [source for source in sources if isinstance(source, FileTensor)]
-        lent = in_place.lend(in_files, rows_only=rows_only)
-        if lent is None:
-            return None
-        pages = iter(lent)
+        pages = iter(in_place.lend(in_files, rows_only=rows_only))
         return [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
@@ -277,8 +279,13 @@ class SideLane:
         """Return memory of the device."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> None:
-        """Return None: devices compute with their own memory."""
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        """Return False: devices compute with their own memory."""
+        return False
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor]:
+        """Raise `NotImplementedError`."""
+        raise NotImplementedError("a device's lane lends nothing")
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Return True: copies run beside the computing."""

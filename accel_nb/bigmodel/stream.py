@@ -71,7 +71,9 @@ class Unit:
 
 @dataclass(eq=False)
 class _Buffer:
-    memory: Tensor
+    nbytes: int
+    memory: Tensor | None
+    """None if the unit that it is for is computed with where its tensors lie, which are given back after each use."""
     marks: list[Any] = field(default_factory=list)
     """Of computations that may still read it."""
     views: dict[Unit, list[Tensor]] = field(default_factory=dict)
@@ -82,8 +84,6 @@ class _Stay:
     """A unit in a buffer."""
 
     buffer: _Buffer
-    is_lent: bool = False
-    """What its tensors lie in belongs to the lane, and is given back after each use."""
     state: Literal["filling", "ready", "stale", "failed"] = "filling"
     """``stale``: the buffer does not hold what the weights are by now."""
     users: int = 0
@@ -156,13 +156,9 @@ class WeightStream:
 
     def acquire(self, unit: Unit) -> None:
         """Put the unit's weights in place, waiting for them if need be; raises `OffloadError`."""
-        lent = self._lend(unit)
         with self._changed:
             self._expect_after(unit)
             stay = self._stays.get(unit)
-            if stay is None and lent is not None:
-                buffer = _Buffer(lent[0].new_empty(0), views={unit: lent})
-                stay = self._stays[unit] = _Stay(buffer, is_lent=True, state="ready")
             reads = stay is None
             if stay is None:
                 buffer = self._buffer_for(unit, needed=True)
@@ -190,8 +186,7 @@ class WeightStream:
         """Take the weights away again; what was changed in place is kept in memory from now on."""
         with self._changed:
             stay = self._stays[unit]
-            mark = self._lane.mark(stay.buffer.memory)
-            if mark is not None:
+            if stay.buffer.memory is not None and (mark := self._lane.mark(stay.buffer.memory)) is not None:
                 stay.buffer.marks.append(mark)
             stay.users -= 1
             self._let_go(unit, stay)
@@ -234,20 +229,7 @@ class WeightStream:
         finally:
             self.release(noted.unit)
 
-    # --- all below hold the lock, but for `_lend`, `_fill` and `_read_ahead` ---
-
-    def _lend(self, unit: Unit) -> list[Tensor] | None:
-        """Return the unit's tensors where they lie, if it has no buffer and the lane can lend them."""
-        if unit in self._stays or any(piece.source.dtype != piece.empty.dtype for piece in unit.pieces):
-            return None
-        try:
-            lent = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
-        except OSError as error:
-            raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
-        if lent is None:
-            return None
-        with torch.inference_mode(False):
-            return [_view(piece, tensor) for piece, tensor in zip(unit.pieces, lent, strict=True)]
+    # --- all below hold the lock, but for `_fill` and `_read_ahead` ---
 
     def _follow(self, order: Sequence[Unit]) -> None:
         if list(order) != self._order:
@@ -323,14 +305,8 @@ class WeightStream:
 
     def _fill(self, unit: Unit, stay: _Stay) -> None:
         """Read a unit into its buffer; without the lock."""
-        buffer = stay.buffer
-        marks, buffer.marks = buffer.marks, []
-        if unit not in buffer.views:
-            with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
-                buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
-        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.pieces, buffer.views[unit], strict=True)]
         try:
-            ticket = self._lane.fill(jobs, marks)
+            ticket = self._lent(unit, stay.buffer) if stay.buffer.memory is None else self._copied(unit, stay.buffer)
         except BaseException as error:
             with self._changed:
                 stay.state, stay.error = "failed", error
@@ -340,43 +316,71 @@ class WeightStream:
             return
         with self._changed:
             stay.ticket, stay.state = ticket, "ready"
-            self.num_fills += 1
+            self.num_fills += stay.buffer.memory is not None
             self._changed.notify_all()
+
+    def _lent(self, unit: Unit, buffer: _Buffer) -> None:
+        """Let the unit's tensors be computed with where they lie; without the lock."""
+        lent = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
+        with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
+            buffer.views = {unit: [_view(piece, tensor) for piece, tensor in zip(unit.pieces, lent, strict=True)]}
+
+    def _copied(self, unit: Unit, buffer: _Buffer) -> Any:
+        """Fill the memory of a buffer and return the lane's ticket; without the lock."""
+        marks, buffer.marks = buffer.marks, []
+        if unit not in buffer.views:
+            assert buffer.memory is not None
+            with torch.inference_mode(False):
+                buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
+        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.pieces, buffer.views[unit], strict=True)]
+        return self._lane.fill(jobs, marks)
+
+    def _lends(self, unit: Unit) -> bool:
+        """Whether the unit is computed with where its tensors lie."""
+        return all(piece.source.dtype == piece.empty.dtype for piece in unit.pieces) and self._lane.can_lend(
+            [piece.source for piece in unit.pieces], rows_only=unit.rows_only
+        )
 
     def _let_go(self, unit: Unit, stay: _Stay) -> None:
         """Take the weights of a unit that nobody uses out of the modules; it stays in its buffer if all is well."""
         if not stay.users and self._stays.get(unit) is stay:
             if stay.is_put:
                 self._take(unit, stay)
-            if stay.is_lent:
-                del self._stays[unit]
-            elif self._allocated > self._budget and stay.state != "filling":
-                self._allocated -= self._stays.pop(unit).buffer.memory.numel()
+            is_over_budget = self._allocated > self._budget and stay.state != "filling"
+            if is_over_budget or (stay.buffer.memory is None and stay.state != "filling"):
+                self._allocated -= self._stays.pop(unit).buffer.nbytes
             elif stay.state in ("failed", "stale"):  # the next forward reads it again
                 self._idle.append(self._stays.pop(unit).buffer)
         self._changed.notify_all()
 
     def _buffer_for(self, unit: Unit, *, needed: bool) -> _Buffer | None:
         """Return a buffer that holds the unit, making room by what is needed last; None if it would have to wait."""
-        fitting = [buffer for buffer in self._idle if buffer.memory.numel() >= unit.nbytes]
-        if not fitting and self._allocated + unit.nbytes > self._budget:
-            self._make_room(unit, needed=needed)
-            fitting = [buffer for buffer in self._idle if buffer.memory.numel() >= unit.nbytes]
-        if fitting:
-            best = min(fitting, key=lambda buffer: buffer.memory.numel())
+        lends = self._lends(unit)
+        best = self._idle_for(unit, lends)
+        if best is None and self._allocated + unit.nbytes > self._budget:
+            self._make_room(unit, lends, needed=needed)
+            best = self._idle_for(unit, lends)
+        if best is not None:
             self._idle.remove(best)
             return best
         if self._allocated + unit.nbytes > self._budget and not needed:
             return None
         self._allocated += unit.nbytes
         self.peak_bytes = max(self.peak_bytes, self._allocated)
+        if lends:
+            return _Buffer(unit.nbytes, None)
         with torch.inference_mode(False):
             memory = self._lane.allocate(unit.nbytes)
         # An allocator may give memory that computations before this one still read.
         mark = self._lane.mark(memory)
-        return _Buffer(memory, [] if mark is None else [mark])
+        return _Buffer(unit.nbytes, memory, [] if mark is None else [mark])
 
-    def _make_room(self, unit: Unit, *, needed: bool) -> None:
+    def _idle_for(self, unit: Unit, lends: bool) -> _Buffer | None:
+        """Return the smallest buffer without a unit that holds this one, if it needs memory of a buffer."""
+        fitting = [] if lends else [buffer for buffer in self._idle if buffer.nbytes >= unit.nbytes]
+        return min(fitting, key=lambda buffer: buffer.nbytes, default=None)
+
+    def _make_room(self, unit: Unit, lends: bool, *, needed: bool) -> None:
         """Let go of units that are needed later than this one, the last first, until a buffer fits or can be made."""
         near = {other for own in self._near.values() for other in own}
         limit = -1 if needed else self._distance(unit)
@@ -386,16 +390,18 @@ class WeightStream:
             if not stay.users and stay.state == "ready" and (needed or other not in near)
             and self._distance(other) > limit
         ]  # fmt: skip
-        for other in sorted(gone, key=self._distance, reverse=True):
-            self._idle.append(self._stays.pop(other).buffer)
-            if self._idle[-1].memory.numel() >= unit.nbytes:
-                return
+        for other in [*sorted(gone, key=self._distance, reverse=True), None]:
             while self._idle and self._allocated + unit.nbytes > self._budget:
-                self._allocated -= self._idle.pop().memory.numel()
-            if self._allocated + unit.nbytes <= self._budget:
+                self._allocated -= self._idle.pop().nbytes
+            if other is None or self._allocated + unit.nbytes <= self._budget:
                 return
-        while self._idle and self._allocated + unit.nbytes > self._budget:
-            self._allocated -= self._idle.pop().memory.numel()
+            buffer = self._stays.pop(other).buffer
+            if buffer.memory is None:
+                self._allocated -= buffer.nbytes
+            else:
+                self._idle.append(buffer)
+                if self._idle_for(unit, lends) is not None:
+                    return
 
     def _distance(self, unit: Unit) -> int:
         """Return after how many units this one is needed, by the order that is expected."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +15,14 @@ from accel_nb.bigmodel import in_place
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload import offloaded_weights, stream_of
-from accel_nb.bigmodel.shards import ShardFile, open_checkpoint
+from accel_nb.bigmodel.shards import open_checkpoint
+from accel_nb.bigmodel.sizes import compute_module_sizes
 from accel_nb.bigmodel.stream import WeightStream
 from tests.support.checkpoints import save_single
 from tests.support.transformer import Transformer
 
 TOKENS = torch.arange(24).reshape(2, 12)
-
-
-@pytest.fixture(autouse=True)
-def cached(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not every file system tells what is in the cache."""
-    monkeypatch.setattr(ShardFile, "is_cached", lambda *_: True)
+BLOCK = compute_module_sizes(Transformer())["blocks.0"]
 
 
 def on_disk(build: Any, path: Path) -> Any:
@@ -73,7 +70,7 @@ def test_bits_are_the_same_wherever_tensors_start(
         torch.set_num_threads(before)
 
 
-def test_nothing_stays_mapped_and_no_buffer_is_made(tmp_path: Path) -> None:
+def test_nothing_stays_mapped(tmp_path: Path) -> None:
     path = save_single(Transformer(), tmp_path)
     model = on_disk(Transformer, path)
     seen: list[bool] = []
@@ -88,7 +85,7 @@ def test_nothing_stays_mapped_and_no_buffer_is_made(tmp_path: Path) -> None:
         model(TOKENS)
     look()
     assert seen == [True, False]
-    assert stream(model).peak_bytes == 0
+    assert 0 < stream(model).peak_bytes <= 3 * BLOCK, "what is mapped counts as buffers do"
 
 
 def test_what_is_written_in_place_is_kept_and_does_not_reach_the_file(tmp_path: Path) -> None:
@@ -129,9 +126,7 @@ def test_weights_that_outlive_the_forward_stay_readable(tmp_path: Path) -> None:
     assert all(torch.equal(one, resident.weight[1:]) for one in shown)
 
 
-def test_of_a_table_only_rows_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ShardFile, "is_cached", lambda *_: False)
-
+def test_of_a_table_only_rows_are_read(tmp_path: Path) -> None:
     class Looking(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -144,10 +139,13 @@ def test_of_a_table_only_rows_are_read(tmp_path: Path, monkeypatch: pytest.Monke
     resident = Looking()
     path = save_single(resident, tmp_path)
     model = on_disk(Looking, path)
+    assert {unit.name: unit.rows_only for unit in stream(model)._order} == {"table": True, "clipped": False}
+    for file in {piece.source.file for unit in stream(model)._order for piece in unit.pieces}:  # type: ignore[union-attr]
+        file.bypass_cache()
     with torch.no_grad():
         for _ in range(2):
             assert torch.equal(model(TOKENS), resident(TOKENS))
-    assert stream(model).num_fills == 1, "the table that is changed by looking at it, the first time"
+    assert stream(model).num_fills <= 2, "the table that is changed by looking at it, and never the other one"
     clipped = dict(offloaded_weights(model))["clipped.weight"]
     assert torch.equal(clipped, resident.clipped.weight)
     assert not torch.equal(clipped, load_file(path)["clipped.weight"])
@@ -164,3 +162,11 @@ def test_tensors_that_lie_together_are_mapped_together(tmp_path: Path) -> None:
         (found["c"].offset, found["d"].offset + 28, [2, 0]),
     ]
     assert list(in_place.extents([])) == []
+
+
+def test_a_file_that_became_shorter_is_an_error_before_it_is_mapped(tmp_path: Path) -> None:
+    path = save_starting_at(nn.Linear(16, 16), tmp_path / "one", 0)
+    found = list(open_checkpoint(path).tensors.values())
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(OSError, match="cut short while in use"):
+        in_place.lend(found)

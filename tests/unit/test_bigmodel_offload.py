@@ -30,7 +30,7 @@ from accel_nb.bigmodel.offload import (
     remove_hook_from_submodules,
     stream_of,
 )
-from accel_nb.bigmodel.shards import open_checkpoint
+from accel_nb.bigmodel.shards import ShardFile, open_checkpoint
 from accel_nb.bigmodel.sizes import compute_module_sizes
 from accel_nb.bigmodel.stream import OffloadError
 from accel_nb.errors import ConfigError, MisuseError
@@ -44,19 +44,18 @@ BLOCK = compute_module_sizes(Transformer())["blocks.0"]
 TOKENS = torch.arange(24).reshape(2, 12)
 
 
-@pytest.fixture(params=["lent", "copied"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Weights are computed with where they lie in the system's cache, or come through buffers."""
+@pytest.fixture(params=["lent", "lent ahead", "copied"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights are computed with where they lie in the system's cache, or are not there yet, or come through buffers."""
     if request.param == "copied":
         request.getfixturevalue("through_buffers")
     else:
-        monkeypatch.setattr("accel_nb.bigmodel.shards.ShardFile.is_cached", lambda *_: True)
-    return request.param
+        monkeypatch.setattr(ShardFile, "is_cached", lambda *_: request.param == "lent")
 
 
 @pytest.fixture
 def through_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HostLane, "lend", lambda *_, **__: None)
+    monkeypatch.setattr(HostLane, "can_lend", lambda *_, **__: False)
 
 
 def empty(**options: Any) -> Transformer:
@@ -558,7 +557,7 @@ tokens = torch.arange(4)[None]
 with torch.inference_mode():
     for step in range(4):
         if step == 2:
-            HostLane.lend = lambda *_, **__: None  # from here on through buffers
+            HostLane.can_lend = lambda *_, **__: False  # from here on through buffers
         tokens = torch.cat([tokens, model(tokens)[:, -1:].argmax(-1)], 1)
 grown = peak_bytes() - before
 assert grown < size // 2, (grown, size)

@@ -111,8 +111,8 @@ class Recording(HostLane):
         self.gains = gains
         self.readers: set[int] = set()
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> None:
-        return None
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        return False
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         return self.gains
