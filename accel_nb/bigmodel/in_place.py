@@ -52,19 +52,43 @@ def are_at_hand(tensors: Sequence[FileTensor]) -> bool:
     return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in extents(tensors))
 
 
+class Loan:
+    """Tensors over pages of files, which are to be touched between `begin` and `end` only."""
+
+    def __init__(self, tensors: list[Tensor], files: Sequence[ShardFile]) -> None:
+        self.tensors = tensors
+        self._files = files
+        self._held: list[ShardFile] = []
+
+    def begin(self) -> None:
+        """Keep the files as long as they are; raises `OSError` if one has become shorter, or is being written to."""
+        try:
+            for file in self._files:
+                file.hold()
+                self._held.append(file)
+                file.check_length()
+        except OSError:
+            self.end()
+            raise
+
+    def end(self) -> None:
+        """Let others write to the files again."""
+        while self._held:
+            self._held.pop().let_go()
+
+
 def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
-    """Whether kernels compute the same from where tensors lie in their files, which the system's cache can keep.
+    """Whether kernels compute the same from where tensors lie in their files, which must be safe to touch.
 
     ``rows_only``: few rows of each are going to be looked up, which no kernel rounds, and few pages hold.
     """
-    if rows_only:
-        return True
-    if any(tensor.file.is_past_cache() for tensor in tensors):
+    files = {tensor.file for tensor in tensors}
+    if not all(file.can_be_held() and (rows_only or not file.is_past_cache()) for file in files):
         return False
-    return all(tensor.offset % ALIGNMENT == 0 for tensor in tensors) or alignment_is_no_matter()
+    return rows_only or all(tensor.offset % ALIGNMENT == 0 for tensor in tensors) or alignment_is_no_matter()
 
 
-def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> list[Tensor]:
+def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
     """Return tensors over the files' pages, once these are in memory (``rows_only``: as they are touched).
 
     What is written to them is the process's own, and does not come to the files. Raises `OSError` for files that cannot
@@ -77,7 +101,7 @@ def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> list[Tens
             begin = tensors[at].offset - extent.begin
             part = pages[begin : begin + tensors[at].nbytes]
             lent[at] = part.view(tensors[at].dtype).view(tensors[at].shape)
-    return [lent[at] for at in range(len(tensors))]
+    return Loan([lent[at] for at in range(len(tensors))], list({tensor.file for tensor in tensors}))
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from accel_nb.bigmodel import compute_threads, in_place
 from accel_nb.bigmodel.host_memory import empty_tensors
+from accel_nb.bigmodel.in_place import Loan
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
 
 _MOST_THREADS = 8
@@ -68,7 +69,7 @@ class Lane(Protocol):
         """Whether tensors can be computed with where they lie; ``rows_only``: few rows of each are looked up."""
         ...
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor]:
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
         """Return tensors where they lie, in place of a buffer with copies. Any thread."""
         ...
 
@@ -109,11 +110,12 @@ class HostLane:
         """Whether pages of files, if any, do as well as memory."""
         return in_place.can_lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor]:
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
         """Return the files' own pages, and weights that lie in memory."""
-        in_files = [source for source in sources if isinstance(source, FileTensor)]
-        pages = iter(in_place.lend(in_files, rows_only=rows_only))
-        return [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
+        loan = in_place.lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
+        pages = iter(loan.tensors)
+        loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
+        return loan
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Whether a disk has to deliver something, for which no core waits."""
@@ -283,7 +285,7 @@ class SideLane:
         """Return False: devices compute with their own memory."""
         return False
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> list[Tensor]:
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
         """Raise `NotImplementedError`."""
         raise NotImplementedError("a device's lane lends nothing")
 

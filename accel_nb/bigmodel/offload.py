@@ -238,7 +238,7 @@ def _dispatch(
     sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
     handle = Dispatched(model)
     units = _units(tree, model, away, sources, handle)
-    budget = _budget(tree, units, buffer_bytes)
+    budget = _budget(units, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
     for piece in handle.pieces:
         for holder, leaf in piece.places:
@@ -397,7 +397,7 @@ def _units(
             groups.setdefault(owner, []).append(piece)
     order = {name: position for position, name in enumerate(tree.modules)}
     return [
-        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]))
+        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
         for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
     ]
 
@@ -407,13 +407,13 @@ def _looks_up(module: nn.Module) -> bool:
     return type(module) is nn.Embedding and module.max_norm is None
 
 
-def _budget(tree: Tree, units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
+def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
     """Return the bytes of buffers: as given, else two of the largest units, beside those that are held meanwhile."""
     largest = max(units, key=lambda unit: unit.nbytes, default=None)
     if largest is None:
         return 0
     if buffer_bytes is None:
-        outer = sum(unit.nbytes for unit in units if tree.parts(unit.name))
+        outer = sum(unit.nbytes for unit in units if unit.holds_others)
         return 2 * largest.nbytes + outer
     budget = parse_bytes(buffer_bytes, "buffer_bytes")
     if largest.nbytes > budget:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import fcntl
 import json
 import mmap
 import os
+import signal
 import stat
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -75,6 +78,8 @@ class ShardFile:
         self._direct: int | None = None
         self._mapping: mmap.mmap | None = None
         self._staging: list[mmap.mmap] = []
+        self._holding = threading.Lock()
+        self._num_holders = 0
         try:
             status = os.fstat(self.fd)
             if not stat.S_ISREG(status.st_mode):
@@ -123,11 +128,10 @@ class ShardFile:
     def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
         """Return bytes over pages of the file, as `mapping` does for all of it; ``whole``: all are read at once.
 
-        Raises `OSError` if they cannot be read, or the file has become shorter; once it is mapped, a file that somebody
-        else cuts short ends the process when the bytes are touched.
+        Raises `OSError` if they cannot be read, or the file has become shorter. Once it is mapped, touching bytes that
+        have been cut off ends the process: `hold` it, and check its length.
         """
-        if os.fstat(self.fd).st_size < offset + nbytes:
-            raise self._cut_short(offset + nbytes)
+        self.check_length()
         skipped = offset % mmap.ALLOCATIONGRANULARITY
         pages = mmap.mmap(
             self.fd, skipped + nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
@@ -138,6 +142,43 @@ class ShardFile:
         else:
             pages.madvise(mmap.MADV_RANDOM)
         return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
+
+    def hold(self) -> None:
+        """Let others who want to write to the file or cut it short wait until `let_go`; for less than half a minute.
+
+        Raises `OSError` if somebody has it open for writing or waits to do so, or the system knows no leases for it.
+        """
+        with self._holding:
+            if not self._num_holders:
+                fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)  # by default SIGIO, which would end the process
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            elif fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+                raise OSError(errno.EBUSY, f"somebody waits to write to {self.path}")
+            self._num_holders += 1
+
+    def let_go(self) -> None:
+        """End what `hold` began."""
+        with self._holding:
+            self._num_holders -= 1
+            if not self._num_holders:
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def can_be_held(self) -> bool:
+        """Whether `hold` is possible now."""
+        if not hasattr(fcntl, "F_SETLEASE"):
+            return False
+        try:
+            self.hold()
+        except OSError:
+            return False
+        self.let_go()
+        return True
+
+    def check_length(self) -> None:
+        """Raise `OSError` if the file has become shorter."""
+        length = os.fstat(self.fd).st_size
+        if length < self.nbytes:
+            raise self._cut_short(length)
 
     def is_past_cache(self) -> bool:
         """Whether large tensors are read past the system's cache."""

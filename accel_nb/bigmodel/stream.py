@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.host_memory import aligned
+from accel_nb.bigmodel.in_place import Loan
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source
 from accel_nb.errors import AccelNbError, MisuseError
 
@@ -55,11 +56,15 @@ class Piece:
 class Unit:
     """The tensors that are needed at once."""
 
-    def __init__(self, name: str, pieces: Sequence[Piece], *, rows_only: bool = False) -> None:
+    def __init__(
+        self, name: str, pieces: Sequence[Piece], *, rows_only: bool = False, holds_others: bool = False
+    ) -> None:
         self.name = name
         self.pieces = tuple(pieces)
         self.rows_only = rows_only
         """Whether few rows of its tensors are looked up, and no more."""
+        self.holds_others = holds_others
+        """Whether other units come and go while it computes."""
         self.nbytes = 0
         for piece in self.pieces:
             piece.begin = self.nbytes
@@ -74,6 +79,7 @@ class _Buffer:
     nbytes: int
     memory: Tensor | None
     """None if the unit that it is for is computed with where its tensors lie, which are given back after each use."""
+    loan: Loan | None = None
     marks: list[Any] = field(default_factory=list)
     """Of computations that may still read it."""
     views: dict[Unit, list[Tensor]] = field(default_factory=dict)
@@ -174,12 +180,16 @@ class WeightStream:
                 if stay.state == "failed":
                     raise OffloadError(f"the weights of {unit.name} cannot be read: {stay.error}") from stay.error
                 if not stay.is_put:
+                    if stay.buffer.loan is not None:
+                        stay.buffer.loan.begin()
                     self._put(unit, stay)
             self._lane.ready(stay.ticket)
-        except BaseException:  # an interrupt may come at any point of this
+        except BaseException as error:  # an interrupt may come at any point of this
             with self._changed:
                 stay.users -= 1
                 self._let_go(unit, stay)
+            if isinstance(error, OSError) and not isinstance(error, OffloadError):
+                raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
             raise
 
     def release(self, unit: Unit) -> None:
@@ -284,11 +294,13 @@ class WeightStream:
         while not self._is_over.is_set():
             with self._changed:
                 found = self._next_wish()
+                if found is None and not self._changed.wait(_IDLE_S):
+                    found = self._next_wish()
+                    if found is None:
+                        self._readers.remove(threading.current_thread())
+                        return
                 if found is None:
-                    if self._changed.wait(_IDLE_S) or self._next_wish() is not None:
-                        continue
-                    self._readers.remove(threading.current_thread())
-                    return
+                    continue
             self._fill(*found)
 
     def _next_wish(self) -> tuple[Unit, _Stay] | None:
@@ -310,6 +322,7 @@ class WeightStream:
         except BaseException as error:
             with self._changed:
                 stay.state, stay.error = "failed", error
+                self._near = {own: [other for other in near if other is not unit] for own, near in self._near.items()}
                 self._let_go(unit, stay)
             if not isinstance(error, Exception):
                 raise
@@ -321,9 +334,10 @@ class WeightStream:
 
     def _lent(self, unit: Unit, buffer: _Buffer) -> None:
         """Let the unit's tensors be computed with where they lie; without the lock."""
-        lent = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
+        loan = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
         with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
-            buffer.views = {unit: [_view(piece, tensor) for piece, tensor in zip(unit.pieces, lent, strict=True)]}
+            views = [_view(piece, tensor) for piece, tensor in zip(unit.pieces, loan.tensors, strict=True)]
+        buffer.loan, buffer.views = loan, {unit: views}
 
     def _copied(self, unit: Unit, buffer: _Buffer) -> Any:
         """Fill the memory of a buffer and return the lane's ticket; without the lock."""
@@ -336,7 +350,9 @@ class WeightStream:
         return self._lane.fill(jobs, marks)
 
     def _lends(self, unit: Unit) -> bool:
-        """Whether the unit is computed with where its tensors lie."""
+        """Whether the unit is computed with where its tensors lie, which nobody may write to meanwhile."""
+        if unit.holds_others:
+            return False
         return all(piece.source.dtype == piece.empty.dtype for piece in unit.pieces) and self._lane.can_lend(
             [piece.source for piece in unit.pieces], rows_only=unit.rows_only
         )
@@ -344,8 +360,12 @@ class WeightStream:
     def _let_go(self, unit: Unit, stay: _Stay) -> None:
         """Take the weights of a unit that nobody uses out of the modules; it stays in its buffer if all is well."""
         if not stay.users and self._stays.get(unit) is stay:
-            if stay.is_put:
-                self._take(unit, stay)
+            try:
+                if stay.is_put:
+                    self._take(unit, stay)
+            finally:
+                if stay.buffer.loan is not None:
+                    stay.buffer.loan.end()
             is_over_budget = self._allocated > self._budget and stay.state != "filling"
             if is_over_budget or (stay.buffer.memory is None and stay.state != "filling"):
                 self._allocated -= self._stays.pop(unit).buffer.nbytes
@@ -373,7 +393,7 @@ class WeightStream:
             memory = self._lane.allocate(unit.nbytes)
         # An allocator may give memory that computations before this one still read.
         mark = self._lane.mark(memory)
-        return _Buffer(unit.nbytes, memory, [] if mark is None else [mark])
+        return _Buffer(unit.nbytes, memory, marks=[] if mark is None else [mark])
 
     def _idle_for(self, unit: Unit, lends: bool) -> _Buffer | None:
         """Return the smallest buffer without a unit that holds this one, if it needs memory of a buffer."""
