@@ -55,6 +55,8 @@ _STAGING_BYTES = 4 << 20
 _SECTOR_BYTES = 4096
 """Reading past the system's cache is in whole sectors, to whole pages."""
 _DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
+_CACHESTAT = 451
+"""Linux' system call of that name."""
 _LARGE_PAGE_BYTES = 2 << 20
 _POPULATE_READ = 22
 """Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
@@ -186,16 +188,10 @@ class ShardFile:
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
         """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
-        if self._direct is not None or not hasattr(os, "RWF_NOWAIT"):
-            return False
-        probe = bytearray(1)
-        try:
-            return all(
-                os.preadv(self.fd, [probe], at, os.RWF_NOWAIT) == 1
-                for at in (*range(offset, offset + nbytes, CHUNK_BYTES), *([offset + nbytes - 1] if nbytes else []))
-            )
-        except OSError:  # it would have to wait, or the file system cannot tell
-            return False
+        if self._direct is not None or not nbytes:
+            return self._direct is None
+        places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
+        return all(_is_page_cached(self.fd, place) for place in places)
 
     def will_read(self, offset: int, nbytes: int) -> None:
         """Tell the system what is going to be read, so that a disk works ahead of us."""
@@ -386,6 +382,22 @@ def _populate(pages: mmap.mmap) -> None:
     if libc.madvise(start, length, _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     # Before Linux 5.14, which does not know the advice, each page is read when it is touched.
+
+
+def _is_page_cached(fd: int, offset: int) -> bool:
+    """Whether the system has the byte at a place of a file; False if it does not tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    asked, told = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
+    if not libc.syscall(_CACHESTAT, fd, asked, told, 0):
+        return told[0] > 0
+    if ctypes.get_errno() != errno.ENOSYS:
+        return False
+    try:  # before Linux 6.5; where the byte is not there, this begins to read it
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
