@@ -1,7 +1,7 @@
 """Ways for weights to reach the memory that a device computes from.
 
-A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` reads files
-into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the device is a `Queue`,
+A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` lends pages of
+files, or reads them into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the device is a `Queue`,
 so that what it does is the same whatever the device.
 """
 
@@ -21,6 +21,7 @@ from accel_nb.bigmodel import compute_threads, in_place
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.in_place import Loan
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
+from accel_nb.runtime.hardware import num_usable_cores
 
 _MOST_THREADS = 8
 _DISK_THREADS = 4
@@ -91,10 +92,10 @@ class Lane(Protocol):
 
 
 class HostLane:
-    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready.
+    """Lends pages of files to the CPU, or reads into memory; when a buffer is filled, it is ready.
 
-    To read what the system has in its cache is to copy it, which takes the cores that compute: beside a computation
-    both would be late. It is done right before, by as many threads as torch computes with.
+    To read into memory what the system has in its cache is to copy it, which takes the cores that compute: beside a
+    computation both would be late. It is done right before, by as many threads as torch computes with.
     """
 
     device = torch.device("cpu")
@@ -129,8 +130,8 @@ class HostLane:
         num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
-        if num_helpers:
-            compute_threads.rest()
+        if num_helpers and 2 * (num_helpers + 1) >= num_usable_cores():
+            compute_threads.rest()  # on more cores, few threads that copy find room; to start all others takes longer
         _read_with(num_helpers, parts)
 
     def ready(self, ticket: None) -> None:
