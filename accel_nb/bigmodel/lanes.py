@@ -1,8 +1,8 @@
 """Ways for weights to reach the memory that a device computes from.
 
 A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` lends pages of
-files, or reads them into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the device is a `Queue`,
-so that what it does is the same whatever the device.
+files, or reads them into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the
+device is a `Queue`, so that what it does is the same whatever the device.
 """
 
 from __future__ import annotations
