@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
     from accel_nb.bigmodel.micro_batches import pipeline_devices
     from accel_nb.bigmodel.offload import cpu_offload, disk_offload, dispatch_model
+    from accel_nb.bigmodel.pace import Pace
     from accel_nb.bigmodel.pipeline import prepare_pipeline
     from accel_nb.bigmodel.quantize import quantize_model, report_quantization
     from accel_nb.bigmodel.quantized_files import quantize_checkpoint, save_quantized
@@ -70,6 +71,7 @@ __all__ = [
     "GradientState",
     "InitProcessGroupKwargs",
     "LocalSGD",
+    "Pace",
     "PartialState",
     "ProfileKwargs",
     "ProjectConfiguration",
@@ -126,6 +128,7 @@ _HOMES = {
     "GradientState": "accel_nb.accelerator.places",
     "InitProcessGroupKwargs": "accel_nb.accelerator.plugins",
     "LocalSGD": "accel_nb.accelerator.local_sgd",
+    "Pace": "accel_nb.bigmodel.pace",
     "PartialState": "accel_nb.accelerator.places",
     "ProfileKwargs": "accel_nb.accelerator.plugins",
     "ProjectConfiguration": "accel_nb.accelerator.plugins",

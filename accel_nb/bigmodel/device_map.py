@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 import torch
 from torch import nn
 
+from accel_nb.bigmodel.arrange import AHEAD, Arrangement, arrangement, is_better
+from accel_nb.bigmodel.pace import ForwardTime, Pace
 from accel_nb.bigmodel.placement import DeviceMap, describe_device_map, place_of
 from accel_nb.bigmodel.sizes import (
     Device,
-    Held,
     device_problems,
     find_blocks,
     format_bytes,
@@ -21,11 +22,10 @@ from accel_nb.bigmodel.sizes import (
     parse_bytes,
     prefixes,
 )
+from accel_nb.bigmodel.tree import Tree, is_within
 from accel_nb.errors import ConfigError
 
 WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
-_AHEAD = 2
-"""Room that is kept for weights on their way, in largest blocks: one computes while the next arrives."""
 _BISECTIONS = 40
 
 
@@ -43,75 +43,6 @@ class Workload:
     def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
         """Make one from sizes like ``"2GB"``; raises `ConfigError`."""
         return cls(parse_bytes(activations, "activations"), parse_bytes(kv_cache, "kv_cache"))
-
-
-class Tree:
-    """A model's modules and tensors by name, and which of them share tensors."""
-
-    def __init__(self, model: nn.Module, held: Sequence[Held], no_split: Iterable[str]) -> None:
-        self.held = held
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        self._no_split = frozenset(no_split)
-        self._inside: dict[str, set[int]] = {name: set() for name in self.modules}
-        for index, tensor in enumerate(held):
-            for name in tensor.names:
-                for prefix in prefixes(name):
-                    self._inside.setdefault(prefix, set()).add(index)
-
-    def inside(self, name: str) -> set[int]:
-        """Return the indices of the tensors that a part has or shares."""
-        return self._inside[name]
-
-    def nbytes(self, indices: Iterable[int]) -> int:
-        """Return the size of tensors."""
-        return sum(self.held[index].nbytes for index in indices)
-
-    def is_block(self, name: str) -> bool:
-        """Whether a part is a module of a class that is not to be split."""
-        return name in self.modules and type(self.modules[name]).__name__ in self._no_split
-
-    def parts(self, name: str) -> list[str]:
-        """Return the modules and tensors right below a module; none if it is not to be split."""
-        if name not in self.modules or self.is_block(name):
-            return []
-        module = self.modules[name]
-        children = [child for child, _ in module.named_children()]
-        if not children:
-            return []
-        own = {**module._parameters, **module._buffers}
-        direct = [tensor for tensor, value in own.items() if value is not None]
-        below = (f"{name}.{part}" if name else part for part in [*direct, *children])
-        return [part for part in below if self._inside.get(part)]
-
-    def smallest(self, name: str) -> list[str]:
-        """Return what a part consists of that cannot be split further, in the model's order."""
-        parts = self.parts(name)
-        return [small for part in parts for small in self.smallest(part)] if parts else [name]
-
-    def holder(self, tensor: str) -> str:
-        """Return the part that a tensor moves with: the outermost block, or module without children, or itself."""
-        for name in prefixes(tensor):
-            if name in self.modules and not self.parts(name):
-                return name
-        return tensor
-
-    def family(self, name: str) -> set[str]:
-        """Return the part and all others that must lie on its device since they share tensors, directly or not."""
-        family, waiting = {name}, [name]
-        while waiting:
-            for index in self._inside[waiting.pop()]:
-                for alias in self.held[index].names:
-                    if any(is_within(alias, member) for member in family):
-                        continue
-                    holder = self.holder(alias)
-                    family.add(holder)
-                    waiting.append(holder)
-        return family
-
-
-def is_within(name: str, part: str) -> bool:
-    """Whether ``name`` is ``part`` or lies below it."""
-    return part in ("", name) or name.startswith(part + ".")
 
 
 @dataclass
@@ -134,7 +65,8 @@ def infer_auto_device_map(
     *,
     activations: int | str = 0,
     kv_cache: int | str = 0,
-    spread: bool = False,
+    pace: Pace | None = None,
+    flops: Mapping[str, int] | None = None,
 ) -> DeviceMap:
     """Plan where each part of a model goes: accelerators in their order, then ``cpu``, then ``disk``.
 
@@ -142,8 +74,10 @@ def infer_auto_device_map(
     that stay whole (None: the blocks that the model repeats). The first device keeps room for weights that come to it
     from elsewhere: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are kept free too, in
     bytes. ``fallback_allocation`` gives a device that the next part in order does not fit on a later one that does.
-    ``spread`` puts blocks that are away evenly between those that stay, where one device computes: while a block that
-    stays computes, the next one arrives. ``verbose`` prints the plan.
+    With a ``pace``, parts that the first device computes exchange places until a forward is expected to end no sooner:
+    what takes long to come stays, and what is away lies between parts that compute meanwhile. ``flops`` are what
+    modules compute in a forward, by name (`measure_demand`); without, they go through their weights once, as for one
+    token. ``verbose`` prints the plan.
 
     Raises `ConfigError` with all that is wrong, a part that is larger than the device that computes it included.
     """
@@ -152,12 +86,36 @@ def infer_auto_device_map(
     tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
     work = Workload.parse(activations, kv_cache)
     plan = _fit(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
-    if spread:
-        plan.places = _spread(tree, plan.places)
+    notes: list[str] = []
+    if pace is not None:
+        plan.places, expected = _arranged(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
+        notes.append(str(expected))
     places = _merged(tree, plan.places) if clean_result else plan.places
     if verbose:
-        print(describe_device_map(model, places, max_memory=max_memory, dtype=dtype, special_dtypes=special_dtypes))
+        print(
+            describe_device_map(
+                model, places, max_memory=max_memory, dtype=dtype, special_dtypes=special_dtypes, notes=notes
+            )
+        )
     return places
+
+
+def expect_forward(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    pace: Pace,
+    dtype: torch.dtype | str | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    *,
+    flops: Mapping[str, int] | None = None,
+    offload_buffers: bool = False,
+) -> ForwardTime:
+    """Return how long a forward is expected to take under a device map; the arguments are as in planning one."""
+    tree = Tree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
+    places = {part: _place_of_part(tree, part, device_map) for part in tree.smallest("")}
+    room: dict[Device, float] = dict.fromkeys([main_device(places.values()), "cpu", "disk"], float("inf"))
+    arranged = arrangement(tree, places, room, pace, flops or {}, offload_buffers=offload_buffers)
+    return arranged.time([places[part.names[0]] for part in arranged.parts])
 
 
 def get_balanced_memory(
@@ -213,9 +171,14 @@ def plan_device_map(
     *,
     activations: int | str = 0,
     kv_cache: int | str = 0,
+    pace: Pace | None = None,
+    flops: Mapping[str, int] | None = None,
     offload_buffers: bool = False,
 ) -> DeviceMap:
-    """Return the device map that ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` means here."""
+    """Return the device map that ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` means here.
+
+    But for ``sequential`` it is the one with the fastest forward that was found, at a ``pace`` (None: a typical one).
+    """
     if way not in WAYS:
         raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary of your own")
     limits = get_max_memory(max_memory)
@@ -237,13 +200,27 @@ def plan_device_map(
         offload_buffers=offload_buffers,
         activations=activations,
         kv_cache=kv_cache,
-        spread=way != "sequential",
+        pace=None if way == "sequential" else pace or Pace.typical(main_device(_usable(limits))),
+        flops=flops,
     )
 
 
 def main_device(places: Iterable[Device]) -> Device:
     """Return the device that computes what has no device of its own: the first accelerator of a map, else ``cpu``."""
     return next((device for device in places if str(device) not in ("cpu", "disk")), "cpu")
+
+
+def _place_of_part(tree: Tree, part: str, device_map: Mapping[str, Device]) -> Device:
+    """Return where a part lies, by its first tensor, as arrangements name places."""
+    own = (name for index in sorted(tree.inside(part)) for name in tree.held[index].names if is_within(name, part))
+    place = place_of(next(own, part), device_map)
+    if place is None or str(place) in ("cpu", "disk"):
+        return "cpu" if place is None else str(place)
+    return place
+
+
+def _usable(limits: Mapping[Device, int]) -> list[Device]:
+    return [device for device, limit in limits.items() if limit > 0]
 
 
 def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
@@ -254,7 +231,7 @@ def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
 
 def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool) -> _Plan:
     """Place everything on the devices if it fits without weights on their way; else keep room for these."""
-    main = main_device(device for device in limits if limits[device] > 0)
+    main = main_device(_usable(limits))
     room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
     if "cpu" in limits:
         room["cpu"] = limits["cpu"] - (work.activations if main == "cpu" else 0)
@@ -275,7 +252,7 @@ def _needed_on_the_way(tree: Tree, plan: _Plan, main: Device, work: Workload, of
     sizes = [tree.nbytes(tree.inside(part)) for part in away]
     blocks = sum(tree.is_block(part) for part in away)
     stay = {index for part in away for index in tree.inside(part) if tree.held[index].is_buffer and not offload_buffers}
-    return min(_AHEAD, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
+    return min(AHEAD, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
 
 
 def _offloaded(tree: Tree, plan: _Plan, main: Device) -> list[str]:
@@ -337,26 +314,56 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
     return plan
 
 
-def _spread(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
-    """Exchange the places of blocks of one size, which share nothing, so that those away lie evenly among all.
-
-    What each place holds stays the same. Where several devices compute nothing is exchanged: activations would move.
-    """
+def _arranged(
+    tree: Tree,
+    places: Mapping[str, Device],
+    limits: Mapping[Device, int],
+    work: Workload,
+    pace: Pace,
+    flops: Mapping[str, int],
+    offload_buffers: bool,
+) -> tuple[DeviceMap, ForwardTime]:
+    """Let parts that the main device computes exchange places; return all places, and how long a forward takes."""
     small = {part: place for name, place in places.items() for part in tree.smallest(name)}
-    if len({str(place) for place in small.values()} - {"cpu", "disk"}) > 1:
-        return dict(places)
-    by_size: dict[int, list[str]] = {}
-    for name in tree.modules:  # in the model's order
-        if name in small and tree.is_block(name) and tree.family(name) == {name}:
-            by_size.setdefault(tree.nbytes(tree.inside(name)), []).append(name)
-    order = sorted(set(small.values()), key=lambda place: {"cpu": 1, "disk": 2}.get(str(place), 0))
+    main = main_device(_usable(limits))
+    kept = work.activations + work.kv_cache * sum(
+        tree.is_block(part) for part, place in small.items() if place in (main, "cpu", "disk")
+    )
+    room: dict[Device, float] = {main: limits.get(main, 0) - kept}
+    room.update({place: limits[place] for place in ("cpu",) if place in limits and place != main})
+    room["disk"] = limits.get("disk", float("inf"))
+    arranged = arrangement(tree, small, room, pace, flops, offload_buffers=offload_buffers)
+    found = [small[part.names[0]] for part in arranged.parts]
+    if len(set(found)) > 1:
+        for start in arranged.starts():
+            found = start if is_better(arranged.time(start), arranged.time(found)) else found
+        evenly = _spread(tree, arranged, found)
+        found = arranged.improved(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
+    for part, place in zip(arranged.parts, found, strict=True):
+        small.update(dict.fromkeys(part.names, place))
+    return small, arranged.time(found)
+
+
+def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
+    """Exchange the places of blocks of one size, so that those away lie evenly among all: a start for the search.
+
+    What each place holds stays the same.
+    """
+    spread = list(places)
+    by_size: dict[int, list[int]] = {}
+    for at, part in enumerate(arranged.parts):
+        if len(part.names) == 1 and tree.is_block(part.names[0]):
+            by_size.setdefault(part.nbytes, []).append(at)
+    order = sorted(set(places), key=lambda place: {"cpu": 1, "disk": 2}.get(str(place), 0))
     for blocks in by_size.values():
-        counts = [sum(small[name] == place for name in blocks) for place in order]
+        counts = [sum(places[at] == place for at in blocks) for place in order]
         for place, count in zip(order, counts, strict=True):
-            further = [name for at, name in enumerate(blocks) if _is_further(at, len(blocks), len(blocks) - count)]
-            small.update((name, place) for name in blocks if name not in further)
+            further = [at for i, at in enumerate(blocks) if _is_further(i, len(blocks), len(blocks) - count)]
+            for at in blocks:
+                if at not in further:
+                    spread[at] = place
             blocks = further
-    return small
+    return spread
 
 
 def _is_further(at: int, total: int, further: int) -> bool:

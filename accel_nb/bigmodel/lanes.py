@@ -1,8 +1,8 @@
 """Ways for weights to reach the memory that a device computes from.
 
-A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` reads files
-into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the device is a `Queue`,
-so that what it does is the same whatever the device.
+A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` lends pages of
+files, or reads them into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the
+device is a `Queue`, so that what it does is the same whatever the device.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from accel_nb.bigmodel import compute_threads
+from accel_nb.bigmodel import compute_threads, in_place
 from accel_nb.bigmodel.host_memory import empty_tensors
+from accel_nb.bigmodel.in_place import Loan
 from accel_nb.bigmodel.shards import CHUNK_BYTES, FileTensor
+from accel_nb.runtime.hardware import num_usable_cores
 
 _MOST_THREADS = 8
 _DISK_THREADS = 4
@@ -31,6 +33,11 @@ class HostTensor:
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The one that it is stored in."""
+        return self.tensor.dtype
 
     def is_at_hand(self) -> bool:
         """Return True."""
@@ -59,6 +66,14 @@ class Lane(Protocol):
         """Return a new buffer of bytes."""
         ...
 
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        """Whether tensors can be computed with where they lie; ``rows_only``: few rows of each are looked up."""
+        ...
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
+        """Return tensors where they lie, in place of a buffer with copies. Any thread."""
+        ...
+
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Whether a buffer is better filled beside the computation than right before it."""
         ...
@@ -77,10 +92,10 @@ class Lane(Protocol):
 
 
 class HostLane:
-    """Reads into memory that the CPU computes from; when a buffer is filled, it is ready.
+    """Lends pages of files to the CPU, or reads into memory; when a buffer is filled, it is ready.
 
-    To read what the system has in its cache is to copy it, which takes the cores that compute: beside a computation
-    both would be late. It is done right before, by as many threads as torch computes with.
+    To read into memory what the system has in its cache is to copy it, which takes the cores that compute: beside a
+    computation both would be late. It is done right before, by as many threads as torch computes with.
     """
 
     device = torch.device("cpu")
@@ -92,9 +107,20 @@ class HostLane:
         """Return memory in large pages where the system has them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        """Whether pages of files, if any, do as well as memory."""
+        return in_place.can_lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
+        """Return the files' own pages, and weights that lie in memory."""
+        loan = in_place.lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
+        pages = iter(loan.tensors)
+        loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
+        return loan
+
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Whether a disk has to deliver something, for which no core waits."""
-        return not all(source.is_at_hand() for source in sources)
+        return not in_place.are_at_hand([source for source in sources if isinstance(source, FileTensor)])
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
         """Read now; this thread takes part."""
@@ -104,8 +130,8 @@ class HostLane:
         num_threads = max(self._num_threads, _DISK_THREADS) if away else self._num_threads
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
-        if num_helpers:
-            compute_threads.rest()
+        if num_helpers and 2 * (num_helpers + 1) >= num_usable_cores():
+            compute_threads.rest()  # on more cores, few threads that copy find room; to start all others takes longer
         _read_with(num_helpers, parts)
 
     def ready(self, ticket: None) -> None:
@@ -255,6 +281,14 @@ class SideLane:
     def allocate(self, nbytes: int) -> Tensor:
         """Return memory of the device."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
+
+    def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
+        """Return False: devices compute with their own memory."""
+        return False
+
+    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
+        """Raise `NotImplementedError`."""
+        raise NotImplementedError("a device's lane lends nothing")
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Return True: copies run beside the computing."""

@@ -14,6 +14,7 @@ from accel_nb.bigmodel.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload import dispatch_model
+from accel_nb.bigmodel.pace import Pace
 from accel_nb.bigmodel.placement import place_of
 from accel_nb.bigmodel.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.shards import Checkpoint, FileTensor, open_checkpoint
@@ -133,6 +134,7 @@ def load_checkpoint_and_dispatch(
     *,
     activations: int | str = 0,
     kv_cache: int | str = 0,
+    pace: Pace | None = None,
     buffer_bytes: int | str | None = None,
     keep_in_fp32_modules: Sequence[str] | None = None,
     broadcast_from_rank0: bool = False,
@@ -154,6 +156,7 @@ def load_checkpoint_and_dispatch(
             dtype,
             activations=activations,
             kv_cache=kv_cache,
+            pace=pace,
             offload_buffers=offload_buffers,
         )
     loaded = load_checkpoint_in_model(

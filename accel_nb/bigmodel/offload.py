@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
-from accel_nb.bigmodel.device_map import Tree, check_device_map, main_device
+from accel_nb.bigmodel.device_map import check_device_map, main_device
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source, build_lane
 from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.placement import place_of
@@ -32,6 +32,7 @@ from accel_nb.bigmodel.sizes import (
     to_torch_device,
 )
 from accel_nb.bigmodel.stream import OffloadError, Piece, Unit, WeightStream
+from accel_nb.bigmodel.tree import Tree
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.hardware import num_usable_cores
 from accel_nb.runtime.nested import find_tensors, to_device
@@ -237,7 +238,7 @@ def _dispatch(
     sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
     handle = Dispatched(model)
     units = _units(tree, model, away, sources, handle)
-    budget = _budget(tree, units, buffer_bytes)
+    budget = _budget(units, buffer_bytes)
     _bypass_cache_if_too_small(sources.values())
     for piece in handle.pieces:
         for holder, leaf in piece.places:
@@ -395,16 +396,24 @@ def _units(
             handle.pieces.append(piece)
             groups.setdefault(owner, []).append(piece)
     order = {name: position for position, name in enumerate(tree.modules)}
-    return [Unit(owner, pieces) for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])]
+    return [
+        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
+        for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
+    ]
 
 
-def _budget(tree: Tree, units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
+def _looks_up(module: nn.Module) -> bool:
+    """Whether a module does no more than look rows of its weight up."""
+    return type(module) is nn.Embedding and module.max_norm is None
+
+
+def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
     """Return the bytes of buffers: as given, else two of the largest units, beside those that are held meanwhile."""
     largest = max(units, key=lambda unit: unit.nbytes, default=None)
     if largest is None:
         return 0
     if buffer_bytes is None:
-        outer = sum(unit.nbytes for unit in units if tree.parts(unit.name))
+        outer = sum(unit.nbytes for unit in units if unit.holds_others)
         return 2 * largest.nbytes + outer
     budget = parse_bytes(buffer_bytes, "buffer_bytes")
     if largest.nbytes > budget:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.device_map import Tree
 from accel_nb.bigmodel.sizes import find_blocks, list_tensors
+from accel_nb.bigmodel.tree import Tree
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.collectives import Collectives
 from accel_nb.runtime.comm import Communicator

@@ -10,15 +10,16 @@ import torch
 from torch import nn
 
 from accel_nb.bigmodel.bnb import BnbQuantizationConfig
-from accel_nb.bigmodel.device_map import main_device, plan_device_map
+from accel_nb.bigmodel.device_map import expect_forward, main_device, plan_device_map
 from accel_nb.bigmodel.kernels import Quantization
 from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
 from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.pace import Pace
 from accel_nb.bigmodel.placement import Placement, describe_device_map, place_of
 from accel_nb.bigmodel.quantize import quantize_model, quantized_layers, report_quantization
 from accel_nb.bigmodel.quantized_files import prepare_for
 from accel_nb.bigmodel.shards import open_checkpoint
-from accel_nb.bigmodel.sizes import Device, format_bytes, list_tensors, parse_dtype, to_torch_device
+from accel_nb.bigmodel.sizes import Device, device_problems, format_bytes, list_tensors, parse_dtype, to_torch_device
 from accel_nb.bigmodel.workload import Demand, measure_demand, measure_pace
 from accel_nb.errors import ConfigError
 
@@ -36,6 +37,7 @@ def load(
     example: tuple[Any, ...] | None = None,
     activations: int | str | None = None,
     kv_cache: int | str | None = None,
+    pace: Pace | None = None,
     buffer_bytes: int | str | None = None,
     quantization: str | Quantization | BnbQuantizationConfig | None = None,
     strict: bool = False,
@@ -48,7 +50,9 @@ def load(
     evaluation mode. ``verbose`` shows the forecast before anything is loaded: as bars in a notebook, else as a table.
     ``example`` are the arguments of a forward of the batch and length that are planned for: what it takes is found out
     without values, and room is left for its activations, and for keys and values of each block (``activations``,
-    ``kv_cache``: in bytes, if you know better). ``quantization`` (``int8``, ``int4``, ...: see `Quantization`)
+    ``kv_cache``: in bytes, if you know better). If not all fits, it is measured for some milliseconds how fast the
+    device computes and weights come to it (``pace``: stated, see `infer_auto_device_map`), and parts are placed so that
+    such a forward takes the least time. ``quantization`` (``int8``, ``int4``, ...: see `Quantization`)
     quantises linear layers one at a time as they come; a checkpoint that was written quantised needs no word of it. The
     rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
     """
@@ -73,8 +77,12 @@ def load(
             quantization = quantization.as_quantization()
         quantize_model(model, quantization, dtype=dtype)
     demand = None if example is None else measure_demand(model, example, dtype=dtype)
-    if isinstance(device_map, str):
-        device_map = plan_device_map(
+    flops = {} if demand is None else demand.flops_of
+
+    def planned(pace: Pace | None) -> Mapping[str, Device]:
+        if not isinstance(device_map, str):
+            return device_map
+        return plan_device_map(
             model,
             device_map,
             max_memory,
@@ -82,14 +90,25 @@ def load(
             dtype,
             activations=_first_given(activations, demand and demand.activations),
             kv_cache=_first_given(kv_cache, demand and demand.kv_cache),
+            pace=pace,
+            flops=flops,
         )
+
+    places = planned(pace)
+    if pace is None and demand is not None and any(_bytes_away(model, places, dtype).values()):
+        pace = _measured(model, places, checkpoint, dtype)
+        places = planned(pace)
     if verbose:
-        more = [] if demand is None else [_describe(demand, model, device_map, checkpoint, dtype)]
-        forecast(model, device_map, max_memory=max_memory, dtype=dtype, notes=more).show()
+        more = [] if demand is None else [_describe(demand)]
+        if any(_bytes_away(model, places, dtype).values()):
+            own = pace or Pace.typical(main_device(places.values()))
+            expected = expect_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
+            more.append(f"{expected}{'' if pace else ' (on typical hardware; an example= is measured)'}")
+        forecast(model, places, max_memory=max_memory, dtype=dtype, notes=more).show()
     load_checkpoint_and_dispatch(
         model,
         checkpoint,
-        device_map,
+        places,
         dtype=dtype,
         preload_module_classes=_as_list(no_split_module_classes),
         buffer_bytes=buffer_bytes,
@@ -133,25 +152,28 @@ def _bytes_away(
     return away
 
 
-def _describe(
-    demand: Demand,
-    model: nn.Module,
-    device_map: Mapping[str, Device],
-    checkpoint: str | os.PathLike[str],
-    dtype: torch.dtype | str | None,
-) -> str:
-    """Say what a forward like the example takes, and what sets its pace if weights are read for it."""
-    text = (
+def _describe(demand: Demand) -> str:
+    """Say what a forward like the example takes."""
+    return (
         f"the example takes {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
         f"and values a block, {demand.flops / 1e9:.3g} GFLOP"
     )
-    away = _bytes_away(model, device_map, dtype)["disk"]
-    if not away:
-        return text
+
+
+def _measured(
+    model: nn.Module,
+    places: Mapping[str, Device],
+    checkpoint: str | os.PathLike[str],
+    dtype: torch.dtype | str | None,
+) -> Pace | None:
+    """Return how fast the main device computes and weights come to it; None if this machine has no such device."""
+    main = main_device(places.values())
+    if device_problems(main, "device_map", must_exist=True):
+        return None
     own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
-    device = to_torch_device(main_device(device_map.values()))
-    pace = measure_pace(open_checkpoint(checkpoint), device, own if dtype is None else parse_dtype(dtype))
-    return f"{text}; {pace.describe(away, demand.flops)}"
+    return measure_pace(
+        open_checkpoint(checkpoint), to_torch_device(main), own if dtype is None else parse_dtype(dtype)
+    )
 
 
 def _first_given(*sizes: int | str | None) -> int | str:

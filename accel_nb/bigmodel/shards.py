@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import ctypes
+import errno
+import fcntl
 import json
 import mmap
 import os
+import signal
 import stat
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,6 +55,9 @@ _STAGING_BYTES = 4 << 20
 _SECTOR_BYTES = 4096
 """Reading past the system's cache is in whole sectors, to whole pages."""
 _DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
+_CACHESTAT = 451
+"""Linux' system call of that name."""
+_LARGE_PAGE_BYTES = 2 << 20
 _POPULATE_READ = 22
 """Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
 
@@ -74,6 +80,8 @@ class ShardFile:
         self._direct: int | None = None
         self._mapping: mmap.mmap | None = None
         self._staging: list[mmap.mmap] = []
+        self._holding = threading.Lock()
+        self._num_holders = 0
         try:
             status = os.fstat(self.fd)
             if not stat.S_ISREG(status.st_mode):
@@ -115,24 +123,75 @@ class ShardFile:
         """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
         if self._mapping is None:
             pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
-            if sys.platform == "linux":
-                with suppress(OSError):  # before Linux 5.14 each page is mapped when it is touched
-                    pages.madvise(_POPULATE_READ)
+            _populate(pages)
             self._mapping = pages
         return self._mapping
 
+    def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
+        """Return bytes over pages of the file, as `mapping` does for all of it; ``whole``: all are read at once.
+
+        Raises `OSError` if they cannot be read, or the file has become shorter. Once it is mapped, touching bytes that
+        have been cut off ends the process: `hold` it, and check its length.
+        """
+        self.check_length()
+        skipped = offset % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(
+            self.fd, skipped + nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=offset - skipped,
+        )  # fmt: skip
+        if whole:
+            _populate(pages)
+        else:
+            pages.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
+
+    def hold(self) -> None:
+        """Let others who want to write to the file or cut it short wait until `let_go`; for less than half a minute.
+
+        Raises `OSError` if somebody has it open for writing or waits to do so, or the system knows no leases for it.
+        """
+        with self._holding:
+            if not self._num_holders:
+                fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)  # by default SIGIO, which would end the process
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            elif fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+                raise OSError(errno.EBUSY, f"somebody waits to write to {self.path}")
+            self._num_holders += 1
+
+    def let_go(self) -> None:
+        """End what `hold` began."""
+        with self._holding:
+            self._num_holders -= 1
+            if not self._num_holders:
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def can_be_held(self) -> bool:
+        """Whether `hold` is possible now."""
+        if not hasattr(fcntl, "F_SETLEASE"):
+            return False
+        try:
+            self.hold()
+        except OSError:
+            return False
+        self.let_go()
+        return True
+
+    def check_length(self) -> None:
+        """Raise `OSError` if the file has become shorter."""
+        length = os.fstat(self.fd).st_size
+        if length < self.nbytes:
+            raise self._cut_short(length)
+
+    def is_past_cache(self) -> bool:
+        """Whether large tensors are read past the system's cache."""
+        return self._direct is not None
+
     def is_cached(self, offset: int, nbytes: int) -> bool:
         """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
-        if self._direct is not None or not hasattr(os, "RWF_NOWAIT"):
-            return False
-        probe = bytearray(1)
-        try:
-            return all(
-                os.preadv(self.fd, [probe], at, os.RWF_NOWAIT) == 1
-                for at in (*range(offset, offset + nbytes, CHUNK_BYTES), *([offset + nbytes - 1] if nbytes else []))
-            )
-        except OSError:  # it would have to wait, or the file system cannot tell
-            return False
+        if self._direct is not None or not nbytes:
+            return self._direct is None
+        places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
+        return all(_is_page_cached(self.fd, place) for place in places)
 
     def will_read(self, offset: int, nbytes: int) -> None:
         """Tell the system what is going to be read, so that a disk works ahead of us."""
@@ -305,6 +364,40 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     # A file that the user has named may be a link; one that was found may not.
     file = ShardFile(_checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True)
     return Checkpoint(path, [file], dict(file.tensors))
+
+
+def _populate(pages: mmap.mmap) -> None:
+    """Read and map all pages, while other threads go on; raises `OSError` where touching them would end the process.
+
+    In large pages where the system has them for files: it then reads a disk with next to no work for the processor, and
+    maps what it has read 500 times as fast.
+    """
+    if sys.platform != "linux":
+        return
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
+    length = ctypes.c_size_t(len(pages))
+    if len(pages) >= _LARGE_PAGE_BYTES:
+        libc.madvise(start, length, mmap.MADV_HUGEPAGE)
+    if libc.madvise(start, length, _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    # Before Linux 5.14, which does not know the advice, each page is read when it is touched.
+
+
+def _is_page_cached(fd: int, offset: int) -> bool:
+    """Whether the system has the byte at a place of a file; False if it does not tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    libc: Any = ctypes.CDLL(None, use_errno=True)
+    asked, told = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
+    if not libc.syscall(_CACHESTAT, fd, asked, told, 0):
+        return told[0] > 0
+    if ctypes.get_errno() != errno.ENOSYS:
+        return False
+    try:  # before Linux 6.5; where the byte is not there, this begins to read it
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
 
 
 def as_bytes(tensor: Tensor) -> memoryview:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.host_memory import aligned
+from accel_nb.bigmodel.in_place import Loan
 from accel_nb.bigmodel.lanes import HostTensor, Lane, Source
 from accel_nb.errors import AccelNbError, MisuseError
 
@@ -55,9 +56,15 @@ class Piece:
 class Unit:
     """The tensors that are needed at once."""
 
-    def __init__(self, name: str, pieces: Sequence[Piece]) -> None:
+    def __init__(
+        self, name: str, pieces: Sequence[Piece], *, rows_only: bool = False, holds_others: bool = False
+    ) -> None:
         self.name = name
         self.pieces = tuple(pieces)
+        self.rows_only = rows_only
+        """Whether few rows of its tensors are looked up, and no more."""
+        self.holds_others = holds_others
+        """Whether other units come and go while it computes."""
         self.nbytes = 0
         for piece in self.pieces:
             piece.begin = self.nbytes
@@ -69,7 +76,10 @@ class Unit:
 
 @dataclass(eq=False)
 class _Buffer:
-    memory: Tensor
+    nbytes: int
+    memory: Tensor | None
+    """None if the unit that it is for is computed with where its tensors lie, which are given back after each use."""
+    loan: Loan | None = None
     marks: list[Any] = field(default_factory=list)
     """Of computations that may still read it."""
     views: dict[Unit, list[Tensor]] = field(default_factory=dict)
@@ -170,35 +180,41 @@ class WeightStream:
                 if stay.state == "failed":
                     raise OffloadError(f"the weights of {unit.name} cannot be read: {stay.error}") from stay.error
                 if not stay.is_put:
+                    if stay.buffer.loan is not None:
+                        stay.buffer.loan.begin()
                     self._put(unit, stay)
             self._lane.ready(stay.ticket)
-        except BaseException:  # an interrupt may come at any point of this
+        except BaseException as error:  # an interrupt may come at any point of this
             with self._changed:
                 stay.users -= 1
                 self._let_go(unit, stay)
+            if isinstance(error, OSError) and not isinstance(error, OffloadError):
+                raise OffloadError(f"the weights of {unit.name} cannot be read: {error}") from error
             raise
 
     def release(self, unit: Unit) -> None:
         """Take the weights away again; what was changed in place is kept in memory from now on."""
         with self._changed:
             stay = self._stays[unit]
-            mark = self._lane.mark(stay.buffer.memory)
-            if mark is not None:
+            if stay.buffer.memory is not None and (mark := self._lane.mark(stay.buffer.memory)) is not None:
                 stay.buffer.marks.append(mark)
             stay.users -= 1
             self._let_go(unit, stay)
+            if self._near.get(threading.get_ident()):  # what does not stay for the next forward has left its room
+                self._look_ahead(self._budget)
 
     def saved_tensors_hooks(self, unit: Unit) -> tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]:
         """Return what autograd must do with tensors of a unit that it keeps: note them, and fetch them when needed."""
-        memory = self._stays[unit].buffer.memory
-        storage = memory.untyped_storage()
-        begin, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+        views = self._stays[unit].buffer.views[unit]
+        spans = [(view.data_ptr(), view.data_ptr() + view.nbytes, at) for at, view in enumerate(views)]
+        device = self._lane.device
 
         def pack(tensor: Tensor) -> Any:
-            if tensor.device != memory.device or not begin <= tensor.data_ptr() < end:
-                return tensor
-            offset = tensor.data_ptr() - memory.data_ptr()
-            return _Noted(unit, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset)
+            start = tensor.data_ptr() if tensor.device == device else 0
+            for begin, end, at in spans:
+                if begin <= start < end:
+                    return _Noted(unit, at, tensor.dtype, tuple(tensor.shape), tensor.stride(), start - begin)
+            return tensor
 
         return pack, self._fetch
 
@@ -216,8 +232,8 @@ class WeightStream:
             return noted
         self.acquire(noted.unit)
         try:
-            memory = self._stays[noted.unit].buffer.memory
-            flat = memory[noted.offset :]
+            view = self._stays[noted.unit].buffer.views[noted.unit][noted.at].detach()
+            flat = view.reshape(-1).view(torch.uint8)[noted.offset :]
             flat = flat[: flat.numel() // noted.dtype.itemsize * noted.dtype.itemsize].view(noted.dtype)
             return flat.as_strided(noted.shape, noted.stride, flat.storage_offset()).clone()
         finally:
@@ -246,12 +262,17 @@ class WeightStream:
             own.next = places[at] if at < len(places) else places[0]
         self._now = own.next
         own.next = (own.next + 1) % len(order)
+        self._look_ahead(self._budget - unit.nbytes)
+
+    def _look_ahead(self, room: int) -> None:
+        """Wish for what this thread needs next, as far as there is room for it."""
+        order, begin = self._order, self._own.next
         near: list[Unit] = []
-        left, ahead = self._budget - unit.nbytes, 0
+        ahead = 0
         for step in range(len(order) - 1):
-            other = order[(own.next + step) % len(order)]
-            left -= other.nbytes
-            if left < 0 or (step > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
+            other = order[(begin + step) % len(order)]
+            room -= other.nbytes
+            if room < 0 or (step > self._num_readers and ahead >= min(_AHEAD_BYTES, self._budget // 2)):
                 break
             ahead += other.nbytes
             if other in self._stays or self._lane.gains_by_reading_ahead([piece.source for piece in other.pieces]):
@@ -273,11 +294,13 @@ class WeightStream:
         while not self._is_over.is_set():
             with self._changed:
                 found = self._next_wish()
+                if found is None and not self._changed.wait(_IDLE_S):
+                    found = self._next_wish()
+                    if found is None:
+                        self._readers.remove(threading.current_thread())
+                        return
                 if found is None:
-                    if self._changed.wait(_IDLE_S) or self._next_wish() is not None:
-                        continue
-                    self._readers.remove(threading.current_thread())
-                    return
+                    continue
             self._fill(*found)
 
     def _next_wish(self) -> tuple[Unit, _Stay] | None:
@@ -294,58 +317,90 @@ class WeightStream:
 
     def _fill(self, unit: Unit, stay: _Stay) -> None:
         """Read a unit into its buffer; without the lock."""
-        buffer = stay.buffer
-        marks, buffer.marks = buffer.marks, []
-        if unit not in buffer.views:
-            with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
-                buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
-        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.pieces, buffer.views[unit], strict=True)]
         try:
-            ticket = self._lane.fill(jobs, marks)
+            ticket = self._lent(unit, stay.buffer) if stay.buffer.memory is None else self._copied(unit, stay.buffer)
         except BaseException as error:
             with self._changed:
                 stay.state, stay.error = "failed", error
+                self._near = {own: [other for other in near if other is not unit] for own, near in self._near.items()}
                 self._let_go(unit, stay)
             if not isinstance(error, Exception):
                 raise
             return
         with self._changed:
             stay.ticket, stay.state = ticket, "ready"
-            self.num_fills += 1
+            self.num_fills += stay.buffer.memory is not None
             self._changed.notify_all()
+
+    def _lent(self, unit: Unit, buffer: _Buffer) -> None:
+        """Let the unit's tensors be computed with where they lie; without the lock."""
+        loan = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
+        with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
+            views = [_view(piece, tensor) for piece, tensor in zip(unit.pieces, loan.tensors, strict=True)]
+        buffer.loan, buffer.views = loan, {unit: views}
+
+    def _copied(self, unit: Unit, buffer: _Buffer) -> Any:
+        """Fill the memory of a buffer and return the lane's ticket; without the lock."""
+        marks, buffer.marks = buffer.marks, []
+        if unit not in buffer.views:
+            assert buffer.memory is not None
+            with torch.inference_mode(False):
+                buffer.views = {**buffer.views, unit: _views(unit, buffer.memory)}
+        jobs = [(piece.source, view.detach()) for piece, view in zip(unit.pieces, buffer.views[unit], strict=True)]
+        return self._lane.fill(jobs, marks)
+
+    def _lends(self, unit: Unit) -> bool:
+        """Whether the unit is computed with where its tensors lie, which nobody may write to meanwhile."""
+        if unit.holds_others:
+            return False
+        return all(piece.source.dtype == piece.empty.dtype for piece in unit.pieces) and self._lane.can_lend(
+            [piece.source for piece in unit.pieces], rows_only=unit.rows_only
+        )
 
     def _let_go(self, unit: Unit, stay: _Stay) -> None:
         """Take the weights of a unit that nobody uses out of the modules; it stays in its buffer if all is well."""
         if not stay.users and self._stays.get(unit) is stay:
-            if stay.is_put:
-                self._take(unit, stay)
-            if self._allocated > self._budget and stay.state != "filling":
-                self._allocated -= self._stays.pop(unit).buffer.memory.numel()
+            try:
+                if stay.is_put:
+                    self._take(unit, stay)
+            finally:
+                if stay.buffer.loan is not None:
+                    stay.buffer.loan.end()
+            is_over_budget = self._allocated > self._budget and stay.state != "filling"
+            if is_over_budget or (stay.buffer.memory is None and stay.state != "filling"):
+                self._allocated -= self._stays.pop(unit).buffer.nbytes
             elif stay.state in ("failed", "stale"):  # the next forward reads it again
                 self._idle.append(self._stays.pop(unit).buffer)
         self._changed.notify_all()
 
     def _buffer_for(self, unit: Unit, *, needed: bool) -> _Buffer | None:
         """Return a buffer that holds the unit, making room by what is needed last; None if it would have to wait."""
-        fitting = [buffer for buffer in self._idle if buffer.memory.numel() >= unit.nbytes]
-        if not fitting and self._allocated + unit.nbytes > self._budget:
-            self._make_room(unit, needed=needed)
-            fitting = [buffer for buffer in self._idle if buffer.memory.numel() >= unit.nbytes]
-        if fitting:
-            best = min(fitting, key=lambda buffer: buffer.memory.numel())
+        lends = self._lends(unit)
+        best = self._idle_for(unit, lends)
+        if best is None and self._allocated + unit.nbytes > self._budget:
+            self._make_room(unit, lends, needed=needed)
+            best = self._idle_for(unit, lends)
+        if best is not None:
             self._idle.remove(best)
             return best
         if self._allocated + unit.nbytes > self._budget and not needed:
             return None
         self._allocated += unit.nbytes
         self.peak_bytes = max(self.peak_bytes, self._allocated)
+        if lends:
+            return _Buffer(unit.nbytes, None)
         with torch.inference_mode(False):
             memory = self._lane.allocate(unit.nbytes)
         # An allocator may give memory that computations before this one still read.
         mark = self._lane.mark(memory)
-        return _Buffer(memory, [] if mark is None else [mark])
+        return _Buffer(unit.nbytes, memory, marks=[] if mark is None else [mark])
 
-    def _make_room(self, unit: Unit, *, needed: bool) -> None:
+    def _idle_for(self, unit: Unit, lends: bool) -> _Buffer | None:
+        """Return the smallest buffer without a unit that holds this one, if it needs memory of a buffer."""
+        fitting = [] if lends else [buffer for buffer in self._idle if buffer.nbytes >= unit.nbytes]
+        return min(fitting, key=lambda buffer: buffer.nbytes, default=None)
+
+    def _make_room(self, unit: Unit, lends: bool, *, needed: bool) -> None:
         """Let go of units that are needed later than this one, the last first, until a buffer fits or can be made."""
         near = {other for own in self._near.values() for other in own}
         limit = -1 if needed else self._distance(unit)
@@ -355,16 +410,18 @@ class WeightStream:
             if not stay.users and stay.state == "ready" and (needed or other not in near)
             and self._distance(other) > limit
         ]  # fmt: skip
-        for other in sorted(gone, key=self._distance, reverse=True):
-            self._idle.append(self._stays.pop(other).buffer)
-            if self._idle[-1].memory.numel() >= unit.nbytes:
-                return
+        for other in [*sorted(gone, key=self._distance, reverse=True), None]:
             while self._idle and self._allocated + unit.nbytes > self._budget:
-                self._allocated -= self._idle.pop().memory.numel()
-            if self._allocated + unit.nbytes <= self._budget:
+                self._allocated -= self._idle.pop().nbytes
+            if other is None or self._allocated + unit.nbytes <= self._budget:
                 return
-        while self._idle and self._allocated + unit.nbytes > self._budget:
-            self._allocated -= self._idle.pop().memory.numel()
+            buffer = self._stays.pop(other).buffer
+            if buffer.memory is None:
+                self._allocated -= buffer.nbytes
+            else:
+                self._idle.append(buffer)
+                if self._idle_for(unit, lends) is not None:
+                    return
 
     def _distance(self, unit: Unit) -> int:
         """Return after how many units this one is needed, by the order that is expected."""
@@ -412,9 +469,10 @@ def _end_readers(is_over: threading.Event, changed: threading.Condition, readers
 
 @dataclass(frozen=True, slots=True)
 class _Noted:
-    """A tensor that autograd wants back: a part of a unit's buffer, ``offset`` in bytes."""
+    """A tensor that autograd wants back: a part of a unit's tensor number ``at``, ``offset`` in bytes."""
 
     unit: Unit
+    at: int
     dtype: torch.dtype
     shape: tuple[int, ...]
     stride: tuple[int, ...]
@@ -422,10 +480,14 @@ class _Noted:
 
 
 def _views(unit: Unit, memory: Tensor) -> list[Tensor]:
-    """Return the unit's tensors in a buffer: frozen parameters and buffers, each with a version count of its own."""
-    views: list[Tensor] = []
-    for piece in unit.pieces:
-        part = memory[piece.begin : piece.begin + piece.nbytes].view(piece.empty.dtype).view(piece.empty.shape)
-        is_parameter = isinstance(piece.empty, nn.Parameter)
-        views.append(nn.Parameter(part, requires_grad=False) if is_parameter else part.data)
-    return views
+    """Return the unit's tensors in a buffer."""
+    parts = (memory[piece.begin : piece.begin + piece.nbytes] for piece in unit.pieces)
+    return [
+        _view(piece, part.view(piece.empty.dtype).view(piece.empty.shape))
+        for piece, part in zip(unit.pieces, parts, strict=True)
+    ]
+
+
+def _view(piece: Piece, part: Tensor) -> Tensor:
+    """Return what modules are to hold: a frozen parameter or a buffer, with a version count of its own."""
+    return nn.Parameter(part, requires_grad=False) if isinstance(piece.empty, nn.Parameter) else part.data

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
+from accel_nb.bigmodel.pace import Pace
 from accel_nb.bigmodel.shards import CHUNK_BYTES, Checkpoint
 from accel_nb.bigmodel.sizes import parse_dtype
 from accel_nb.errors import ConfigError
@@ -36,6 +37,8 @@ class Demand:
     """Keys and values of one attention, which a cache keeps for each block."""
     flops: int
     """Multiplications and additions of products of matrices, attention and convolutions."""
+    flops_of: Mapping[str, int] = field(default_factory=dict)
+    """Those of each module, by name."""
 
 
 def measure_demand(
@@ -75,43 +78,53 @@ def measure_demand(
             f"what a forward of {type(model).__name__} takes cannot be found out without values: {error}; give "
             "activations= and kv_cache= in bytes instead of an example"
         ) from error
-    return Demand(live.peak, attention.most, counter.get_total_flops())
-
-
-@dataclass(frozen=True)
-class Pace:
-    """How fast this machine reads a checkpoint, and multiplies matrices; measured for some milliseconds."""
-
-    read_bytes_per_s: float
-    flops_per_s: float
-
-    def describe(self, nbytes: int, flops: int) -> str:
-        """Return how long reading and computing take for a forward, and which of them sets the pace."""
-        reading, computing = nbytes / self.read_bytes_per_s, flops / self.flops_per_s
-        pace = "reading" if reading > computing else "computing"
-        return (
-            f"a forward reads for about {reading:.2g} s and computes for about {computing:.2g} s: {pace} sets the pace"
-        )
+    root = type(model).__name__
+    flops_of = {
+        name.removeprefix(root).removeprefix("."): sum(counts.values())
+        for name, counts in counter.get_flop_counts().items()
+        if name == root or name.startswith(f"{root}.")
+    }
+    return Demand(live.peak, attention.most, counter.get_total_flops(), flops_of)
 
 
 def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Pace:
-    """Read a part of the largest tensor of a checkpoint, and multiply two matrices on a device."""
+    """Read a part of the largest tensor of a checkpoint, send it to a device, and multiply matrices there."""
     source = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
-    nbytes = min(source.nbytes, _PROBE_BYTES)
-    buffer = torch.empty(CHUNK_BYTES, dtype=torch.uint8)
-    buffer.zero_()
-    started = time.perf_counter()
-    for begin in range(0, nbytes, CHUNK_BYTES):
-        part = source.file.tensors[source.name]
-        count = min(CHUNK_BYTES, nbytes - begin)
-        part.part(begin // part.dtype.itemsize, count // part.dtype.itemsize).read_into(buffer[:count].view(part.dtype))
-    reading = time.perf_counter() - started
+    nbytes = max(1, min(source.nbytes, _PROBE_BYTES) // CHUNK_BYTES) * min(source.nbytes, CHUNK_BYTES)
+    buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    count = buffer.nbytes // source.dtype.itemsize
+    is_cached = source.is_at_hand()
+
+    def read() -> None:
+        for begin in range(0, nbytes // source.dtype.itemsize, count):
+            source.part(begin, count).read_into(buffer[: count * source.dtype.itemsize].view(source.dtype))
+
+    reading = nbytes / _seconds(read)
+    sending = reading
+    if device.type != "cpu":
+        there = torch.empty_like(buffer, device=device)
+        sending = buffer.nbytes / _seconds(lambda: there.copy_(buffer)[0].item(), again=True)
     matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
-    _ = matrix @ matrix
+    table = torch.ones(_PROBE_BYTES // dtype.itemsize // _PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
+    # A value is asked for, so that a device has computed it.
+    multiplying = _seconds(lambda: (matrix @ matrix)[0, 0].item(), again=True)
+    going_through = _seconds(lambda: (table @ matrix[0])[0].item(), again=True)
+    return Pace(
+        flops_per_s=2 * _PROBE_WIDTH**3 / multiplying,
+        memory_bytes_per_s=table.nbytes / going_through,
+        cpu_bytes_per_s=sending,
+        disk_bytes_per_s=min(reading, sending),
+        reads_beside=device.type != "cpu" or not is_cached,
+    )
+
+
+def _seconds(run: Callable[[], object], *, again: bool = False) -> float:
+    """Return how long something takes; ``again``: the second time."""
+    if again:
+        run()
     started = time.perf_counter()
-    float((matrix @ matrix)[0, 0])  # asks for a value, so that a device has computed it
-    computing = time.perf_counter() - started
-    return Pace(nbytes / max(reading, 1e-9), 2 * _PROBE_WIDTH**3 / max(computing, 1e-9))
+    run()
+    return max(time.perf_counter() - started, 1e-9)
 
 
 @dataclass

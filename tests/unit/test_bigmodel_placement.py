@@ -262,7 +262,8 @@ def test_blocks_that_are_away_lie_evenly_between_those_that_stay(limits: dict[An
     for tensor in list_tensors(model):
         for way, places in planned.items():
             held[way][str(place_of(tensor.name, places))] += tensor.nbytes
-    assert held["auto"] == held["sequential"], "every place holds as much as before"
+    first = str(next(iter(limits)))
+    assert held["auto"][first] >= held["sequential"][first], "no more is away than before"
     order = [str(place_of(f"blocks.{at}", planned["auto"])) for at in range(12)]
     main = "cpu" if "cpu" in limits and 0 not in limits else "0"
     away = [at for at, place in enumerate(order) if place != main]
@@ -272,12 +273,16 @@ def test_blocks_that_are_away_lie_evenly_between_those_that_stay(limits: dict[An
     assert order.count("disk") == 0 or order.index("disk") > 0
 
 
-def test_blocks_of_several_devices_stay_together() -> None:
+def test_what_several_devices_compute_stays_together() -> None:
     model = Transformer(depth=12)
     limits: dict[Any, int] = {0: 6 * BLOCK, 1: 3 * BLOCK, "cpu": 4 * BLOCK}
-    places = plan_device_map(model, "auto", limits)
-    order = [str(place_of(f"blocks.{at}", places)) for at in range(12)]
-    assert order == sorted(order, key=["0", "1", "cpu", "disk"].index)
+    computed: dict[str, list[str]] = {}
+    for way in ("sequential", "auto"):
+        places = plan_device_map(model, way, limits)
+        order = [str(place_of(f"blocks.{at}", places)) for at in range(12)]
+        assert {"0", "1", "cpu"} <= set(order)
+        computed[way] = ["0" if place in ("cpu", "disk") else place for place in order]
+    assert computed["auto"] == computed["sequential"], "activations move no more often"
 
 
 def test_a_plan_is_shown_as_a_table_and_as_bars() -> None:
