@@ -27,7 +27,10 @@ def locate(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
     store = open_store(url)
     names = candidates(store)
     if not names:
-        raise NoCheckpoint(f"{os.fspath(url)}: there is no complete checkpoint, neither itself nor a step_N in it")
+        beside = candidates(open_store(root))[:3] if name else []
+        hint = f"; beside it there is {', '.join(beside)}" if beside else ""
+        what = "there is no complete checkpoint, neither itself nor a step_N in it"
+        raise NoCheckpoint(f"{os.fspath(url)}: {what}{hint}")
     return store, names
 
 

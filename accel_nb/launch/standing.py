@@ -87,7 +87,7 @@ class Comparer:
         for line in lines.values():
             if line not in self._told:
                 self._told.add(line)
-                self._say(f"no rank gets on: {line}. Every rank must make this call; Ctrl-C ends the job")
+                self._say(f"no rank gets on: {line}. Every rank must make the same calls; Ctrl-C ends the job")
 
 
 def _read(descriptor: int) -> dict[str, Any] | None:
