@@ -71,9 +71,13 @@ class Window:
         self._is_last = False
         self._in_block = False
         self._last_decision = (True, 0, 1.0)
-        # Outside of blocks, since the last attempt to step: batches that were read, and backward passes.
+        # A batch with a backward pass of its own is a micro-batch, though nothing tries to step after it.
+        self.counts_batches = True
+        # Outside of blocks, since the last attempt to step: batches that were read, backward passes, and micro-batches
+        # that ended where the next batch was read.
         self._num_taken = 0
         self._num_passes = 0
+        self._num_passed = 0
         self.size = size
 
     @property
@@ -84,7 +88,7 @@ class Window:
     @size.setter
     def size(self, size: int) -> None:
         self._size = size
-        self._num_taken = self._num_passes = 0
+        self._num_taken = self._num_passes = self._num_passed = 0
         self._weigh()
         self._decide()
 
@@ -99,9 +103,12 @@ class Window:
         return self._in_block
 
     @property
-    def has_several_batches(self) -> bool:
-        """Whether batches were summed up since the last attempt to step, by a script that accumulates by itself."""
-        return self._num_taken > 1 and self._num_passes > 1
+    def is_out_of_step(self) -> bool:
+        """Whether a script sums up batches by itself before it steps, and they are fewer than a window has.
+
+        Or more were read ahead than were trained on, so that nobody knows what each backward pass is of.
+        """
+        return self._num_taken > 1 and self._num_passes > 1 and not (self.closes and self._num_passed)
 
     @property
     def num_held(self) -> int:
@@ -128,6 +135,11 @@ class Window:
         self._is_last = share is not None and share.is_last
         self._weigh()
         if not self._in_block:
+            if share is not None and self.has_backward and self.counts_batches and self._size > 1:
+                self._num_held += 1
+                self._num_ended += 1
+                self._num_passed += 1
+                self.has_backward = False
             self._num_taken = 0 if share is None else self._num_taken + 1
             self._decide()
 
@@ -188,7 +200,7 @@ class Window:
 
     def _end_micro_batch(self) -> None:
         self.has_backward = False
-        self._num_taken = self._num_passes = 0
+        self._num_taken = self._num_passes = self._num_passed = 0
         self._num_ended += 1
         is_last, self._is_last = self._is_last, False
         is_dropped = is_last and not self.closes and self._options.tail == "drop"

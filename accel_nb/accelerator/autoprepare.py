@@ -75,6 +75,7 @@ class PlainCells:
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator._stepper
+        self._stepper.window.counts_batches = False  # a plain cell sums up batches as on one device
         self._namespace: dict[str, Any] = {}
         self._pending: dict[int, Optimizer] = {}
         # What was prepared although no name of the notebook led to it.

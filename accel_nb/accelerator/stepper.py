@@ -195,7 +195,7 @@ class Stepper:
         window = self.window
         if window.size > 1 and window.has_backward and not window.is_in_block:
             self._refuse_second_backward(gate)
-            if window.has_several_batches and not self.namespace:  # a plain cell may sum up as it likes
+            if window.is_out_of_step and window.counts_batches:
                 raise MisuseError(_TWICE_ACCUMULATED.format(size=window.size))
         closes, number, factor = window.attempt() if window.has_backward else window.moment()
         if not closes:
@@ -495,10 +495,11 @@ _NOT_ONE_VALUE = (
 
 
 _TWICE_ACCUMULATED = (
-    "gradients of several batches were summed up before this step, and gradient_accumulation_steps is {size}: a step "
-    "outside of accumulate() is one of {size} micro-batches, so it would wait for the others. Wrap what is done with "
-    "each batch in `with accelerator.accumulate(model):`, or leave gradient_accumulation_steps at 1 and divide the "
-    "loss yourself; a loss that is a sum over tokens is weighed by backward(loss, weight=num_tokens)"
+    "gradients of several batches were summed up before this step, and gradient_accumulation_steps is {size}: without "
+    "accumulate() a step is tried after each batch, or after {size} batches of which each was trained on before the "
+    "next was read. Wrap what is done with each batch in `with accelerator.accumulate(model):`, or leave "
+    "gradient_accumulation_steps at 1 and divide the loss yourself; a loss that is a sum over tokens is weighed by "
+    "backward(loss, weight=num_tokens)"
 )
 
 

@@ -7,6 +7,8 @@ import gc
 import pickle
 import warnings
 import weakref
+from contextlib import nullcontext
+from itertools import islice
 from typing import Any
 
 import pytest
@@ -94,46 +96,35 @@ def test_step_and_zero_grad_wait_for_the_window() -> None:
         accelerator.gradient_accumulation_steps = 0
 
 
-@pytest.mark.parametrize("reads_ahead", [True, False])
-def test_accumulating_by_hand_and_by_option_at_once_is_refused(reads_ahead: bool) -> None:
-    def train(steps: int, by_hand: int) -> None:
-        model, optimizer = _parts()
-        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
-        _, _, loader = accelerator.prepare(model, optimizer, DataLoader(torch.ones(8, 2), batch_size=2))
-        batches = iter(loader)
-        for _ in range(len(loader) // by_hand):
-            ahead = [next(batches) for _ in range(by_hand)] if reads_ahead else None
-            for number in range(by_hand):
-                accelerator.backward(model(ahead[number] if ahead else next(batches)).sum())
-            optimizer.step()
-            optimizer.zero_grad()
-        accelerator.close()
-
-    train(1, 2)
-    train(2, 1)
-    with pytest.raises(MisuseError, match=r"gradient_accumulation_steps is 2.*accelerator\.accumulate.*weight="):
-        train(2, 2)
+def _train_by_hand(steps: int, by_hand: int, *, reads_ahead: bool = False, blocks: bool = False) -> list[float]:
+    """Train on ten batches with a step after each ``by_hand`` of them, and after the last; return the weights."""
+    model, optimizer = _parts()
+    accelerator = Accelerator(cpu=True, gradient_accumulation_steps=steps)
+    data = torch.arange(20.0).reshape(10, 2) / 20
+    _, _, loader = accelerator.prepare(model, optimizer, DataLoader(data, batch_size=1))  # pyright: ignore[reportArgumentType]
+    batches = read = iter(loader)
+    if reads_ahead:
+        batches = (batch for _ in range(3) for batch in list(islice(read, by_hand)))
+    for number, batch in enumerate(batches):
+        with accelerator.accumulate(model) if blocks else nullcontext():
+            accelerator.backward(model(batch).square().mean())
+            if blocks or (number + 1) % by_hand == 0 or number == 9:
+                optimizer.step()
+                optimizer.zero_grad()
+    accelerator.close()
+    return [value for parameter in model.parameters() for value in parameter.flatten().tolist()]
 
 
-def test_optimizer_with_a_closure_gives_its_loss_back() -> None:
-    torch.manual_seed(0)
-    model = nn.Linear(2, 1)
-    optimizer = torch.optim.LBFGS(model.parameters())
-    accelerator = Accelerator(cpu=True)
-    accelerator.prepare(model, optimizer)
-    x, y = torch.randn(8, 2), torch.randn(8, 1)
+def test_a_script_may_step_by_itself_after_each_window() -> None:
+    expected = _train_by_hand(4, 1, blocks=True)
+    assert _train_by_hand(4, 4) == pytest.approx(expected, abs=1e-6)
+    assert _train_by_hand(4, 1) == pytest.approx(expected, abs=1e-6)
 
-    def closure() -> torch.Tensor:
-        optimizer.zero_grad()
-        loss = nn.functional.mse_loss(model(x), y)
-        accelerator.backward(loss)
-        return loss
 
-    first = optimizer.step(closure)
-    assert optimizer.step(closure) < first
-    accelerator.gradient_accumulation_steps = 2
-    with pytest.raises(MisuseError, match="closure"):
-        optimizer.step(closure)
+@pytest.mark.parametrize(("by_hand", "reads_ahead"), [(2, False), (4, True)])
+def test_accumulating_by_hand_and_by_option_at_once_is_refused(by_hand: int, reads_ahead: bool) -> None:
+    with pytest.raises(MisuseError, match=r"gradient_accumulation_steps is 4.*accelerator\.accumulate.*weight="):
+        _train_by_hand(4, by_hand, reads_ahead=reads_ahead)
 
 
 def test_an_accelerator_is_neither_copied_nor_sent() -> None:
