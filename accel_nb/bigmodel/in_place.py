@@ -78,14 +78,16 @@ class Loan:
 
 
 def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
-    """Whether kernels compute the same from where tensors lie in their files, which must be safe to touch.
+    """Whether tensors are in the system's cache, kernels compute the same from there, and it is safe to touch.
 
     ``rows_only``: few rows of each are going to be looked up, which no kernel rounds, and few pages hold.
     """
-    files = {tensor.file for tensor in tensors}
-    if not all(file.can_be_held() and (rows_only or not file.is_past_cache()) for file in files):
+    if not all(file.can_be_held() for file in {tensor.file for tensor in tensors}):
         return False
-    return rows_only or all(tensor.offset % ALIGNMENT == 0 for tensor in tensors) or alignment_is_no_matter()
+    if rows_only:
+        return True
+    is_aligned = all(tensor.offset % ALIGNMENT == 0 for tensor in tensors)
+    return (is_aligned or alignment_is_no_matter()) and are_at_hand(tensors)
 
 
 def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
