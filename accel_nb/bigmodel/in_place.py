@@ -110,8 +110,8 @@ def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
 def alignment_is_no_matter() -> bool:
     """Whether products come out the same, bit by bit, wherever a matrix starts; asked of this processor's kernels.
 
-    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (products of a matrix and a vector, on
-    processors with AVX2 and without AVX-512) add in another order for those that are no multiple of 16.
+    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's product of a matrix and a vector
+    where it computes with SSE4.2) add in another order for those that are no multiple of 16.
     """
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
