@@ -78,14 +78,16 @@ class Loan:
 
 
 def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
-    """Whether kernels compute the same from where tensors lie in their files, which must be safe to touch.
+    """Whether tensors are in the system's cache, kernels compute the same from there, and it is safe to touch.
 
     ``rows_only``: few rows of each are going to be looked up, which no kernel rounds, and few pages hold.
     """
-    files = {tensor.file for tensor in tensors}
-    if not all(file.can_be_held() and (rows_only or not file.is_past_cache()) for file in files):
+    if not all(file.can_be_held() for file in {tensor.file for tensor in tensors}):
         return False
-    return rows_only or all(tensor.offset % ALIGNMENT == 0 for tensor in tensors) or alignment_is_no_matter()
+    if rows_only:
+        return True
+    is_aligned = all(tensor.offset % ALIGNMENT == 0 for tensor in tensors)
+    return (is_aligned or alignment_is_no_matter()) and are_at_hand(tensors)
 
 
 def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
@@ -108,8 +110,8 @@ def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
 def alignment_is_no_matter() -> bool:
     """Whether products come out the same, bit by bit, wherever a matrix starts; asked of this processor's kernels.
 
-    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (products of a matrix and a vector, on
-    processors with AVX2 and without AVX-512) add in another order for those that are no multiple of 16.
+    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's product of a matrix and a vector
+    where it computes with SSE4.2) add in another order for those that are no multiple of 16.
     """
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import fcntl
+import functools
 import json
 import mmap
 import os
@@ -57,7 +58,6 @@ _SECTOR_BYTES = 4096
 _DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
 _CACHESTAT = 451
 """Linux' system call of that name."""
-_LARGE_PAGE_BYTES = 2 << 20
 _POPULATE_READ = 22
 """Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
 
@@ -181,10 +181,6 @@ class ShardFile:
         length = os.fstat(self.fd).st_size
         if length < self.nbytes:
             raise self._cut_short(length)
-
-    def is_past_cache(self) -> bool:
-        """Whether large tensors are read past the system's cache."""
-        return self._direct is not None
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
         """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
@@ -366,20 +362,17 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     return Checkpoint(path, [file], dict(file.tensors))
 
 
-def _populate(pages: mmap.mmap) -> None:
-    """Read and map all pages, while other threads go on; raises `OSError` where touching them would end the process.
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
 
-    In large pages where the system has them for files: it then reads a disk with next to no work for the processor, and
-    maps what it has read 500 times as fast.
-    """
+
+def _populate(pages: mmap.mmap) -> None:
+    """Read and map all pages, while other threads go on; raises `OSError` where touching them would end the process."""
     if sys.platform != "linux":
         return
-    libc: Any = ctypes.CDLL(None, use_errno=True)
     start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
-    length = ctypes.c_size_t(len(pages))
-    if len(pages) >= _LARGE_PAGE_BYTES:
-        libc.madvise(start, length, mmap.MADV_HUGEPAGE)
-    if libc.madvise(start, length, _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
+    if _libc().madvise(start, ctypes.c_size_t(len(pages)), _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     # Before Linux 5.14, which does not know the advice, each page is read when it is touched.
 
@@ -388,9 +381,8 @@ def _is_page_cached(fd: int, offset: int) -> bool:
     """Whether the system has the byte at a place of a file; False if it does not tell."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
-    libc: Any = ctypes.CDLL(None, use_errno=True)
     asked, told = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
-    if not libc.syscall(_CACHESTAT, fd, asked, told, 0):
+    if not _libc().syscall(_CACHESTAT, fd, asked, told, 0):
         return told[0] > 0
     if ctypes.get_errno() != errno.ENOSYS:
         return False

@@ -44,13 +44,10 @@ BLOCK = compute_module_sizes(Transformer())["blocks.0"]
 TOKENS = torch.arange(24).reshape(2, 12)
 
 
-@pytest.fixture(params=["lent", "lent ahead", "copied"])
+@pytest.fixture(params=["lent", "copied"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Weights are computed with where they lie in the system's cache, or are not there yet, or come through buffers."""
-    if request.param == "copied":
-        request.getfixturevalue("through_buffers")
-    else:
-        monkeypatch.setattr(ShardFile, "is_cached", lambda *_: request.param == "lent")
+    """Weights are computed with where they lie in the system's cache, or come through buffers as from a disk."""
+    monkeypatch.setattr(ShardFile, "is_cached", lambda *_: request.param == "lent")
 
 
 @pytest.fixture
