@@ -39,10 +39,8 @@ def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> 
         Finding("ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.rung}"),
         *(Finding("note", advice) for advice in platform.advice),
         *_packages(),
-        Finding(
-            "ok",
-            f"{machine.num_cores} cores, {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB of memory free",
-        ),
+        Finding("ok", f"{machine.num_cores} cores"),
+        Finding("ok", f"memory: {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free"),
         *([] if tpu is None else [_tpu(tpu)]),
         *_gpus(machine),
         *_space(machine),

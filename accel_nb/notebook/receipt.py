@@ -8,7 +8,10 @@ from collections.abc import Sequence
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.telemetry.events import Prepared
 
-_STYLE = "font-family: var(--jp-code-font-family, monospace); font-size: 12px; opacity: 0.75; padding: 2px var(--jp-code-padding, 0)"
+_STYLE = (
+    "font-family: var(--jp-code-font-family, monospace); font-size: 12px; opacity: 0.75; "
+    "padding: 2px var(--jp-code-padding, 0)"
+)
 
 
 def starting_line(specs: Sequence[WorkerSpec], *, is_new: bool) -> str:

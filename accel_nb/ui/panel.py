@@ -50,6 +50,9 @@ NUMBER_BYTES = 8
 MAX_QUESTIONS = 16
 """How many of a browser's questions may wait."""
 
+MARK = {"accel_nb": "panel"}
+"""The output's metadata, by which the browser finds panels whose kernel is gone."""
+
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
 MAX_SURFACES = 4
@@ -212,7 +215,7 @@ class WidgetSurface:
 
         self._widget = PanelWidget()
         self._widget.on_msg(self._on_message)
-        self._handle = display(self._view(state), raw=True, display_id=True)
+        self._handle = display(self._view(state), raw=True, display_id=True, metadata=MARK)
         self.update(state, force=True)
         self._sent_at = started  # what the run did meanwhile is sent as it is
 
@@ -251,7 +254,7 @@ class WidgetSurface:
         message, buffer, _ = self._message(state, "snapshot", state.snapshot(SNAPSHOT_POINTS))
         self._widget.save(message, buffer)
         self._ended = weakref.ref(state)
-        self._handle.update({**self._view(state), **static_bundle(state)}, raw=True)
+        self._handle.update({**self._view(state), **static_bundle(state)}, raw=True, metadata=MARK)
 
     def _view(self, state: PanelState) -> dict[str, Any]:
         assert self._widget is not None, "open comes first"

@@ -224,7 +224,7 @@ class PanelState:
     def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
         """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot.
 
-        Where they would be more than ``max_bytes`` the extremes of each table are picked, two or three rows at the least.
+        Where they would be more than ``max_bytes`` the extremes of each table are picked, two rows at the least.
         """
         totals = {key: table.total for key, table in self.tables.items()}
         behind = {key: cursor.get(key, 0) for key, total in totals.items() if cursor.get(key, 0) != total}

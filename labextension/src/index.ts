@@ -11,6 +11,7 @@ import { ISettingRegistry } from '@jupyterlab/settingregistry';
 import { IStatusBar } from '@jupyterlab/statusbar';
 import { ITranslator, nullTranslator } from '@jupyterlab/translation';
 import { addCommands } from './commands';
+import { showSavedPictures } from './savedPicture';
 import { accelIcon } from './sidebar/icon';
 import { NotebookSessions } from './sidebar/sessions';
 import { Sidebar } from './sidebar/sidebar';
@@ -35,6 +36,10 @@ const sidebar: JupyterFrontEndPlugin<void> = {
   ) => {
     const trans = (translator ?? nullTranslator).load('accel_nb');
     const sessions = new NotebookSessions(tracker);
+    tracker.widgetAdded.connect((_, panel) => {
+      // After the widgets' own manager has heard of the notebook, and before its outputs are there.
+      queueMicrotask(() => showSavedPictures(panel.content.rendermime));
+    }, sessions);
     const panel = new Sidebar(sessions, trans, translator ?? nullTranslator);
     panel.id = 'accel-nb-sidebar';
     panel.title.icon = accelIcon;

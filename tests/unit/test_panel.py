@@ -47,12 +47,14 @@ class FakeDisplay:
         self.shown: list[dict[str, Any]] = []
         monkeypatch.setattr("IPython.display.display", self)
 
-    def __call__(self, bundle: dict[str, Any], *, raw: bool, display_id: bool = False) -> FakeDisplay:
+    def __call__(
+        self, bundle: dict[str, Any], *, raw: bool, display_id: bool = False, metadata: object = None
+    ) -> FakeDisplay:
         assert raw
         self.shown.append(bundle)
         return self
 
-    def update(self, bundle: dict[str, Any], *, raw: bool) -> None:
+    def update(self, bundle: dict[str, Any], *, raw: bool, metadata: object = None) -> None:
         assert raw
         self.shown.append(bundle)
 

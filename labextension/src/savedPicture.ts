@@ -1,0 +1,46 @@
+/**
+ * A panel whose kernel is gone, shown as the picture that was saved with it. JupyterLab's renderer of widgets says
+ * "model not found" in a notebook that is trusted, whatever else the output holds.
+ */
+
+import type { NotebookPanel } from '@jupyterlab/notebook';
+
+type Rendermime = NotebookPanel['content']['rendermime'];
+type Factory = NonNullable<ReturnType<Rendermime['getFactory']>>;
+type Renderer = ReturnType<Factory['createRenderer']>;
+
+const VIEW = 'application/vnd.jupyter.widget-view+json';
+const PICTURE = 'image/png';
+
+/** The rank of the renderer that this one stands before. */
+const RANK = -10;
+
+/** Have a notebook's renderer of widgets show the saved picture of a panel that is no more. */
+export function showSavedPictures(rendermime: Rendermime): void {
+  const views = rendermime.getFactory(VIEW);
+  if (views !== undefined) {
+    rendermime.addFactory(
+      { ...views, createRenderer: options => withPicture(views.createRenderer(options)) },
+      RANK
+    );
+  }
+}
+
+function withPicture(renderer: Renderer): Renderer {
+  const render = renderer.renderModel.bind(renderer);
+  renderer.renderModel = async model => {
+    await render(model);
+    const picture = model.data[PICTURE];
+    const text = model.data['text/plain'];
+    const isOurs = model.metadata['accel_nb'] === 'panel';
+    const isLost = renderer.node.textContent?.startsWith('Error displaying widget') ?? false;
+    if (isOurs && isLost && typeof picture === 'string') {
+      const image = document.createElement('img');
+      image.className = 'accel-nb-saved-picture';
+      image.src = `data:${PICTURE};base64,${picture}`;
+      image.alt = typeof text === 'string' ? text : '';
+      renderer.node.replaceChildren(image);
+    }
+  };
+  return renderer;
+}
