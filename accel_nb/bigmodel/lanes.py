@@ -67,11 +67,10 @@ class Lane(Protocol):
         ...
 
     def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
-        """Whether tensors can be computed with where they lie; ``rows_only``: few rows of each are looked up."""
-        ...
+        """Whether tensors can be computed with where they lie: ask `lend` for them then, in place of a buffer.
 
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
-        """Return tensors where they lie, in place of a buffer with copies. Any thread."""
+        ``rows_only``: few rows of each are looked up.
+        """
         ...
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
@@ -89,6 +88,14 @@ class Lane(Protocol):
     def mark(self, buffer: Tensor) -> Any:
         """Return a mark for the computation that the calling thread has started on a buffer, or None."""
         ...
+
+
+def lend(sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
+    """Return the files' own pages, and weights that lie in memory, where a lane said that it `can_lend`. Any thread."""
+    loan = in_place.lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
+    pages = iter(loan.tensors)
+    loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
+    return loan
 
 
 class HostLane:
@@ -110,13 +117,6 @@ class HostLane:
     def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
         """Whether pages of files, if any, do as well as memory."""
         return in_place.can_lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
-
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
-        """Return the files' own pages, and weights that lie in memory."""
-        loan = in_place.lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
-        pages = iter(loan.tensors)
-        loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
-        return loan
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Whether a disk has to deliver something, for which no core waits."""
@@ -285,10 +285,6 @@ class SideLane:
     def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
         """Return False: devices compute with their own memory."""
         return False
-
-    def lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
-        """Raise `NotImplementedError`."""
-        raise NotImplementedError("a device's lane lends nothing")
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
         """Return True: copies run beside the computing."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -42,12 +42,23 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
 
 
 class _Turns:
-    """Each device computes for one part of the batch at a time, in the order in which they come to it."""
+    """Each device computes for one part of the batch at a time; parts take their first device in the batch's order."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = list(devices)
         self._locks = {device: threading.Lock() for device in devices}
         self._own = threading.local()
+
+    @contextmanager
+    def part(self, before: threading.Event, begun: threading.Event) -> Iterator[None]:
+        """Let this thread compute one part, once the one ``before`` has a device; sets ``begun`` when this one has."""
+        before.wait()
+        self._own.begun = begun
+        try:
+            yield
+        finally:
+            self.leave()
+            begun.set()
 
     def take(self, device: torch.device) -> None:
         """Leave the device that this thread has, and wait for another."""
@@ -55,6 +66,8 @@ class _Turns:
             self.leave()
             self._locks[device].acquire()
             self._own.device = device
+            if (begun := getattr(self._own, "begun", None)) is not None:
+                begun.set()
 
     def leave(self) -> None:
         """Let the next part have this thread's device."""
@@ -87,17 +100,19 @@ def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Call
         count = min(num_chunks, size)
         bounds = [size * at // count for at in range(count + 1)]
         modes = _modes(turns.devices)
+        begun = [threading.Event() for _ in bounds]
+        begun[0].set()
 
-        def run(start: int, stop: int) -> Any:
+        def run(number: int, start: int, stop: int) -> Any:
             with ExitStack() as stack:
-                stack.callback(turns.leave)
+                stack.enter_context(turns.part(begun[number], begun[number + 1]))
                 for mode in modes:
                     stack.enter_context(mode())
                 own_args, own_kwargs = slice_batch((args, kwargs), start, stop)
                 return inner(*own_args, **own_kwargs)
 
         with ThreadPoolExecutor(min(count, len(turns.devices) + 1), "accel_nb-part") as pool:
-            return concat_batches(list(pool.map(run, bounds[:-1], bounds[1:])))
+            return concat_batches(list(pool.map(run, range(count), bounds[:-1], bounds[1:])))
 
     return forward
 

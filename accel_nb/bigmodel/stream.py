@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from accel_nb.bigmodel.host_memory import aligned
 from accel_nb.bigmodel.in_place import Loan
-from accel_nb.bigmodel.lanes import HostTensor, Lane, Source
+from accel_nb.bigmodel.lanes import HostTensor, Lane, Source, lend
 from accel_nb.errors import AccelNbError, MisuseError
 
 _IDLE_S = 0.25
@@ -334,7 +334,7 @@ class WeightStream:
 
     def _lent(self, unit: Unit, buffer: _Buffer) -> None:
         """Let the unit's tensors be computed with where they lie; without the lock."""
-        loan = self._lane.lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
+        loan = lend([piece.source for piece in unit.pieces], rows_only=unit.rows_only)
         with torch.inference_mode(False):  # the tensors outlive the mode that the caller is in
             views = [_view(piece, tensor) for piece, tensor in zip(unit.pieces, loan.tensors, strict=True)]
         buffer.loan, buffer.views = loan, {unit: views}

@@ -33,13 +33,13 @@ from accel_nb.config.values import (
     MAX_SEED,
     MONTH_S,
     Name,
+    PathText,
     Rank,
     Ranks,
     Real,
     Switch,
     Whole,
     Workers,
-    as_path,
     as_run_name,
     as_size,
     read_names,
@@ -217,11 +217,7 @@ class Config(StrategySections):
         "Before each exchange between workers make sure that all of them make the same one, with tensors that fit, and "
         "name the worker that differs; slower.",
     )
-    config: Annotated[
-        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
-        BeforeValidator(read_text),
-        AfterValidator(as_path),
-    ] = declare(
+    config: PathText = declare(
         None,
         "YAML file with options; everything else overrides it.",
         metavar="FILE",

@@ -9,13 +9,13 @@ from accel_nb.config.values import (
     MONTH_S,
     ModuleName,
     Name,
+    PathText,
     Real,
     Switch,
     Whole,
     Workers,
     as_address,
     as_duration,
-    as_path,
     as_url,
     read_names,
     read_parts,
@@ -127,11 +127,7 @@ class FsdpOptions(Section):
         "Count a parameter that took no part on a worker as a zero gradient there: needed when workers use different "
         "parameters in one step.",
     )
-    weights: Annotated[
-        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
-        BeforeValidator(read_text),
-        AfterValidator(as_path),
-    ] = declare(
+    weights: PathText = declare(
         None,
         "Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from: each "
         "worker reads its part only.",
@@ -170,11 +166,7 @@ class DeepspeedOptions(Section):
         100_000, "Parameters of at most this size stay whole on each worker between steps; stage 3.", unit="elements"
     )
     overlap_comm: Switch = declare(False, "Average gradients while others are computed; stages 2 and 3, on GPUs.")
-    weights: Annotated[
-        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
-        BeforeValidator(read_text),
-        AfterValidator(as_path),
-    ] = declare(
+    weights: PathText = declare(
         None,
         "Safetensors that models built without memory (torch.device('meta'), init_empty_weights) are filled from, each "
         "worker reading its part only; stage 3.",
@@ -353,11 +345,7 @@ class StrategySections(Section):
 class CheckpointOptions(Section):
     """Where checkpoints go and how many stay."""
 
-    dir: Annotated[
-        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
-        BeforeValidator(read_text),
-        AfterValidator(as_path),
-    ] = declare(
+    dir: PathText = declare(
         None,
         "Folder or URL of the checkpoints; those that are saved without a name of their own are called step_N.",
         metavar="DIR",
@@ -376,11 +364,7 @@ class CheckpointOptions(Section):
         metavar="N|10min",
         allowed="a whole number of steps, a duration such as 30s, 10min, 1.5h or 1d (up to 30d), or none",
     )
-    resume: Annotated[
-        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
-        BeforeValidator(read_text),
-        AfterValidator(as_path),
-    ] = declare(
+    resume: PathText = declare(
         None,
         "Go on from a checkpoint: auto takes the newest complete one of checkpoint.dir if there is one, a path that "
         "one. Loops over epochs that are finished pass empty.",
@@ -404,11 +388,7 @@ class MetricsOptions(Section):
         metavar="PORT",
         scope="cell",
     )
-    textfile: Annotated[
-        Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
-        BeforeValidator(read_text),
-        AfterValidator(as_path),
-    ] = declare(
+    textfile: PathText = declare(
         None,
         "Write metrics for the textfile collector of Prometheus' node exporter; a name that ends in .prom.",
         metavar="FILE",

@@ -160,3 +160,8 @@ Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Switch = Annotated[bool, BeforeValidator(read_switch), Field(strict=True)]
 Name = Annotated[str, AfterValidator(as_identifier), Field(strict=True, max_length=256)]
 ModuleName = Annotated[str, AfterValidator(as_module_name), Field(strict=True, max_length=256)]
+PathText = Annotated[
+    Annotated[str, Field(strict=True, min_length=1, max_length=4096)] | None,
+    BeforeValidator(read_text),
+    AfterValidator(as_path),
+]
