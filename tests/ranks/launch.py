@@ -172,10 +172,14 @@ def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, arg
     try:
         import faulthandler
 
+        import torch
+
         from accel_nb.runtime.group import Group
         from accel_nb.runtime.world import World
 
         faulthandler.enable(log)
+        # As a worker does: else torch makes its pool anew in the first threads that compute, which race for it.
+        torch.set_num_threads(1)
         world = World(rank=rank, size=size, local_rank=rank, local_size=size)
         fn: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         group = Group.open(world, folder / "store", timeout_s=60)
