@@ -18,17 +18,23 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.data import DataLoader
+from torch.utils.data import BatchSampler, DataLoader
 
-from accel_nb.accelerator.comparing import num_compared
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.intent import iterates_to_train
+from accel_nb.accelerator.intent import training_code
 from accel_nb.accelerator.loose import loose_names
+from accel_nb.accelerator.loss_proof import LossProof
+from accel_nb.accelerator.module_calls import ModuleCalls
 from accel_nb.accelerator.prepare import Kinds
 from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
-from accel_nb.accelerator.remarks import warn_of_comparing, warn_of_lonely, warn_of_loose, warn_of_whole
+from accel_nb.accelerator.remarks import (
+    warn_of_evaluation_mode,
+    warn_of_lonely,
+    warn_of_loose,
+    warn_of_whole,
+)
 from accel_nb.accelerator.seeding import synchronize_rng_states
-from accel_nb.data.loader import is_sharded
+from accel_nb.data.loader import Share, is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime import sharded
 
@@ -68,22 +74,30 @@ class PlainCells:
     """Prepares for one accelerator what plain cells train. Every rank must run the same cells.
 
     What a cell's own names lead to is prepared jointly by `prepare`, before the statements that could train. What it
-    makes inside of functions and loops is prepared when it is first used: when a loader is iterated, when gradients
-    are cleared, or in the backward pass.
+    makes inside of functions and loops is prepared when it is first used: when a module is called or a loader
+    iterated, when gradients are cleared, or in the backward pass.
     """
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
         self._stepper = accelerator._stepper
+        self._stepper.is_plain = True
         self._stepper.window.counts_batches = False  # a plain cell sums up batches as on one device
+        # What this rank had of the batch that the latest cell ended in; None if that was not divided.
+        self.last_share: Share | None = None
         self._namespace: dict[str, Any] = {}
         self._pending: dict[int, Optimizer] = {}
+        self._calls = ModuleCalls()
+        self._proof = LossProof(accelerator, self._calls)
         # What was prepared although no name of the notebook led to it.
         self._has_hidden = False
         self._is_told = True
         # The ids of what the present cell uses: what its receipt names.
         self._used: set[int] = set()
         self._read_whole = False
+        # The loop over a loader, by code and loader, that began in evaluation mode; those that then called backward.
+        self._unproven_loop: tuple[types.CodeType, int] | None = None
+        self._trains_in_evaluation_mode: set[tuple[types.CodeType, int]] = set()
         # The names of the present cell, and those of what its loops train outside of modules, by their places.
         self._names: tuple[str, ...] = ()
         self._loose: dict[Any, list[str]] = {}
@@ -133,17 +147,22 @@ class PlainCells:
         for the whole process and put back at the end.
         """
         self._is_told, self._read_whole, self._needs_attention = False, False, True
+        self._unproven_loop = self.last_share = None
         self._used.clear()
         self._loose.clear()
         self._stale = None
+        self._proof.begin()
         accelerator = self._accelerator
         with ExitStack() as stack:
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
                 stack.enter_context(sharded.together(accelerator._comm))
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
+            stack.callback(self._calls.close)
+            stack.callback(self._proof.end)
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))
             yield
+        self.last_share = self._stepper.window.share
         self._stepper.window.take_share(None)
 
     def _replace_functions(self, stack: ExitStack) -> None:
@@ -151,6 +170,7 @@ class PlainCells:
         move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
         replace = functools.partial(self._replace, stack)
         replace((Tensor,), "backward", self._backward)
+        replace((Tensor,), "register_hook", self._noting_hook)
         replace((Optimizer,), "__init__", self._noting)
         replace((DataLoader,), "__iter__", self._iterating)
         replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
@@ -180,20 +200,50 @@ class PlainCells:
         models = self._stepper.stepped_models()
         return torch.is_grad_enabled() and (not models or any(model.training for model in models))
 
-    def begins_training(self) -> bool:
-        """Whether the code that asks for a loader's batches trains with them; prepares what it will train."""
+    def begins_training(self, loader: DataLoader[Any]) -> bool:
+        """Whether this rank reads only its share of a loader that is about to be iterated; prepares what is trained.
+
+        A loader is divided where the code that iterates it trains with its batches. Otherwise every rank reads it
+        whole, and the receipt says so.
+        """
+        is_divided = self._is_divided(loader)
+        if self._accelerator._preparer.note_reading(loader, is_whole=not is_divided):
+            self._accelerator.report(self._used)
+        return is_divided and self._accelerator._preparer.begin_epoch()
+
+    def _is_divided(self, loader: DataLoader[Any]) -> bool:
         if not torch.is_grad_enabled():
             return False
-        if not iterates_to_train():
+        code = training_code()
+        if code is None:
             self._read_whole = self._needs_attention = True
             return False
         self._settle()
-        if self._trains_loose():
-            if self._stepper.has_diverged:  # every rank is to read the same batches
-                synchronize_rng_states(("python", "numpy", "torch"))
-                self._accelerator.note_equal_rng()
+        if self._trains_loose() or not _has_batches(loader) or self._may_evaluate(code, loader):
+            self._read_alike()
             return False
-        return self.is_training() and self._accelerator._preparer.begin_epoch()
+        if is_sharded(loader):
+            self._proof.watch(code, loader)
+        return True
+
+    def _may_evaluate(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
+        """Whether a loop over ``loader`` may only evaluate, although its code can train: no model is in training mode.
+
+        It trains if an earlier loop at this place, over this loader and in evaluation mode, has called backward.
+        """
+        self._unproven_loop = None
+        if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
+            return False
+        self._unproven_loop = code, id(loader)
+        self._needs_attention = True
+        return True
+
+    def _read_alike(self) -> None:
+        """Make every rank read the same batches in a loop that trains; every rank must call."""
+        self._stepper.window.take_share(None)
+        if self._stepper.has_diverged:
+            synchronize_rng_states(("python", "numpy", "torch"))
+            self._accelerator.note_equal_rng()
 
     def _trains_loose(self) -> bool:
         """Whether the cell trains tensors that are in no module: nothing averages their gradients.
@@ -271,7 +321,14 @@ class PlainCells:
         forgotten = [item for item in objects if self._pending.pop(id(item), None) is not None]
         for optimizer in forgotten:
             vars(optimizer).pop("zero_grad", None)
+        if not self._pending:
+            self._calls.set_before(None)
         return forgotten
+
+    def _prepare_pending(self) -> None:
+        """Prepare what waits when the user's code calls a module: a graph must not hold weights of before."""
+        if self._pending and is_called_by_user():
+            self._settle()
 
     def _attend(self, loss: Tensor) -> None:
         self._needs_attention = False
@@ -281,11 +338,17 @@ class PlainCells:
         if not self._is_told and stepper.bundle.models:
             self._is_told = True
             self._accelerator.report(self._used)
-        if self._read_whole and stepper.window.share is None and stepper.bundle.models:
+        if self._unproven_loop is not None:
+            self._trains_in_evaluation_mode.add(self._unproven_loop)
+            self._unproven_loop = None
+            warn_of_evaluation_mode(self._accelerator)
+        if self._read_whole and stepper.bundle.models:
             self._read_whole = False
-            warn_of_whole(self._accelerator)
-        if stepper.window.share is not None and (rows := num_compared(loss, stepper.window.share.num_samples)):
-            warn_of_comparing(self._accelerator, rows)
+            if self._accelerator._preparer.whole_reading.lasts(stepper.window.share):
+                stepper.window.take_share(None)  # of a loop that was left
+            if stepper.window.share is None:
+                warn_of_whole(self._accelerator)
+        self._proof.check(loss)
 
     def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
         stepper = self._stepper
@@ -301,17 +364,34 @@ class PlainCells:
             if stepper.is_inside_backward or gradient is not None or inputs is not None:
                 plain(loss, gradient, retain_graph, create_graph, inputs)
                 return
-            if self._needs_attention:
+            if self._needs_attention or type(loss.grad_fn) not in self._proof.known:
                 self._attend(loss)
+                with self._proof.paused():
+                    descend(loss, retain_graph, create_graph)
+            else:
+                descend(loss, retain_graph, create_graph)
+
+        def descend(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
             # The last two: torch has its own errors for them.
             if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
-                plain(loss, gradient, retain_graph, create_graph, inputs)
+                plain(loss, None, retain_graph, create_graph)
             elif retain_graph is None and not create_graph:
                 stepper.backward(loss)
             else:
                 stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
 
         return backward
+
+    def _noting_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``Tensor.register_hook`` that records whether the user's code calls it."""
+
+        @functools.wraps(plain)
+        def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+            if is_called_by_user():
+                self._proof.note_hook()
+            return plain(tensor, hook)
+
+        return register_hook
 
     def _noting(self, plain: Callable[..., None]) -> Callable[..., None]:
         """Return an optimizer's constructor that notes the optimizer, to be prepared when it is first used."""
@@ -321,6 +401,7 @@ class PlainCells:
             plain(optimizer, *args, **kwargs)
             self._pending[id(optimizer)] = optimizer
             self._needs_attention = True
+            self._calls.set_before(self._prepare_pending)
 
             def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
                 if is_called_by_user():
@@ -340,12 +421,17 @@ class PlainCells:
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             asker = sys._getframe(1).f_globals.get("__name__", "")
             is_ours = is_sharded(loader) or asker.startswith("accel_nb.") or type(loader).__iter__ is not __iter__
-            if not is_ours and (self._pending or self._accelerator.holds_optimizers) and self.begins_training():
+            if not is_ours and (self._pending or self._accelerator.holds_optimizers) and self.begins_training(loader):
                 self._prepare([loader])
                 return iter(loader)
             return plain(loader)
 
         return __iter__
+
+
+def _has_batches(loader: DataLoader[Any]) -> bool:
+    """Whether the loader itself puts samples together: what a dataset gives may be one sample, or many."""
+    return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

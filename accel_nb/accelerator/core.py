@@ -465,7 +465,7 @@ class Accelerator(Tracked):
         batch = self._resolved.config.batch or "per-worker"
         with self._preparer.placing(placing):
             is_new = self._prepare(
-                objects, batch=batch, is_training=_always, begins_training=self._preparer.begin_epoch
+                objects, batch=batch, is_training=_always, begins_training=lambda _: self._preparer.begin_epoch()
             )
         if is_new:
             self.report()
@@ -755,10 +755,14 @@ class Accelerator(Tracked):
     def begin_run(self, resume: str | None = None) -> None:
         """Count epochs from here: a cell, or a script, begins; ``resume`` is what the option ``checkpoint.resume`` is.
 
+        Steps of a plain cell count from 1, unless it writes or resumes checkpoints: their numbers continue.
+
         With it, the checkpoint is loaded when the first loop that trains begins, and loops over epochs that it holds as
         finished pass empty.
         """
         self._saved.clear()
+        if self._stepper.is_plain and self._resolved.config.checkpoint.dir is None and resume is None:
+            self._stepper.meter.step = 0
         self._first_step = self._stepper.num_steps
         if self._autosave is not None:
             self._autosave.begin_run()
@@ -1126,7 +1130,7 @@ class Accelerator(Tracked):
         *,
         batch: BatchMeaning,
         is_training: Callable[[], bool],
-        begins_training: Callable[[], bool],
+        begins_training: Callable[[DataLoader[Any]], bool],
     ) -> list[Any]:
         """Prepare and return what was new."""
         if self._is_closed:

@@ -21,20 +21,20 @@ _MAX_DEPTH = 3
 _PLUMBING = ("accel_nb.", "torch.utils.data.")
 
 
-def iterates_to_train() -> bool:
-    """Whether the code that is asking for a loader's batches, up the stack from here, reaches a backward pass.
+def training_code() -> types.CodeType | None:
+    """Return the code up the stack that iterates a loader and reaches a backward pass; None if it does not.
 
-    A generator hands the batches on, so the one who asks is its caller.
+    The caller of a generator gets the batches that the generator yields, so it is looked at too.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
         if not frame.f_globals.get("__name__", "").startswith(_PLUMBING):
             if mentions_training(frame.f_code, ChainMap(frame.f_locals, frame.f_globals)):
-                return True
+                return frame.f_code
             if not frame.f_code.co_flags & inspect.CO_GENERATOR:
-                return False
+                return None
         frame = frame.f_back
-    return False
+    return None
 
 
 def mentions_training(code: types.CodeType, scope: Mapping[str, Any]) -> bool:

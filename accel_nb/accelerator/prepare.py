@@ -125,8 +125,12 @@ class Preparer:
         self._evaluated: set[int] = set()
         # A schedule was built when a loader of each worker's batches still had the length of all of them.
         self.has_early_schedule = False
+        # Whether a loader's batch is that of each worker.
+        self._multiplies = False
         # The meaning of each loader's batch, as "64 = 2 x 32".
         self.batches: dict[int, str] = {}
+        # The loaders that every rank reads whole, by id.
+        self._whole: set[int] = set()
         # Hear of a loader that was prepared, of an epoch that is to begin, and of a batch that a loop is done with.
         self.on_loader: Callable[[DataLoader[Any]], object] = lambda loader: None
         self.on_epoch: Callable[[], object] | None = None
@@ -155,7 +159,7 @@ class Preparer:
         *,
         batch: BatchMeaning,
         is_training: Callable[[], bool],
-        begins_training: Callable[[], bool],
+        begins_training: Callable[[DataLoader[Any]], bool],
     ) -> None:
         """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are."""
         kinds = Kinds.of(item for item in objects if item not in self)
@@ -191,6 +195,14 @@ class Preparer:
         self._stepper.include(bundle)
         for loader in kinds.loaders:
             self.on_loader(loader)
+
+    def note_reading(self, loader: DataLoader[Any], *, is_whole: bool) -> bool:
+        """Record whether every rank reads a loader whole; return whether that changes what the receipt says of it."""
+        if is_whole == (id(loader) in self._whole) or loader not in self:
+            return False
+        (self._whole.add if is_whole else self._whole.discard)(id(loader))
+        self.batches[id(loader)] = self._describe_batch(loader)
+        return True
 
     def set_boundary(self, hook: Callable[[], object] | None) -> None:
         """Call ``hook`` whenever a loop over a prepared loader is done with a batch; None calls nothing."""
@@ -288,6 +300,7 @@ class Preparer:
         for item in released:
             del self._objects[id(item)]
             self.batches.pop(id(item), None)
+            self._whole.discard(id(item))
             if isinstance(item, nn.Module):
                 self._free_model(item)
             elif isinstance(item, Optimizer):
@@ -348,8 +361,9 @@ class Preparer:
         loader: DataLoader[Any],
         batch: BatchMeaning,
         is_training: Callable[[], bool],
-        begins_training: Callable[[], bool],
+        begins_training: Callable[[DataLoader[Any]], bool],
     ) -> None:
+        self._multiplies = batch == "per-worker"
         window, whole_reading = self._stepper.window, self.whole_reading
         strategy = self._stepper.strategy
         coords = strategy.data_coords()
@@ -370,14 +384,19 @@ class Preparer:
             place_batch=strategy.place if strategy.capabilities.places_batches and self._is_placed(loader) else None,
         )
         setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
-        size, workers = loader.batch_size, coords[1]
-        if size is not None and workers > 1:
-            total = size if batch == "global" else size * workers
-            self.batches[id(loader)] = f"batch {total} = {workers} x {total // workers}" + (
-                "" if total % workers == 0 else f" or {total // workers + 1}"
-            )
-        elif size is not None:
-            self.batches[id(loader)] = f"batch {size}"
+        self.batches[id(loader)] = self._describe_batch(loader)
+
+    def _describe_batch(self, loader: DataLoader[Any]) -> str:
+        """Return how large a prepared loader's batches are and what of them each rank reads."""
+        size, workers = loader.batch_size, self._stepper.strategy.data_coords()[1]
+        if workers == 1 or id(loader) in self._whole:
+            batch = "no batch size" if size is None else f"batch {size}"
+            return batch if workers == 1 else f"{batch}, read whole by every worker"
+        if size is None:
+            return "no batch size"
+        total = size * workers if self._multiplies else size
+        share = f"{total // workers}" if total % workers == 0 else f"{total // workers} or {total // workers + 1}"
+        return f"batch {total} = {workers} x {share}"
 
 
 def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:

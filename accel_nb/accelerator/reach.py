@@ -100,6 +100,14 @@ def is_called_by_user() -> bool:
     return False
 
 
+def frame_of_user() -> types.FrameType | None:
+    """Return the nearest frame up the stack whose code the user has written; None if there is none."""
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None and not is_written_here(frame.f_globals.get("__name__", "")):
+        frame = frame.f_back
+    return frame
+
+
 def frames_of_cell(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
     """Yield the frames from the caller's up to that of the cell's own code, without ours."""
     frame = sys._getframe(1)

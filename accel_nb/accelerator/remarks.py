@@ -12,18 +12,33 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.prepare import is_prepared
-from accel_nb.accelerator.reach import is_called_by_user
+from accel_nb.accelerator.reach import frame_of_user, is_called_by_user
+from accel_nb.accelerator.release import is_out_of_memory
+from accel_nb.data.order import Share
+from accel_nb.errors import AccelNbError
 from accel_nb.runtime.world import World
 
+WAYS_OUT = (
+    "`--batch per-worker` gives each worker a whole batch, one worker (`--strategy single --cpus 1`, or `--gpus 1`) "
+    "computes what one device does"
+)
+_SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError)
 
-def remark_on(error: BaseException) -> str | None:
-    """Return what an error means that dividing a batch may have caused, or None."""
-    if isinstance(error, ValueError) and str(error).startswith("Expected more than 1 value per channel"):
-        return (
-            "this worker's share of the batch is one sample, and batch normalisation needs two: drop_last=True, or "
-            "another batch size, leaves no share of one"
-        )
-    return None
+
+def remark_on(error: BaseException, share: Share | None) -> str | None:
+    """Return what an error may have to do with a batch that was divided; None if no batch was, or it cannot be.
+
+    ``share`` is what this rank had of the batch when the error was raised.
+    """
+    if share is None or share.num_samples >= share.total_samples:
+        return None
+    if not isinstance(error, _SHAPE_ERRORS) or isinstance(error, AccelNbError) or is_out_of_memory(error):
+        return None
+    return (
+        f"the batch was divided: this worker had {share.num_samples} of its {share.total_samples} samples. Code that "
+        "needs the whole batch, such as a hidden state of its size or batch normalisation of two samples, fails on a "
+        f"share: {WAYS_OUT}; drop_last=True leaves no short batch"
+    )
 
 
 @contextmanager
@@ -70,13 +85,40 @@ def warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
     )
 
 
-def warn_of_comparing(accelerator: Accelerator, rows: int) -> None:
-    """Warn that a loss compares samples of one share only."""
+def warn_of_unproven_loss(accelerator: Accelerator, problem: str) -> None:
+    """Warn that a loss may not be a sum or a mean over samples; ``problem`` says what stands in the way."""
     _warn(
         accelerator,
-        f"this loss compares the samples of a batch with each other ({rows} x {rows}): each worker compares those "
-        "of its own share only, which is not what one device would compute. `--batch per-worker` gives each worker "
-        "a whole batch to compare; torch.distributed.nn.all_gather brings the others' samples, with gradients",
+        f"this loss is not proven to be a sum or a mean over samples ({problem}): each worker computes it from its own "
+        f"share of the batch, which may differ from one device. {WAYS_OUT}",
+    )
+
+
+def warn_of_random_numbers(accelerator: Accelerator) -> None:
+    """Warn that random numbers are drawn for the samples of a share."""
+    _warn(
+        accelerator,
+        "random numbers are drawn for each batch (noise, augmentation, sampling): each worker draws its own, so the "
+        "result is not equal to that of one device, but one that another seed could give",
+    )
+
+
+def warn_of_gradient_hooks(accelerator: Accelerator) -> None:
+    """Warn that hooks see gradients of a share."""
+    _warn(
+        accelerator,
+        "hooks on gradients run on each worker before the workers' gradients are averaged: what they change or read is "
+        f"of one share of the batch, which may differ from one device. {WAYS_OUT}",
+    )
+
+
+def warn_of_evaluation_mode(accelerator: Accelerator) -> None:
+    """Warn that a loop trains a model in evaluation mode, and that its first epoch was not divided."""
+    _warn(
+        accelerator,
+        "this loop trains while the model is in evaluation mode, so every worker reads this epoch whole: the result is "
+        "that of one device, but no faster. Its next epochs are divided; model.train() before the loop divides this "
+        "one too",
     )
 
 
@@ -91,5 +133,9 @@ def warn_of_whole(accelerator: Accelerator) -> None:
 
 
 def _warn(accelerator: Accelerator, words: str) -> None:
-    if accelerator.is_main_process and accelerator.num_processes > 1:
-        warnings.warn(words, stacklevel=5)
+    """Warn on the main rank of several, at the user's own line."""
+    if not (accelerator.is_main_process and accelerator.num_processes > 1):
+        return
+    frame = frame_of_user()
+    place = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    warnings.warn_explicit(words, UserWarning, *place)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from accel_nb.accelerator.accumulate import Window, WindowOptions
 from accel_nb.accelerator.sentinels import FirstStep, fingerprint
-from accel_nb.accelerator.weigh import LossReader, Weighed, WindowWeights
+from accel_nb.accelerator.weigh import LossReader, Reading, Weighed, WindowWeights
 from accel_nb.accelerator.wrapped import OptimizerGate
 from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
@@ -61,6 +61,8 @@ class Stepper:
         self.gates: dict[int, OptimizerGate] = {}
         # A loss that is a sum over samples is to count as on one device, not as the mean over workers.
         self.keeps_sums = False
+        # The code is plain PyTorch: where no batch is divided, every rank computes what one device would.
+        self.is_plain = False
         self.namespace: Mapping[str, Any] = {}
         self.was_skipped = False
         # Ranks draw random numbers of their own.
@@ -133,6 +135,11 @@ class Stepper:
         """Whether an optimizer's ``zero_grad`` has to ask here."""
         return self.window.size > 1 or self.strategy.capabilities.hides_gradients
 
+    def read(self, loss: Tensor) -> Reading:
+        """Return what a loss over the present share is taken for."""
+        share = self.window.share
+        return "mean" if share is None else self._reader.read(loss, share.num_samples)
+
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
         """Compute the gradients of one micro-batch, or of a part of it; with ``weight`` the loss is a sum."""
         window = self.window
@@ -190,6 +197,8 @@ class Stepper:
     def step(self, gate: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; returns what the closure returned."""
         gate.num_attempts += 1
+        if self.is_inside_backward and self.world.size > 1 and not self.strategy.capabilities.shards_params:
+            raise MisuseError(_STEP_IN_BACKWARD)
         if closure is not None:
             return self._step_with_closure(gate, closure)
         window = self.window
@@ -449,6 +458,8 @@ class Stepper:
             )
 
     def _refuse_strays(self, gate: OptimizerGate) -> None:
+        if self.is_plain and self.window.share is None and not self.has_diverged:
+            return  # every rank computes the same gradients
         for stray in gate.strays:
             if stray[2].requires_grad and stray[2].grad is not None:
                 raise UnsyncedGradientError(self._describe_stray(*stray))
@@ -479,6 +490,12 @@ class Stepper:
 _NO_GRADIENT = (
     "the loss has no gradient: it was computed under torch.no_grad(), was detached, or depends on no parameter that "
     "requires one. Compute it from the model's output, outside of no_grad()"
+)
+
+
+_STEP_IN_BACKWARD = (
+    "an optimizer steps inside of the backward pass, in a hook on gradients, before these are averaged over the "
+    "workers: step after backward() instead, divide the model by `--strategy fsdp`, or use one worker"
 )
 
 

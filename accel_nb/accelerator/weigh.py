@@ -52,7 +52,7 @@ class Weighed(NamedTuple):
         return not (
             node._saved_weight is None
             and node._saved_ignore_index == _NO_INDEX
-            and node._saved_target.numel() == max(self.num_samples, 1)  # a share of nothing has one that fills in
+            and _has_one_target_each(node, self.num_samples)
         )
 
 
@@ -120,7 +120,7 @@ class LossReader:
             are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
             return "sum" if are_sums else "mean"
         if kind == "nll" and node._saved_reduction == _MEAN:
-            return Weighed(type(node).__name__, node, num_samples)
+            return Weighed(_nll_key(node, num_samples), node, num_samples)
         if kind == "sum":
             # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample. Neither is
             # one over a parameter, which a loss is made to keep small by.
@@ -157,6 +157,16 @@ def _kind_of(node: Any) -> str:
     if name in ("NllLossBackward0", "NllLoss2DBackward0"):
         return "nll"
     return "reduced" if hasattr(node, "_saved_reduction") and hasattr(node, "_saved_target") else "other"
+
+
+def _nll_key(node: Any, num_samples: int) -> str:
+    """Return what a negative log likelihood is weighted by: ranks exchange the weights of some kinds only."""
+    is_weighted, ignored = node._saved_weight is not None, node._saved_ignore_index
+    return f"{type(node).__name__} {is_weighted} {ignored} {_has_one_target_each(node, num_samples)}"
+
+
+def _has_one_target_each(node: Any, num_samples: int) -> bool:
+    return node._saved_target.numel() == max(num_samples, 1)  # a share of nothing has one sample that fills in
 
 
 def _is_of_weights(node: Any) -> bool:

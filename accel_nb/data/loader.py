@@ -53,6 +53,7 @@ __all__ = [
     "shard",
     "skip_first_batches",
     "unshard",
+    "watch_batches",
 ]
 
 _ATTRIBUTE = "_accel_nb_sharding"
@@ -67,7 +68,7 @@ def shard(
     device: torch.device | str,
     on_share: Callable[[Share | None], object],
     is_training: Callable[[], bool],
-    begins_training: Callable[[], bool] | None = None,
+    begins_training: Callable[[DataLoader[Any]], bool] | None = None,
     on_whole: Callable[[Iterator[Any] | None], object] | None = None,
     coords: tuple[int, int] | None = None,
     options: DataOptions | None = None,
@@ -83,9 +84,9 @@ def shard(
     many consecutive batches as there are shares make a global one, one for each, and ``len`` shrinks accordingly.
 
     - ``on_share`` is called just before each batch is yielded, and with None when the loader is exhausted.
-    - ``begins_training`` (if not given, ``is_training``) is asked when an iteration starts: where it says no, the rank
-      reads the whole loader as if it had not been sharded (on ``device``), without any message and without
-      ``on_share``. ``on_whole`` is then called with the iterator for each batch, and with None at the end.
+    - ``begins_training`` (if not given, ``is_training``) is called with the loader when an iteration starts: where it
+      returns False, the rank reads the whole loader as if it had not been sharded (on ``device``), without any message
+      and without ``on_share``. ``on_whole`` is then called with the iterator for each batch, and with None at the end.
       ``is_training`` is asked where the length is.
     - ``coords`` is which share of the data this rank reads, and how many there are; by default rank and world size.
       Ranks with the same coordinates read the same.
@@ -113,7 +114,7 @@ def shard(
     if comm.world.size > 1:
         _refuse_divided(loader)
     plain = type(loader)
-    begins = is_training if begins_training is None else begins_training
+    begins = begins_training or (lambda _: is_training())
     options = options or DataOptions()
     index, count = coords or (comm.world.rank, comm.world.size)
     place = Place(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
@@ -147,6 +148,11 @@ def num_left(loader: DataLoader[Any], position: Position) -> int | None:
 def set_boundary(loader: DataLoader[Any], on_boundary: Callable[[], object] | None) -> None:
     """Call ``on_boundary`` when a loop over a sharded loader is done with a batch; None calls nothing."""
     _sharding(loader).on_boundary = on_boundary
+
+
+def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, Share], object] | None) -> None:
+    """Call ``on_batch`` with each batch that a sharded loader yields, and its share; None calls nothing."""
+    _sharding(loader).on_batch = on_batch
 
 
 def begin_counting(loader: DataLoader[Any]) -> None:
@@ -242,7 +248,7 @@ class _Sharding:
         device: torch.device,
         on_share: Callable[[Share | None], object],
         is_training: Callable[[], bool],
-        begins_training: Callable[[], bool],
+        begins_training: Callable[[DataLoader[Any]], bool],
         on_whole: Callable[[Iterator[Any] | None], object] | None,
         options: DataOptions,
         seed: int | None,
@@ -254,6 +260,7 @@ class _Sharding:
         self.plain = plain
         self.on_share = on_share
         self.on_boundary = on_boundary
+        self.on_batch: Callable[[Any, Share], object] | None = None
         # The share delivered last; None before the first one of an iteration.
         self.latest: Share | None = None
         self._place = place
@@ -309,7 +316,7 @@ class _Sharding:
 
     def iterate(self, loader: DataLoader[Any], skipped: int | None = None) -> Iterator[Any]:
         move = self._mover(loader)
-        if not self._begins_training():
+        if not self._begins_training(loader):
             whole = self._iterate_whole(loader, move)
             return whole if skipped is None else islice(whole, skipped, None)
         self.end_epoch(self._epoch)
@@ -732,7 +739,11 @@ class _Delivery(Iterator[Any]):
         sharding.latest = share
         self._epoch.deliver(share)
         sharding.on_share(share)
-        return batch if self._move is None else self._move(batch)
+        if self._move is not None:
+            batch = self._move(batch)
+        if sharding.on_batch is not None:
+            sharding.on_batch(batch, share)
+        return batch
 
 
 class _Whole(Iterator[Any]):

@@ -146,7 +146,8 @@ class CellProgram:
             outcome = "interrupted"
         elif error is not None:
             lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
-            if self._worker.world.size > 1 and (remark := remark_on(error)) is not None:
+            share = None if self._plain is None else self._plain[1].last_share
+            if (remark := remark_on(error, share)) is not None:
                 lines = [*lines, remark]
             outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
             reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
@@ -239,6 +240,8 @@ class CellProgram:
         """Run the cell in the shell, or make the call, and return what it raised."""
         shell = self._shell
         is_call = body["call"] is not None
+        if self._plain is not None:
+            self._plain[1].last_share = None
         is_plain = body["is_plain"] or (body["observes"] and not self._has_prepared_explicitly())
         with ExitStack() as stack:
             transformers: list[ast.NodeTransformer] = []

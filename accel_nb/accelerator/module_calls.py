@@ -1,0 +1,59 @@
+"""Running code around the calls of modules, as long as there is some to run."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+
+Forward = Callable[..., Any]
+"""Calls a module: takes the module and its arguments."""
+
+
+class ModuleCalls:
+    """Replaces ``nn.Module.__call__`` while one of its two hooks is set.
+
+    ``before`` is called with nothing before each call. ``around`` is called with the plain call, the module, its
+    arguments and its keyword arguments, and returns what the module returns.
+    """
+
+    def __init__(self) -> None:
+        self._before: Callable[[], object] | None = None
+        self._around: Callable[[Forward, nn.Module, Any, Any], Any] | None = None
+        self._plain: Forward | None = None
+
+    def set_before(self, hook: Callable[[], object] | None) -> None:
+        """Set or remove ``before``."""
+        self._before = hook
+        self._update()
+
+    def set_around(self, hook: Callable[[Forward, nn.Module, Any, Any], Any] | None) -> None:
+        """Set or remove ``around``."""
+        self._around = hook
+        self._update()
+
+    def close(self) -> None:
+        """Remove both hooks."""
+        self._before = self._around = None
+        self._update()
+
+    def _update(self) -> None:
+        if self._before is None and self._around is None:
+            if self._plain is not None:
+                nn.Module.__call__, self._plain = self._plain, None
+        elif self._plain is None:
+            self._plain = nn.Module.__call__
+            nn.Module.__call__ = self._replacement(self._plain)
+
+    def _replacement(self, plain: Forward) -> Forward:
+        @functools.wraps(plain)
+        def __call__(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._before is not None:
+                self._before()
+            if self._around is not None:
+                return self._around(plain, module, args, kwargs)
+            return plain(module, *args, **kwargs)
+
+        return __call__

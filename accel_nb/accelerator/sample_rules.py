@@ -1,0 +1,538 @@
+"""How the samples of a batch pass through PyTorch's operations: which values belong to one sample, which to several.
+
+`result_of` gives what an operation returns for what it was given. The list of operations is closed: what is not on it
+mixes the samples. A loss that is a sum or a mean over samples by these rules can be computed from shares of the batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+import torch
+from torch import Tensor
+
+Kind = Literal["sum", "mean", "weighted", "model"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Each index along ``dim`` belongs to one sample.
+
+    The size of ``dim`` is ``outer`` x samples x ``inner``: ``inner`` successive indices belong to one sample, and the
+    samples come ``outer`` times. Both are 0 where the samples themselves decide how many indices there are.
+    """
+
+    dim: int
+    outer: int = 1
+    inner: int = 1
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether each sample has as many indices as the others."""
+        return self.outer > 0
+
+
+@dataclass(frozen=True, slots=True)
+class Reduced:
+    """One value of the whole batch that is linear in its samples.
+
+    A ``sum`` over samples, a ``mean`` over them, a sum ``weighted`` by another sum, or what a ``model`` has reduced
+    itself.
+    """
+
+    kind: Kind
+
+
+@dataclass(frozen=True, slots=True)
+class Mixed:
+    """A value in which the samples of a batch meet in another way; ``reason`` names the operation."""
+
+    reason: str
+
+
+Dependence = Rows | Reduced | Mixed
+"""What a tensor is to the samples of a batch. None stands for one that does not depend on them."""
+
+_POINTWISE = frozenset(
+    {
+        "abs", "acos", "acosh", "add", "addcdiv", "addcmul", "alias", "asin", "asinh", "atan", "atan2", "atanh",
+        "bernoulli", "bitwise_and", "bitwise_not", "bitwise_or", "bitwise_xor", "ceil", "celu", "clamp", "clamp_max",
+        "clamp_min", "clone", "complex", "copy", "copysign", "cos", "cosh", "detach", "digamma", "div", "elu", "eq",
+        "erf", "erfc", "erfinv", "exp", "exp2", "expm1", "exponential", "fill", "float_power", "floor",
+        "floor_divide", "fmax", "fmin", "fmod", "frac", "ge", "gelu", "gt", "hardshrink", "hardsigmoid", "hardswish",
+        "hardtanh", "heaviside", "hypot", "i0", "isfinite", "isinf", "isnan", "le", "leaky_relu", "lerp", "lgamma",
+        "lift_fresh", "log", "log10", "log1p", "log2", "log_sigmoid_forward", "logaddexp", "logaddexp2", "logical_and",
+        "logical_not", "logical_or", "logical_xor", "logit", "lt", "masked_fill", "maximum", "minimum", "mish", "mul",
+        "nan_to_num", "native_dropout", "ne", "neg", "nextafter", "normal", "polygamma", "positive", "pow",
+        "_prelu_kernel", "rand_like", "randint_like", "randn_like", "random", "reciprocal", "relu", "relu6",
+        "remainder", "round", "rrelu_with_noise", "rsqrt", "rsub", "sgn", "sigmoid", "sign", "signbit", "silu", "sin",
+        "sinc", "sinh", "softplus", "softshrink", "sqrt", "square", "sub", "tan", "tanh", "threshold", "_to_copy",
+        "true_divide", "trunc", "uniform", "where", "xlogy", "__and__", "__or__", "__xor__", "__lshift__",
+    }
+)  # fmt: skip
+_SAME_VALUE = frozenset({"_to_copy", "alias", "clone", "copy", "detach", "lift_fresh", "neg", "positive"})
+_VIEWS = frozenset(
+    {
+        "_reshape_alias", "_unsafe_view", "chunk", "diagonal", "expand", "flip", "permute", "repeat", "reshape", "roll",
+        "select", "slice", "split", "split_with_sizes", "squeeze", "t", "transpose", "tril", "triu", "unbind", "unfold",
+        "unsqueeze", "view", "view_as_complex", "view_as_real",
+    }
+)  # fmt: skip
+_REDUCTIONS = frozenset(
+    {
+        "all", "amax", "amin", "aminmax", "any", "argmax", "argmin", "count_nonzero", "linalg_vector_norm", "logsumexp",
+        "max", "mean", "median", "min", "mode", "nanmedian", "nansum", "norm", "prod", "std", "std_mean", "sum", "var",
+        "var_mean",
+    }
+)  # fmt: skip
+_ALONG_DIM = frozenset(
+    {
+        "_log_softmax", "_softmax", "argsort", "cummax", "cummin", "cumprod", "cumsum", "glu", "kthvalue",
+        "log_softmax", "logcumsumexp", "renorm", "softmax", "sort", "topk",
+    }
+)  # fmt: skip
+_KEEPING_BATCH = frozenset(
+    {
+        "_adaptive_avg_pool2d", "_adaptive_avg_pool3d", "_scaled_dot_product_flash_attention_for_cpu",
+        "_scaled_dot_product_efficient_attention", "_scaled_dot_product_flash_attention",
+        "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_attention_math", "adaptive_max_pool2d",
+        "avg_pool1d", "avg_pool2d", "avg_pool3d", "constant_pad_nd", "convolution", "max_pool2d_with_indices",
+        "max_pool3d_with_indices", "mkldnn_convolution", "native_group_norm", "reflection_pad1d", "reflection_pad2d",
+        "replication_pad1d", "replication_pad2d", "upsample_bicubic2d", "upsample_bilinear2d", "upsample_linear1d",
+        "upsample_nearest1d", "upsample_nearest2d", "pixel_shuffle", "im2col", "col2im", "grid_sampler_2d",
+    }
+)  # fmt: skip
+"""Operations whose first dim is that of the batch, in what they are given and return."""
+_ELEMENT_LOSSES = frozenset(
+    {
+        "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "mse_loss", "smooth_l1_loss",
+        "soft_margin_loss",
+    }
+)  # fmt: skip
+_ROW_LOSSES = frozenset(
+    {"multi_margin_loss", "multilabel_margin_loss_forward", "nll_loss_forward", "nll_loss2d_forward"}
+)
+_CONSTANT = frozenset({"empty_like", "full_like", "ones_like", "zeros_like", "zero"})
+_NONE, _MEAN, _SUM = 0, 1, 2
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operation: its name, its arguments by name, and what each tensor among them is to the samples."""
+
+    name: str
+    arguments: Mapping[str, Any]
+    dependences: Mapping[int, Dependence]
+    """By the id of a tensor."""
+    num_samples: int
+    batch_numbers: frozenset[float] = frozenset()
+    """Plain numbers that were read from the batch, such as a count of its valid targets."""
+
+    def of(self, tensor: Any) -> Dependence | None:
+        """Return what an argument is to the samples."""
+        return self.dependences.get(id(tensor)) if isinstance(tensor, Tensor) else None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The tensors among the arguments, those in lists too."""
+        return list(_tensors_in(self.arguments.values()))
+
+
+def base_name(operation: Any) -> str:
+    """Return the name of an operation without its overload, and without the mark of one that works in place."""
+    name = operation.overloadpacket.__name__
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return an operation's arguments by name, those that were left out with their defaults."""
+    schema = operation._schema.arguments
+    bound = {item.name: item.default_value for item in schema if item.has_default_value()}
+    bound.update({item.name: value for item, value in zip(schema, args, strict=False)})
+    bound.update(kwargs)
+    return bound
+
+
+def result_of(call: Call, output: Tensor) -> Dependence | None:
+    """Return what one tensor that an operation returned is to the samples."""
+    known = {id(tensor): found for tensor in call.tensors if (found := call.of(tensor)) is not None}
+    mixed = next((found for found in known.values() if isinstance(found, Mixed)), None)
+    if mixed is not None or not known or call.name in _CONSTANT:
+        return mixed
+    if call.name in ("eq", "ne") and not isinstance(call.arguments["other"], Tensor):
+        is_for_all = output.all() if call.name == "ne" else not output.any()
+        if is_for_all:
+            return None  # no target is the one to ignore
+    found = _result(call, list(known.values()), output)
+    return Mixed(f"`{call.name}` of {_describe(known.values())}") if found is None else found
+
+
+def rows_of(tensor: Tensor, num_samples: int) -> Rows | None:
+    """Return where the samples of a batch are in one of its tensors, by its sizes; None if no dim is theirs."""
+    for dim, size in enumerate(tensor.shape):
+        if size == num_samples:
+            return Rows(dim)
+    if tensor.dim() and tensor.shape[0] and tensor.shape[0] % num_samples == 0:
+        return Rows(0, inner=tensor.shape[0] // num_samples)
+    return None
+
+
+def _describe(dependences: Iterable[Dependence]) -> str:
+    kinds = {item.kind for item in dependences if isinstance(item, Reduced)}
+    if "mean" in kinds or "weighted" in kinds or "model" in kinds:
+        return "a mean over the batch"
+    return "a sum over the batch" if kinds else "samples with each other"
+
+
+def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from _tensors_in(value)
+
+
+def _result(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of a result that depends on samples; None where they mix."""
+    name, arguments = call.name, call.arguments
+    if name in _POINTWISE:
+        return _pointwise(call, known, output)
+    first = next(iter(call.tensors))
+    own = call.of(first)
+    if isinstance(own, Reduced):
+        linear = name in ("sum", "mean") or name in _VIEWS
+        return own if linear and len(known) == 1 else _joined(call, known, output)
+    if name in _VIEWS and isinstance(own, Rows) and len(known) == 1:
+        return _viewed(name, arguments, own, first, output)
+    if name in _REDUCTIONS and isinstance(own, Rows) and len(known) == 1:
+        return _reduced(name, arguments, own, first)
+    if name in _ALONG_DIM and isinstance(own, Rows) and len(known) == 1:
+        return None if arguments.get("dim", -1) % max(first.dim(), 1) == own.dim else own
+    if name in _KEEPING_BATCH:
+        return Rows(0) if all(item == Rows(0) for item in known) and isinstance(own, Rows) else None
+    if name in _ELEMENT_LOSSES or name in _ROW_LOSSES:
+        return _loss(call, known, output)
+    rule = _RULES.get(name)
+    return None if rule is None else rule(call, known, output)
+
+
+def _pointwise(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    numbers = [value for value in call.arguments.values() if isinstance(value, int | float)]
+    if any(float(value) in call.batch_numbers for value in numbers if not isinstance(value, bool)):
+        return None
+    if any(isinstance(item, Reduced) for item in known):
+        return _linear(call, known) if all(isinstance(item, Reduced) for item in known) else None
+    return _aligned(call, output.dim())
+
+
+def _aligned(call: Call, num_dims: int, among: Iterable[Any] | None = None) -> Rows | None:
+    """Return where the samples are in values that were broadcast together; None where they lie across each other."""
+    found: set[Rows] = set()
+    for tensor in call.tensors if among is None else _tensors_in(among):
+        rows = call.of(tensor)
+        if isinstance(rows, Rows):
+            found.add(replace(rows, dim=rows.dim + num_dims - tensor.dim()))
+    return found.pop() if len(found) == 1 else None
+
+
+def _linear(call: Call, known: list[Dependence]) -> Reduced | None:
+    """Return what arithmetic with values of the whole batch gives, as long as it is linear in the samples."""
+    name, arguments = call.name, call.arguments
+    kinds: set[Kind] = {item.kind for item in known if isinstance(item, Reduced)}
+    own, other = call.of(arguments.get("self")), arguments.get("other")
+    depends = call.of(other) is not None
+    if name in _SAME_VALUE and len(kinds) == 1:
+        return Reduced(kinds.pop())
+    if name in ("add", "sub", "rsub") and len(kinds) == 1:
+        kind = kinds.pop()
+        constants = [item for item in call.tensors if call.of(item) is None]
+        is_added = kind == "mean" or not any(item.requires_grad for item in constants)
+        return Reduced(kind) if is_added and (kind in ("sum", "mean") or len(known) == 1) else None
+    if name == "mul" and len(known) == 1 and not (own is not None and depends):
+        return _scaled(call, known[0], 1 / other if isinstance(other, float | int) and other else None)
+    if name in ("div", "true_divide") and own is not None and arguments.get("rounding_mode") is None:
+        if not depends:
+            is_number = isinstance(other, float | int) or (isinstance(other, Tensor) and not other.dim())
+            return _scaled(call, own, float(cast("float", other)) if is_number else None)
+        total = call.of(other)
+        both = {own.kind, total.kind} if isinstance(own, Reduced) and isinstance(total, Reduced) else set()
+        return Reduced("weighted") if both in ({"sum"}, {"mean"}) and own is not total else None
+    return None
+
+
+def _scaled(call: Call, own: Dependence, divisor: float | None) -> Reduced | None:
+    """Return a value of the whole batch divided by a number: a sum over its own count is a mean."""
+    if not isinstance(own, Reduced):
+        return None
+    is_count = own.kind == "sum" and divisor and math.isclose(divisor, round(divisor))
+    return Reduced("mean") if is_count and not round(divisor or 0) % call.num_samples else own
+
+
+def _viewed(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor, output: Tensor) -> Rows | None:
+    dim, num_dims = rows.dim, source.dim()
+    if name in ("view", "reshape", "_unsafe_view", "_reshape_alias"):
+        return _reshaped(rows, source.shape, output.shape)
+    if name == "t":
+        return replace(rows, dim=1 - dim) if num_dims == 2 else rows
+    if name == "transpose":
+        first, second = arguments["dim0"] % num_dims, arguments["dim1"] % num_dims
+        return replace(rows, dim={first: second, second: first}.get(dim, dim))
+    if name == "permute":
+        return replace(rows, dim=[item % num_dims for item in arguments["dims"]].index(dim))
+    if name == "unsqueeze":
+        return replace(rows, dim=dim + (arguments["dim"] % (num_dims + 1) <= dim))
+    if name == "squeeze":
+        chosen = arguments.get("dim", list(range(num_dims)))
+        chosen = {item % num_dims for item in ([chosen] if isinstance(chosen, int) else chosen)}
+        gone = {item for item in chosen if source.shape[item] == 1}
+        return None if dim in gone else replace(rows, dim=dim - sum(item < dim for item in gone))
+    if name in ("expand", "repeat"):
+        moved = replace(rows, dim=dim + output.dim() - num_dims)
+        times = output.shape[moved.dim] // source.shape[dim]
+        return moved if times == 1 else replace(moved, outer=moved.outer * times)
+    if name in ("view_as_real", "view_as_complex"):
+        return rows
+    if name in ("flip", "roll"):
+        chosen = arguments["dims"] or [dim]
+        return None if dim in {item % num_dims for item in chosen} else rows
+    if name in ("tril", "triu", "diagonal"):
+        return rows if name != "diagonal" and dim < num_dims - 2 else None
+    along = arguments.get("dim", arguments.get("dimension", 0)) % num_dims
+    if name == "slice" and along == dim:
+        return rows if output.shape == source.shape else None
+    if along == dim:
+        return None
+    return replace(rows, dim=dim - (along < dim)) if name in ("select", "unbind") else rows
+
+
+def _reshaped(rows: Rows, before: Sequence[int], after: Sequence[int]) -> Rows | None:
+    """Follow the samples' dim through a change of shape: as it is, merged with its neighbours, or split."""
+    size, leading, trailing = before[rows.dim], math.prod(before[: rows.dim]), math.prod(before[rows.dim + 1 :])
+    if not size * leading * trailing:
+        return None
+    at = 1
+    for dim, length in enumerate(after):
+        rest = math.prod(after[dim + 1 :])
+        if (at, length, rest) == (leading, size, trailing):
+            return replace(rows, dim=dim)
+        outer, inner = leading // at, trailing // rest
+        if (outer * at, inner * rest, outer * size * inner) == (leading, trailing, length):
+            return Rows(dim, rows.outer * outer, rows.inner * inner)
+        outer, inner = at // leading, rest // trailing
+        is_split = (outer * leading, inner * trailing, outer * length * inner) == (at, rest, size)
+        if is_split and rows.is_counted and length > 1 and not (rows.outer % outer or rows.inner % inner):
+            return Rows(dim, rows.outer // outer, rows.inner // inner)
+        at *= length
+    return None
+
+
+def _reduced(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor) -> Dependence | None:
+    chosen = arguments.get("dim")
+    dims = [chosen] if isinstance(chosen, int) else list(chosen or range(source.dim()))
+    dims = {item % source.dim() for item in dims}
+    if rows.dim not in dims:
+        return rows if arguments.get("keepdim") else replace(rows, dim=rows.dim - sum(item < rows.dim for item in dims))
+    if name in ("sum", "nansum"):
+        return Reduced("sum") if name == "sum" else None
+    return Reduced("mean") if name == "mean" and rows.is_counted else None
+
+
+def _loss(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of one of torch's losses; their weights must not come from the batch."""
+    arguments = call.arguments
+    own, target, reduction = arguments["self"], arguments["target"], arguments["reduction"]
+    if any(isinstance(item, Reduced) for item in known) or isinstance(call.of(arguments.get("weight")), Rows):
+        return None
+    if call.name in _ELEMENT_LOSSES:
+        rows = _aligned(call, max(own.dim(), target.dim()), [own, target])
+    else:
+        both = {item for item in (call.of(own), call.of(target)) if item is not None}
+        # The classes stand in the last dim of one sample or in the second of several.
+        rows = both.pop() if len(both) == 1 else None
+        if isinstance(rows, Rows) and rows.dim == 1 and own.dim() > 1:
+            return None
+    if not isinstance(rows, Rows):
+        return None
+    if reduction == _NONE:
+        return rows
+    if reduction == _SUM:
+        return Reduced("sum")
+    if call.name.startswith("nll_loss") and _is_weighted(arguments):
+        return Reduced("weighted")
+    return Reduced("mean") if rows.is_counted else None
+
+
+def _is_weighted(arguments: Mapping[str, Any]) -> bool:
+    """Whether a mean over targets is not one over all of them, all alike."""
+    has_ignored = bool((arguments["target"] == arguments["ignore_index"]).any())
+    return arguments["weight"] is not None or has_ignored
+
+
+def _joined(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of tensors that are put together."""
+    if call.name not in ("cat", "stack"):
+        return None
+    tensors = list(call.arguments["tensors"])
+    if all(isinstance(item, Reduced) for item in known):
+        kinds = set(known)
+        return kinds.pop() if len(kinds) == 1 and len(known) == len({id(item) for item in tensors}) else None
+    rows = {item for item in known if isinstance(item, Rows)}
+    if len(rows) != len(set(known)) or len({item.dim for item in rows}) != 1:
+        return None
+    along = call.arguments.get("dim", 0)
+    dim = next(iter(rows)).dim
+    if call.name == "stack":
+        own = rows.pop()
+        return None if rows else replace(own, dim=own.dim + (along % output.dim() <= own.dim))
+    if along % output.dim() != dim:
+        own = rows.pop()
+        return None if rows else own
+    parts = [call.of(item) for item in tensors]
+    if len({item.inner for item in rows}) != 1 or any(not isinstance(item, Rows) for item in parts):
+        return None
+    return replace(next(iter(rows)), outer=sum(item.outer for item in parts if isinstance(item, Rows)))
+
+
+def _product(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of a matrix product: samples may stand in one of the factors, or multiply themselves."""
+    factors = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
+    factors["dot"] = ("self", "tensor")
+    first_name, second_name = factors.get(call.name, ("self", "mat2"))
+    first, second = call.arguments[first_name], call.arguments[second_name]
+    left, right = call.of(first), call.of(second)
+    if any(isinstance(item, Reduced) for item in known):
+        return None
+    if isinstance(left, Rows) and isinstance(right, Rows):
+        if call.name in ("bmm", "baddbmm") and left == right and left.dim == 0:
+            found: Dependence | None = left
+        elif call.name == "dot" or (call.name in ("mm", "addmm") and (left.dim, right.dim) == (1, 0)):
+            found = Reduced("sum") if replace(left, dim=0) == replace(right, dim=0) else None
+        else:
+            found = None
+    elif isinstance(left, Rows):
+        found = left if left.dim < first.dim() - 1 else None
+    elif isinstance(right, Rows):
+        is_kept = right.dim == second.dim() - 1 and second.dim() > 1
+        found = right if is_kept or (second.dim() == 3 and right.dim == 0) else None
+    else:
+        found = None
+    added = call.of(call.arguments.get("self")) if call.name in ("addmm", "baddbmm") else None
+    if added is None or not isinstance(found, Rows):
+        return found if added is None else None
+    moved = isinstance(added, Rows) and replace(added, dim=added.dim + output.dim() - call.arguments["self"].dim())
+    return found if moved == found else None
+
+
+def _embedded(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    return call.of(call.arguments["indices"]) if call.of(call.arguments["weight"]) is None else None
+
+
+def _distances(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    first, second = call.arguments["x1"], call.arguments["x2"]
+    left, right = call.of(first), call.of(second)
+    if isinstance(left, Rows) and right is None:
+        return left if left.dim < first.dim() - 1 else None
+    if isinstance(right, Rows) and left is None:
+        return replace(right, dim=right.dim + 1) if right.dim == second.dim() - 2 else None
+    return left if left == right and isinstance(left, Rows) and left.dim < first.dim() - 2 else None
+
+
+def _gathered(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of `gather`, `scatter` and their kind, which work within a sample or not."""
+    along = call.arguments["dim"]
+    rows = {item for item in known if isinstance(item, Rows)}
+    own = rows.pop() if len(rows) == 1 and len(rows) == len(set(known)) else None
+    if own is None or call.of(call.arguments["index"]) not in (None, own):
+        return None
+    return None if along % max(output.dim(), 1) == own.dim else own
+
+
+def _selected(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of `index_select`."""
+    source, index, along = call.arguments["self"], call.arguments["index"], call.arguments["dim"]
+    own, chosen = call.of(source), call.of(index)
+    along %= max(source.dim(), 1)
+    if isinstance(own, Rows) and chosen is None:
+        return None if along == own.dim else own
+    return Rows(along, chosen.outer, chosen.inner) if own is None and isinstance(chosen, Rows) else None
+
+
+def _indexed(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of ``values[indices]``."""
+    source, indices = call.arguments["self"], list(call.arguments["indices"])
+    own = call.of(source)
+    used = [(at, item) for at, item in enumerate(indices) if item is not None]
+    at, first = used[0]
+    chosen = call.of(first)
+    if len(used) == 1 and first.dtype in (torch.bool, torch.uint8):
+        covers = isinstance(own, Rows) and at <= own.dim < at + first.dim()
+        matches = isinstance(own, Rows) and (chosen is None or chosen == replace(own, dim=own.dim - at))
+        return Rows(at, 0, 0) if covers and matches and isinstance(chosen, Rows) else None
+    if len(used) == 1 and own is None and isinstance(chosen, Rows):
+        return replace(chosen, dim=chosen.dim + at)
+    if len(used) == 1 and isinstance(own, Rows) and chosen is None and at != own.dim and first.dim() == 1:
+        return own
+    if not isinstance(own, Rows) or len(used) != len(indices) or chosen is not None:
+        return None
+    takes_each = own.dim == at == 0 and _counts_up(first, source)
+    return own if takes_each and all(call.of(item) in (None, own) for _, item in used) else None
+
+
+def _counts_up(index: Tensor, source: Tensor) -> bool:
+    """Whether an index takes every row of a tensor in its order."""
+    size = source.shape[0]
+    return index.dim() == 1 and index.numel() == size and bool((index == torch.arange(size, device=index.device)).all())
+
+
+def _masked(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    rows = {item for item in known if isinstance(item, Rows)}
+    return Rows(0, 0, 0) if len(rows) == 1 == len(set(known)) else None
+
+
+def _normalised(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    source = call.arguments["input"]
+    own = call.of(source)
+    is_inside = isinstance(own, Rows) and own.dim < source.dim() - len(call.arguments["normalized_shape"])
+    return own if is_inside and len(known) == 1 else None
+
+
+def _batch_normalised(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    is_plain = not call.arguments.get("training", False) and known == [Rows(0)]
+    return Rows(0) if is_plain else None
+
+
+def _put(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+    """Return the dependence of ``values[mask] = constant``."""
+    indices, own = call.arguments["indices"], call.of(call.arguments["self"])
+    if len(indices) != 1 or call.of(call.arguments["values"]) is not None or not isinstance(own, Rows):
+        return None
+    is_mask = indices[0].dtype is torch.bool and own.dim < indices[0].dim()
+    return own if is_mask and call.of(indices[0]) in (None, own) else None
+
+
+_RULES = {
+    "_cdist_forward": _distances,
+    "_native_batch_norm_legit": _batch_normalised,
+    "_native_batch_norm_legit_no_training": lambda call, known, output: Rows(0) if known == [Rows(0)] else None,
+    "addmm": _product,
+    "baddbmm": _product,
+    "bmm": _product,
+    "cat": _joined,
+    "dot": _product,
+    "embedding": _embedded,
+    "gather": _gathered,
+    "index": _indexed,
+    "index_put": _put,
+    "index_select": _selected,
+    "masked_select": _masked,
+    "mm": _product,
+    "mv": _product,
+    "native_batch_norm": _batch_normalised,
+    "native_layer_norm": _normalised,
+    "scatter": _gathered,
+    "scatter_add": _gathered,
+    "stack": _joined,
+}
