@@ -218,7 +218,7 @@ class PlainCells:
         if code is None:
             self._read_whole = self._needs_attention = True
             return False
-        self._settle()
+        self._settle(loader)
         if self._trains_loose() or not _has_batches(loader) or self._may_evaluate(code, loader):
             self._read_alike()
             return False
@@ -296,14 +296,17 @@ class PlainCells:
         """Give back what neither the notebook nor ``within`` leads to, such as the model of a cell's earlier run."""
         release_unreachable(self._accelerator, self._namespace, within)
 
-    def _settle(self) -> None:
-        """Prepare the optimizers that were made since the last point, with the models that hold their parameters."""
+    def _settle(self, *iterated: DataLoader[Any]) -> None:
+        """Prepare the optimizers that were made since the last point, with the models that hold their parameters.
+
+        ``iterated`` are loaders that are in use although no name may lead to them.
+        """
         if not (self._pending or self._has_hidden):
             return
         pending = self._forget_pending(list(self._pending.values()))
         local = (value for frame in frames_of_cell(self._namespace) for value in list(frame.f_locals.values()))
         within = list(trained_objects(local))
-        self._release_unreachable([*within, *pending])
+        self._release_unreachable([*within, *pending, *iterated])
         found = self._unprepared([*within, *pending])
         stepped = {id(value) for optimizer in found.optimizers for value in _parameters(optimizer)}
         owners = [model for model in found.modules if any(id(value) in stepped for value in model.parameters())]

@@ -19,7 +19,7 @@ from accel_nb.accelerator.loss_trace import LossTrace
 from accel_nb.accelerator.module_calls import Forward, ModuleCalls
 from accel_nb.accelerator.reach import is_written_here
 from accel_nb.accelerator.remarks import warn_of_gradient_hooks, warn_of_random_numbers, warn_of_unproven_loss
-from accel_nb.data.loader import Share, watch_batches
+from accel_nb.data.loader import Share, is_sharded, watch_batches
 from accel_nb.runtime import rng
 
 _MAX_BATCHES = 50
@@ -145,7 +145,7 @@ class LossProof:
             self._watched.append(loader)
 
     def _unwatch(self) -> None:
-        for loader in self._watched:
+        for loader in filter(is_sharded, self._watched):
             watch_batches(loader, None)
         self._watched.clear()
         self._is_new_loop = False

@@ -156,11 +156,14 @@ class Ddp(ReplicaStrategy):
         for replica in self._replicas_of(bundle):
             if replica.is_local:
                 continue
-            if replica.synchronised_in != self._closing or replica.has_local_gradients:
+            if replica.ddp is None or replica.synchronised_in != self._closing or replica.has_local_gradients:
                 owned = _parameters_of(bundle)
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
                 self._look_for_unused(replica)
+            elif not replica.has_reduced_all():
+                replica.close()
+                self._average(replica, replica.parameters)
         multiply_gradients(bundle, factor)
 
     def describe(self) -> dict[str, Any]:
@@ -186,7 +189,7 @@ class Ddp(ReplicaStrategy):
             replicas = [
                 replica
                 for replica in self._replicas.values()
-                if replica.ddp is not None and any(id(parameter) in owned for parameter in replica.parameters)
+                if replica.is_trained and any(id(parameter) in owned for parameter in replica.parameters)
             ]
             known = self._owners[id(bundle)] = (bundle, replicas)
         return known[1]
@@ -262,6 +265,8 @@ class _Replica:
         # A backward pass that should have been averaged was not seen by DDP.
         self.has_local_gradients = False
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
+        self.is_trained = options is not None
+        # None too where DDP cannot follow the model's gradients: they are averaged before each step.
         self.ddp: LeanDdp | None = None
         self._plain_forward = forward
         self._options = options
@@ -270,9 +275,9 @@ class _Replica:
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model: through DDP while training, directly otherwise, so that one rank may evaluate alone."""
-        if self.is_local or not (self.model.training and torch.is_grad_enabled()):
+        if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
-        if cast(LeanDdp, self.ddp).require_backward_grad_sync:
+        if self.ddp.require_backward_grad_sync:
             self.is_armed = True
             self.synchronised_in = self._window.number
         try:
@@ -287,6 +292,20 @@ class _Replica:
         trainable = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
         unused = [name for name, value in trainable if value.grad is None]
         return unused if len(unused) < len(trainable) else []
+
+    def has_reduced_all(self) -> bool:
+        """Whether DDP has averaged all gradients of the last backward pass.
+
+        It cannot where a loss is made of derivatives, as in physics-informed models: the forward pass used parameters
+        that the loss does not depend on.
+        """
+        if self.ddp is None or not self.ddp.find_unused_parameters:
+            return True
+        try:
+            self.ddp._check_reducer_finalized()
+        except RuntimeError:
+            return False
+        return True
 
     def look_for_unused(self) -> None:
         """Build DDP anew so that it looks for unused parameters; every rank must call."""
@@ -305,9 +324,9 @@ class _Replica:
         )
         if options.comm_hook != "no":
             register_hook(self.ddp, cast(HookOptions, options))  # divides as the builtin one below does
-        elif not find_unused and not options.static_graph:
+        elif not options.static_graph:
             # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
-            # second way leaves those of a bucket that is never full as they are: `_look_for_unused` averages them.
+            # second way leaves those of a bucket that is never full as they are: they are averaged afterwards.
             self.ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
         self._ddp_forward = self.ddp.forward
 

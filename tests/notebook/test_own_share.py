@@ -86,7 +86,7 @@ def test_one_sample_is_too_few_to_normalise_and_that_is_said(kernel):
     output = run(kernel, SUMMED.format(decision="pass"))
     assert output.error is not None
     assert "Expected more than 1 value per channel" in output.error[1]
-    assert "this worker's share of the batch is one sample" in output.traceback
+    assert "the batch was divided: this worker had 1 of its 3 samples" in output.traceback
 
 
 def test_a_rate_set_by_one_workers_share_is_told(kernel):
