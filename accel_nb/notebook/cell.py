@@ -32,6 +32,8 @@ _TEXT_CALLS = frozenset({"run_line_magic", "run_cell_magic", "system", "getoutpu
 class CellNames:
     """The names of a cell: those it needs from the notebook, all it uses, those it binds, and what it seems to be.
 
+    It binds what its own statements bind, and what functions bind that it defines or may call.
+
     What it uses and the notebook does not have may live on the workers. ``spare`` are those needed names that it reads
     only where it may have bound them itself, or on a branch: it can start without them. One that is explicit and only
     ``observes`` is plain after all if nothing was prepared explicitly before it.
@@ -62,7 +64,7 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         needed=tuple(name for name in needed.names if name in namespace),
         spare=frozenset(needed.names) - frozenset(surely.names),
         used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
-        bound=tuple(dict.fromkeys(reader.stored)),
+        bound=tuple(dict.fromkeys([*reader.stored, *needed.stored])),
         is_explicit=bool((ACCELERATOR_NAMES | _OWN_WAY) & mentioned),
         observes=not (_OWN_WAY | {"Accelerator"}) & mentioned and needed.observes and only_observes(tree),
         wants_accelerator="accelerator" in mentioned,
@@ -223,6 +225,7 @@ class _Reader(ast.NodeVisitor):
         code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec")
         for name in global_names(code):
             self._load(name)
+        self.stored += sorted(stored_globals(code))
         self.attributes |= _mentioned(code)
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
@@ -314,9 +317,23 @@ def global_names(code: types.CodeType) -> frozenset[str]:
     )
 
 
+@functools.lru_cache(maxsize=512)
+def stored_globals(code: types.CodeType) -> frozenset[str]:
+    """Return the names that a code object and those nested in it bind by a ``global`` statement."""
+    import dis
+
+    return frozenset(
+        instruction.argval
+        for part in _all_codes(code)
+        for instruction in dis.get_instructions(part)
+        if instruction.opname == "STORE_GLOBAL"
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class _Followed:
     names: list[str]
+    stored: list[str]
     mentioned: set[str]
     observes: bool
 
@@ -324,6 +341,7 @@ class _Followed:
 def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
     """Add the names that functions and classes defined in the notebook look up, however deep."""
     found: dict[str, None] = {}
+    stored: list[str] = []
     mentioned: set[str] = set()
     waiting = list(names)
     seen: set[int] = set()
@@ -336,11 +354,12 @@ def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
         found[name] = None
         for code in _codes_of(namespace[name], seen):
             waiting += sorted(global_names(code))
+            stored += sorted(stored_globals(code))
             mentioned |= _mentioned(code)
             if "accelerator" in mentioned:
                 parts = [part for part in _all_codes(code) if "accelerator" in part.co_names]
                 observes = observes and all(_asked_of(part) <= _OBSERVING for part in parts)
-    return _Followed(list(found), mentioned, observes)
+    return _Followed(list(found), stored, mentioned, observes)
 
 
 def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
@@ -363,6 +382,8 @@ def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
             for item in vars(value).values():
                 yield from _codes_of(getattr(item, "__func__", getattr(item, "fget", item)), seen)
             yield from _codes_of_all(value.__mro__[1:], seen)
+    elif callable(wrapped := getattr(value, "__dict__", {}).get("__wrapped__")):  # a function with a cache, for one
+        yield from _codes_of(wrapped, seen)
     elif isinstance(value, property | staticmethod | classmethod) or type(value).__module__ == "__main__":
         yield from _codes_of(type(value), seen)
         yield from _codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _HOOKS], seen)

@@ -70,7 +70,7 @@ class Exchange:
             yield
         finally:
             self.namespace.pop(call.bound_to, None)
-            self._ledger.forget([call.bound_to])
+            self._ledger.drop([call.bound_to])
 
     def pack(
         self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, started_with: Mapping[str, str]
@@ -85,10 +85,7 @@ class Exchange:
         reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
         if reloaded:
             self._ledger.forget()  # what the workers hold was made by the modules as they were
-        gone = (set(names.used) - self.namespace.keys()) & set(self._ledger.names())
-        # The workers will have values of their own.
-        self._ledger.forget(set(names.bound) - gone - self.namespace.keys())
-        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare, gone=gone)
+        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
         parcel, sent = prepared.parcel, prepared.sent
         self._ledger.record(sent, self.namespace)
         chosen = resolved.config.ranks or range(pool.size)
@@ -121,17 +118,21 @@ class Exchange:
         bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
         lines = [f"left out: {problem}" for problem in prepared.left_out.values()]
-        return Shipment(pool, bodies, sent, parcel, poll_s), lines
+        unreturned = () if resolved.config.bring_back else names.bound
+        return Shipment(pool, bodies, sent, prepared.removed, unreturned, parcel, poll_s), lines
 
     def note_delivered(self, shipment: Shipment, answers: Iterable[Answer]) -> None:
         """Hear that the workers have answered a shipment."""
         self._has_lost_ranks = False
         if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
             self.note_lost(shipment)  # the delivery itself failed
+        for name in shipment.unreturned:
+            self._ledger.record_only_there(name, self.namespace)
 
     def note_lost(self, shipment: Shipment) -> None:
         """Hear that nobody knows what has become of a shipment."""
         self._ledger.forget(map(root_of, shipment.sent))
+        self._ledger.supersede(shipment.removed)
 
     def take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
         """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did.
@@ -146,14 +147,16 @@ class Exchange:
                     with suppress(OSError):
                         os.close(descriptor)
                 continue
-            names = self._receiver.receive(returned, answer.descriptors, self.namespace)
+            received = self._receiver.receive(returned, answer.descriptors, self.namespace)
+            names = received.paths
             self._ledger.record(names, self.namespace)
-            arrived = {root_of(name) for name in names}
+            self._ledger.drop(received.removed)
+            arrived = {root_of(name) for name in (*names, *received.removed)}
             if came is not None:
                 came |= arrived
             self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
             told: dict[str, str] = {}
-            for name, reason in returned["kept"].items():
+            for name, reason in (returned["kept"] | received.failed).items():
                 if name not in names and name.isidentifier():
                     self._ledger.record_only_there(name, self.namespace)
                 if reason:

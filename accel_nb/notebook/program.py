@@ -28,8 +28,9 @@ from accel_nb.notebook.call import pack_result
 from accel_nb.notebook.shell import OWN, make_shell, without_frames
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
+from accel_nb.pool.parts import root_of
 from accel_nb.pool.returning import Parcels, Returner, Snapshot
-from accel_nb.pool.shipping import Delivery
+from accel_nb.pool.shipping import Delivery, describe_failures
 from accel_nb.pool.worker import Handled, Worker
 from accel_nb.runtime import rng, sharded
 from accel_nb.runtime.comm import LocalComm, TorchComm
@@ -121,7 +122,10 @@ class CellProgram:
             accelerator.close(is_alone=True)
         if body["parcel"] is not None:
             parcel = Parcel.from_table(descriptors[0], body["parcel"])
-            Delivery.unpack(parcel, self._namespace).apply(self._namespace)
+            delivery, errors = Delivery.unpack(parcel, self._namespace)
+            errors |= delivery.apply(self._namespace)
+            if errors:
+                raise ShippingError("\n".join(_describe_unbuilt(errors)))
         if body["has_lost_ranks"]:
             self._orphans = ()
             self._torn.update(suspended)
@@ -457,6 +461,13 @@ class CellProgram:
             "traceback": lines,
             "pickled": pickled,
         }
+
+
+def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
+    return [
+        f"`{root_of(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
+        for path, reason in describe_failures(errors, "on the workers").items()
+    ]
 
 
 class _Nobody:

@@ -37,6 +37,11 @@ class Shipment:
     pool: Pool
     bodies: Mapping[int, dict[str, Any]]
     sent: list[str]
+    """Paths that the workers will hold as the notebook does."""
+    removed: tuple[str, ...]
+    """Names that the workers will have no more."""
+    unreturned: tuple[str, ...]
+    """Names that the cell binds on the workers only."""
     parcel: Parcel | None
     poll_s: float = POLL_S
 

@@ -1,28 +1,35 @@
-"""Values to bytes and back, on either side of the pool, by cloudpickle with three additions.
+"""Values to bytes and back, on either side of the pool, by cloudpickle with four additions.
 
 * The data of tensors and arrays travels out of band, into an arena.
 * A function defined in a cell shares the receiving namespace as its globals, so that later rebinding is seen.
 * What both sides already hold (a named model, its parameters and submodules) travels as a reference, so that an
   optimizer that arrives steps the parameters that are already there.
+* Several values travel in one stream as sections: objects that they share stay shared, and a section that cannot be
+  rebuilt costs only itself and what shares an object with it.
 
 Both ends run the user's own code and the channel between them is anonymous: nothing here reads a file or a network.
 """
 
 from __future__ import annotations
 
+import functools
 import io
+import itertools
 import pickle
+import pickletools
 import sys
 import types
 import zlib
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import cloudpickle
 
 from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler
 from accel_nb.pool.parts import find
 from accel_nb.runtime.sharded import is_sharded, whole
+
+Key = TypeVar("Key")
 
 SharedId = tuple[str, str, str]
 """How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
@@ -43,20 +50,132 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
     return _Unpickler(io.BytesIO(stream), namespace, buffers).load()
 
 
+class SectionError(Exception):
+    """A value of `dump_sections` cannot be copied; ``key`` names it, and the cause is the error of its reduction."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(f"{key!r} cannot be copied")
+        self.key = key
+
+
+def dump_sections(
+    values: Mapping[Key, Any], *, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+) -> tuple[bytes, list[memoryview]]:
+    """Return one stream with a section for each value, and the out-of-band buffers; read by `load_sections`.
+
+    A later section refers to an object of an earlier one instead of repeating it. Raises SectionError.
+    """
+    stream, buffers = io.BytesIO(), []
+    pickler = _Pickler(stream, buffers.append, namespace, shared)
+    table: list[tuple[Any, int, int]] = []
+    for key, value in values.items():
+        start, num_buffers = stream.tell(), len(buffers)
+        try:
+            pickler.dump(value)
+        except Exception as error:  # whatever the value's own reduction raises
+            raise SectionError(key) from error
+        table.append((key, stream.tell() - start, len(buffers) - num_buffers))
+    num_bytes = stream.tell()
+    stream.write(pickle.dumps(table))
+    stream.write(num_bytes.to_bytes(8, "little"))
+    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def load_sections(
+    stream: bytes, buffers: Sequence[memoryview], *, namespace: dict[str, Any]
+) -> tuple[dict[Any, Any], dict[Any, Exception]]:
+    """Rebuild the values of `dump_sections`; returns them, and by key why the others could not be rebuilt."""
+    table: list[tuple[Any, int, int]] = pickle.loads(stream[int.from_bytes(stream[-8:], "little") : -8])
+    places = [0, *itertools.accumulate(num_bytes for _, num_bytes, _ in table)]
+    values: dict[Any, Any] = {}
+    errors: dict[Any, Exception] = {}
+    unpickler = _Unpickler(io.BytesIO(stream), namespace, buffers)
+    lost: set[int] = set()
+    for index, (key, _, _) in enumerate(table):
+        try:
+            if lost and lost & _references(stream[places[index] : places[index + 1]]):
+                raise pickle.UnpicklingError(f"it shares an object with {', '.join(map(_shown, errors))}")
+            values[key] = unpickler.load()
+            continue
+        except Exception as error:  # whatever a class's own way of being rebuilt raises
+            errors[key] = error
+        # An unpickler that has failed is in the middle of a section: another one reads the rest, with what this one
+        # has rebuilt before the section. What the section had begun to build must not become part of other values.
+        size = sum(_num_memoized(stream[places[i] : places[i + 1]]) for i in range(index))
+        rebuilt = unpickler.memo.copy()
+        memo: list[Any] = [rebuilt[i] for i in range(size)]
+        memo += _constants(stream[places[index] : places[index + 1]], memo, unpickler.find_class)
+        lost = {i for i, value in enumerate(memo) if value is _LOST}
+        rest = buffers[sum(count for _, _, count in table[: index + 1]) :]
+        unpickler = _Unpickler(io.BytesIO(_fill_memo(len(memo)) + stream[places[index + 1] :]), namespace, rest, memo)
+        unpickler.load()
+    return values, errors
+
+
+_LOST = object()
+"""Stands in a memo for an object of a section that could not be rebuilt."""
+
+
+def _shown(key: Any) -> str:
+    return str(key[-1]) if isinstance(key, tuple) else str(key)
+
+
+def _references(section: bytes) -> set[Any]:
+    """Return the places in the memo that a section reads."""
+    return {argument for step, argument, _ in pickletools.genops(section) if step.name.endswith("GET")}
+
+
+def _num_memoized(section: bytes) -> int:
+    return sum(step.name == "MEMOIZE" for step, _, _ in pickletools.genops(section))
+
+
+def _fill_memo(size: int) -> bytes:
+    """Return a stream that fills an empty memo with the objects that an unpickler has the references 0 to size for."""
+    steps = b"".join(b"J" + place.to_bytes(4, "little") + b"Q\x940" for place in range(size))  # BINPERSID MEMOIZE POP
+    return b"\x80\x05" + steps + b"N."
+
+
+def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, str], Any]) -> list[Any]:
+    """Return what a section puts into the memo: texts, bytes and what is imported; `_LOST` in place of all else.
+
+    Names of attributes and classes are in the memo too: without them most sections would be lost together.
+    """
+    found: list[Any] = []
+    pushed: list[Any] = []
+    for step, argument, _ in pickletools.genops(section):
+        if step.name == "MEMOIZE":
+            found.append(pushed[-1])
+        elif step.name.endswith("GET"):
+            place = int(argument or 0)
+            pushed.append(memo[place] if place < len(memo) else found[place - len(memo)])
+        elif step.name == "STACK_GLOBAL":
+            try:
+                pushed.append(find_class(*pushed[-2:]))
+            except Exception:  # what cannot be imported is lost
+                pushed.append(_LOST)
+        elif step.name != "FRAME":
+            pushed.append(argument if isinstance(argument, str | bytes) else _LOST)
+    return found
+
+
 def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> bytes:
-    """Return a short fingerprint of a value's content, tensors and arrays included."""
-    stream, buffers = dump(value, namespace=namespace, shared=shared)
-    code = zlib.crc32(stream)
+    """Return a short fingerprint of a value's content, tensors and arrays included.
+
+    It is of use in this process only: of shared objects it holds the identity, which does not depend on their paths.
+    """
+    stream, buffers = io.BytesIO(), []
+    _Pickler(stream, buffers.append, namespace, shared, by_identity=True).dump(value)
+    code = zlib.crc32(stream.getbuffer())
     for buffer in buffers:
-        code = zlib.crc32(buffer, code)
-    return len(stream).to_bytes(8, "little") + code.to_bytes(4, "little")
+        code = zlib.crc32(buffer.raw(), code)
+    return stream.tell().to_bytes(8, "little") + code.to_bytes(4, "little")
 
 
 def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
     """Name everything reachable by both sides below ``objects`` (name to object): modules with all their parts."""
     ids: dict[int, SharedId] = {}
     for name, value in objects.items():
-        if not _has_identity(value):
+        if not has_identity(value):
             continue
         ids.setdefault(id(value), ("name", name, ""))
         if is_module(value):
@@ -69,7 +188,7 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
     return ids
 
 
-def _has_identity(value: Any) -> bool:
+def has_identity(value: Any) -> bool:
     """Whether it matters which object this is. Python shares equal numbers, strings and tuples as it likes: not these.
 
     What can be imported is the same on both sides already.
@@ -90,6 +209,13 @@ def _reduce_cell(cell: types.CellType) -> Any:
 
 def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
     cell.cell_contents = state[0]
+
+
+def _cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """Rebuild a function with an ``lru_cache``, with an empty cache: pickle would look it up by its name."""
+    made = functools.lru_cache(**parameters)(function)
+    vars(made).update(attributes)
+    return made
 
 
 def _reduce_scheduler(scheduler: Any) -> Any:
@@ -134,16 +260,24 @@ class _Storage:
 
 class _Pickler(cloudpickle.Pickler):
     def __init__(
-        self, file: io.BytesIO, keep_buffer: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+        self,
+        file: io.BytesIO,
+        keep_buffer: Any,
+        namespace: dict[str, Any],
+        shared: Mapping[int, SharedId],
+        *,
+        by_identity: bool = False,
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep_buffer)
         # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
         self.globals_ref[id(namespace)] = _NamespaceReference()
         self._shared = shared
+        self._by_identity = by_identity
         self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
 
-    def persistent_id(self, obj: Any) -> SharedId | None:
-        return self._shared.get(id(obj))
+    def persistent_id(self, obj: Any) -> SharedId | int | None:
+        found = self._shared.get(id(obj))
+        return id(obj) if self._by_identity and found is not None else found
 
     def reducer_override(self, obj: Any) -> Any:
         torch = sys.modules.get("torch")
@@ -157,6 +291,9 @@ class _Pickler(cloudpickle.Pickler):
             return self._reduce_tensor(torch, obj)
         if isinstance(obj, types.CellType):
             return _reduce_cell(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
+            return _cached, (obj.__wrapped__, obj.cache_parameters(), own)
         if is_scheduler(obj):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
@@ -226,11 +363,20 @@ def _rebuild_tensor(
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, namespace: dict[str, Any], buffers: Iterable[memoryview]) -> None:
+    def __init__(
+        self,
+        file: io.BytesIO,
+        namespace: dict[str, Any],
+        buffers: Iterable[memoryview],
+        memo: Sequence[Any] = (),
+    ) -> None:
         super().__init__(file, buffers=buffers)
         self._namespace = namespace
+        self._earlier = memo
 
-    def persistent_load(self, pid: SharedId) -> Any:
+    def persistent_load(self, pid: SharedId | int) -> Any:
+        if isinstance(pid, int):
+            return self._earlier[pid]
         kind, name, path = pid
         value = find(self._namespace, name)
         if kind == "module":

@@ -1,5 +1,12 @@
 """What comes back from a cell: on rank 0, find and pack what changed; in the kernel, apply it.
 
+A name comes back whole if the cell has bound it: it stands for another object than before the cell, or it was not
+there before. The delivery of a cell removes names that the notebook has bound anew or deleted (`Ledger`), so this finds
+every way of writing to the namespace. Python keeps one object for equal numbers, strings and the like: of those, one
+that the cell's code binds comes back too, unless the notebook is known to hold it. A name that the notebook
+holds and that stands for the same object as before comes back by what changed in the object, in place. A name that the
+notebook holds and that is not there after the cell is deleted in the notebook. All other names stay on the workers.
+
 Weights of modules go through an arena that is kept, each tensor copied in place on either side; everything else is a
 `Delivery`. What is large or cannot be copied stays on the workers and is named with the reason.
 """
@@ -31,8 +38,8 @@ from accel_nb.pool.contents import (
 )
 from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_trained
 from accel_nb.pool.parts import Attributes, content_of, find, parts_of, root_of
-from accel_nb.pool.pickling import SharedId, digest, dump, shared_ids
-from accel_nb.pool.shipping import Delivery, Namespace, Watch
+from accel_nb.pool.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
+from accel_nb.pool.shipping import Delivery, Namespace, Watch, describe_failures
 from accel_nb.runtime.sharded import is_reading, shape_of, whole
 
 LARGE_BYTES = 64 * 1024 * 1024
@@ -59,6 +66,8 @@ class Snapshot:
     held: dict[str, _Held]
     """By path: the names that the cell uses, and what the names that both sides hold lead to."""
     shared: dict[str, None]
+    rebound: frozenset[str] = frozenset()
+    """The names that the cell's code binds."""
 
     @classmethod
     def take(
@@ -104,13 +113,19 @@ class Snapshot:
             for part in (watched, *parts.values())
             for path, value in part.items()
         }
-        return cls(bound, held, shared)
+        return cls(bound, held, shared, rebound)
 
     def is_bound(self, name: str, value: Any) -> bool:
         """Whether a name stands for the same object as before."""
         if name not in self.bound:
             return False
         return _strongly(self.bound[name]) is value or self.bound[name] is value
+
+    def is_new(self, name: str, value: Any) -> bool:
+        """Whether the cell has bound a name, as far as that can be told, to what the notebook may not hold."""
+        if not self.is_bound(name, value):
+            return True
+        return name in self.rebound and name not in self.shared and not has_identity(value)
 
     def living(self) -> dict[str, Any]:
         """Return by path what is held and still alive."""
@@ -176,12 +191,13 @@ class Returner:
         which is empty where it is not worth a word. ``rng`` are generator states to go along, and ``rng_digest`` tells
         those that this side has, also where they need not go.
         """
-        delivery, weights, kept = Delivery(rng=rng), {}, {}
+        removed = tuple(name for name in before.shared if name not in namespace)
+        delivery, weights, kept = Delivery(rng=rng, removed=removed), {}, {}
         wanted, self._owed = {*wanted, *self._owed}, set()
         living = before.living()
         shared = before.shared_ids()
         for name, value in namespace.items():
-            is_new = not before.is_bound(name, value) or (name in wanted and name not in before.shared)
+            is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
             if is_new and not hidden(name, value):
                 self._add_whole(name, value, namespace, shared, delivery, kept, is_wanted=name in wanted)
         for name in before.shared.keys() & set(wanted) - living.keys():
@@ -289,16 +305,23 @@ class Returner:
         self,
         delivery: Delivery,
         modules: Mapping[str, Any],
-        kept: Mapping[str, str],
+        kept: dict[str, str],
         rng_digest: str | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
     ) -> Parcels:
-        parcels = Parcels({"kept": dict(kept), "rng": rng_digest, "weights": {}, "parcel": None, "arena": None})
-        if delivery:
-            parcel = delivery.pack(namespace, shared)
+        parcels = Parcels({"kept": kept, "rng": rng_digest, "weights": {}, "parcel": None, "arena": None})
+        while delivery:
+            try:
+                parcel = delivery.pack(namespace, shared)
+            except SectionError as error:  # without it all else can go
+                path, cause = error.key[1], error.__cause__
+                kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
+                delivery.drop(path)
+                continue
             parcels.body["parcel"] = parcel.table()
             parcels.descriptors.append(parcel.descriptor)
+            break
         if modules:
             parcels.body["weights"] = self._write_weights(modules)
             assert self._arena is not None
@@ -337,6 +360,18 @@ class Returner:
         return tables
 
 
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What has become of what came back."""
+
+    paths: list[str]
+    """What now holds the workers' values."""
+    removed: tuple[str, ...]
+    """Names that the cell has deleted, and that the namespace has no more."""
+    failed: dict[str, str]
+    """By path why something could not be rebuilt."""
+
+
 class Receiver:
     """The kernel's side; keeps its mapping of the worker's arena between cells."""
 
@@ -346,8 +381,8 @@ class Receiver:
         self.rng: str | None = None
         """The digest of rank 0's generator states: as long as the kernel's are these, they need not be sent."""
 
-    def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> list[str]:
-        """Apply what came back and return the names that now hold the workers' values. Closes the descriptors."""
+    def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> Received:
+        """Apply what came back, weights first. What cannot be applied costs nothing else. Closes the descriptors."""
         remaining = list(descriptors)
         try:
             return self._receive(body, remaining, namespace)
@@ -355,24 +390,32 @@ class Receiver:
             for descriptor in remaining:
                 os.close(descriptor)
 
-    def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> list[str]:
-        names: list[str] = []
-        modules = {path: find(namespace, path) for path in body["weights"]}
-        if body["parcel"] is not None:
-            parcel = Parcel.from_table(remaining.pop(0), body["parcel"])
-            try:
-                delivery = Delivery.unpack(parcel, namespace)
-            finally:
-                parcel.close()
-            delivery.apply(namespace)
-            names += delivery.paths
-        self.rng = body["rng"]
-        if body["arena"] is not None:
-            self._map(remaining.pop(0))
+    def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> Received:
+        paths: dict[str, None] = {}
+        removed: tuple[str, ...] = ()
+        errors: dict[str, Exception] = {}
+        parcel = None if body["parcel"] is None else Parcel.from_table(remaining.pop(0), body["parcel"])
+        try:
+            if body["arena"] is not None:
+                self._map(remaining.pop(0))
             for path, table in body["weights"].items():
-                self._copy_weights(modules[path], table)
-                names.append(path)
-        return names
+                try:
+                    self._copy_weights(find(namespace, path), table)
+                    paths[path] = None
+                except Exception as error:  # whatever a module of the user's raises, or nothing is at the path
+                    errors[path] = error
+            if parcel is not None:
+                delivery, lost = Delivery.unpack(parcel, namespace)
+                errors |= lost
+                errors |= delivery.apply(namespace)
+                paths |= dict.fromkeys(delivery.paths)
+                removed = delivery.removed
+        finally:
+            if parcel is not None:
+                parcel.close()
+        self.rng = body["rng"]
+        arrived = [path for path in paths if path not in errors]
+        return Received(arrived, removed, describe_failures(errors, "in the notebook"))
 
     def close(self) -> None:
         """Unmap the arena, and forget which random numbers the workers were at."""

@@ -8,7 +8,7 @@ what functions, bound methods and objects of the notebook hold (`accel_nb.pool.p
 from __future__ import annotations
 
 import types
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -27,9 +27,15 @@ from accel_nb.pool.contents import (
 )
 from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor, is_trained, trained_kinds
 from accel_nb.pool.parts import content_of, fill, find, parts_of, root_of
-from accel_nb.pool.pickling import SharedId, dump, load, shared_ids
+from accel_nb.pool.pickling import SectionError, SharedId, dump, dump_sections, load_sections, shared_ids
 
 Namespace = dict[str, Any]
+
+_ABSENT = object()
+"""Stands for the value of a name that a namespace does not have."""
+_SUPERSEDED = object()
+"""Stands for a value that no name has: the workers' binding is out of date, whatever this side's name stands for."""
+_BUILT_IN = (list, tuple, dict, set, frozenset, str, bytes, int, float, complex, bool, type(None))
 
 
 @dataclass(slots=True)
@@ -72,30 +78,62 @@ class Delivery:
         for item in fields(self):
             setattr(self, item.name, getattr(other, item.name))
 
+    def drop(self, path: str) -> None:
+        """Leave out what is at a path."""
+        for item in fields(self):
+            if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
+                held.pop(path, None)
+
     def pack(self, namespace: Namespace, shared: Mapping[int, SharedId]) -> Parcel:
-        """Write into an arena; raises what pickling raises."""
-        content = tuple(getattr(self, item.name) for item in fields(self))
-        return Parcel.write(*dump(content, namespace=namespace, shared=shared))
+        """Write into an arena; raises SectionError whose key ends in the path that cannot be copied."""
+        sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
+        for field_name in ("modules", "optimizers", "schedulers", "values", "changed", "attributes"):
+            held = getattr(self, field_name)
+            # What may fail on arrival comes last: a section is lost with one before it that shares an object with it.
+            for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
+                sections[field_name, path] = value
+        return Parcel.write(*dump_sections(sections, namespace=namespace, shared=shared))
 
     @classmethod
-    def unpack(cls, parcel: Parcel, namespace: Namespace) -> Delivery:
-        """Read from an arena; references to shared objects are looked up in ``namespace``."""
-        stream, buffers = parcel.read()
-        return cls(*load(stream, buffers, namespace=namespace))
+    def unpack(cls, parcel: Parcel, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
+        """Read from an arena; references to shared objects are looked up in ``namespace``.
 
-    def apply(self, namespace: Namespace) -> None:
-        """Make the changes. Paths are those of before: all are followed first."""
-        found = {path: find(namespace, path) for path in self.paths if path not in self.values}
-        for path, content in self.changed.items():
-            fill(found[path], content)
-        for path, state in self.modules.items():
-            set_module_state(found[path], state)
-        for path, attributes in self.attributes.items():
-            set_module_attributes(found[path], attributes)
-        for path, state in self.optimizers.items():
-            set_optimizer_state(found[path], state)
-        for path, state in self.schedulers.items():
-            found[path].load_state_dict(state)
+        Returns the delivery, and by path why something of it could not be rebuilt.
+        """
+        stream, buffers = parcel.read()
+        sections, errors = load_sections(stream, buffers, namespace=namespace)
+        rng, removed = sections.pop(("head", ""))
+        delivery = cls(rng=rng, removed=removed)
+        for (field_name, path), value in sections.items():
+            getattr(delivery, field_name)[path] = value
+        return delivery, {path: error for (_, path), error in errors.items()}
+
+    def apply(self, namespace: Namespace) -> dict[str, Exception]:
+        """Make the changes and return by path why one could not be made, which leaves the others as they are.
+
+        Paths are those of before: all are followed first.
+        """
+        found: dict[str, Any] = {}
+        errors: dict[str, Exception] = {}
+        for path in self.paths:
+            if path not in self.values:
+                try:
+                    found[path] = find(namespace, path)
+                except LookupError as error:
+                    errors[path] = error
+        setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
+            (self.changed, fill),
+            (self.modules, set_module_state),
+            (self.attributes, set_module_attributes),
+            (self.optimizers, set_optimizer_state),
+            (self.schedulers, lambda scheduler, state: scheduler.load_state_dict(state)),
+        )
+        for contents, set_content in setters:
+            for path in [path for path in contents if path in found]:
+                try:
+                    set_content(found[path], contents[path])
+                except Exception as error:  # whatever the user's own classes raise
+                    errors[path] = error
         namespace.update(self.values)
         for name in self.removed:
             namespace.pop(name, None)
@@ -103,6 +141,21 @@ class Delivery:
             from accel_nb.runtime import rng
 
             rng.take_up(self.rng)
+        return errors
+
+
+def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:
+    """Return by path one line that says why something that was sent could not be rebuilt."""
+    return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
+
+
+def _packing_order(value: Any) -> int:
+    """Sort values by what others refer to, and by how surely they can be rebuilt."""
+    if isinstance(value, type):
+        return 0
+    if is_trained(value):
+        return 1 if is_module(value) else 2
+    return 3 if is_tensor(value) or type(value) in _BUILT_IN or type(value).__module__ == "numpy" else 4
 
 
 @dataclass(slots=True)
@@ -122,6 +175,8 @@ class Prepared:
     sent: list[str]
     left_out: dict[str, str]
     """Names that cannot be sent and that the cell may do without, each with a line that says so."""
+    removed: tuple[str, ...] = ()
+    """Names that the workers are to have no more."""
 
 
 class _Unsendable(Exception):
@@ -132,11 +187,21 @@ class _Unsendable(Exception):
 
 
 class Ledger:
-    """The kernel's record of what the workers hold, by path, and in which version."""
+    """The kernel's record of what the workers hold, by path, and in which version.
+
+    A name that is bound to another object here, or deleted, since the workers got or sent its value is out of date on
+    the workers. Where the next delivery does not bring its new value it removes the name: a cell finds there what the
+    notebook has or nothing, and whatever a cell binds there is told from what was there before.
+    """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._parts: dict[str, list[str]] = {}
+        # By the path of an entry, the other paths that lead to the same object: one of them takes the entry over when
+        # the name of the first is bound to something else.
+        self._aliases: dict[str, dict[str, None]] = {}
+        # What this side's names stood for when the workers' names of the same spelling were bound.
+        self._bindings: dict[str, Any] = {}
 
     def shared(self) -> dict[int, SharedId]:
         """Return the ids of the objects that both sides hold."""
@@ -161,20 +226,27 @@ class Ledger:
         *,
         rng: Any = None,
         optional: Collection[str] = (),
-        gone: Collection[str] = (),
     ) -> Prepared:
-        """Write what the workers lack of ``names``.
+        """Write what the workers lack of ``names``, and which of their names are out of date.
 
         ``rng`` are generator states to go along; ``optional`` names are left out where they cannot be copied, and what
-        the workers held by them is taken away; so it is by those ``gone``, which have no value here any more. Raises
-        ShippingError naming each other name that cannot be copied, why, and what to do. Call `record` with what was
-        sent once it is on its way.
+        the workers held by them is removed. Raises ShippingError naming each other name that cannot be copied, why,
+        and what to do. Call `record` with what was sent once it is on its way.
         """
         names = list(dict.fromkeys(names))
+        outdated = self._outdated(namespace)
+        renamed = self._renamed(outdated, names, namespace)
+        moved = {id(namespace[name]) for name in renamed}
+        self.forget(
+            [name for name in outdated if name not in self._entries or id(self._entries[name].value) not in moved]
+        )
+        names += renamed
         left_out: dict[str, str] = {}
         while True:
-            removed = tuple(name for name in (*left_out, *gone) if name in self._entries)
-            delivery = Delivery(rng=rng, removed=removed)
+            removed = [name for name in dict.fromkeys([*outdated, *left_out]) if name in self._bindings]
+            delivery = Delivery(
+                rng=rng, removed=tuple(name for name in removed if name in left_out or name not in names)
+            )
             try:
                 parcel = self._write([name for name in names if name not in left_out], namespace, delivery)
             except _Unsendable as error:
@@ -183,8 +255,8 @@ class Ledger:
                     raise ShippingError("\n".join(needed or error.problems.values())) from None
                 left_out |= error.problems
                 continue
-            self.forget(delivery.removed)
-            return Prepared(parcel, delivery.paths, left_out)
+            self.drop(delivery.removed)
+            return Prepared(parcel, delivery.paths, left_out, delivery.removed)
 
     def _write(self, names: list[str], namespace: Namespace, delivery: Delivery) -> Parcel | None:
         watch = Watch(self.shared() if names else {})
@@ -210,6 +282,7 @@ class Ledger:
             parcel = self._write(names, namespace, again)
             delivery.become(again)
             return parcel
+        delivery.removed = tuple(name for name in delivery.removed if name not in delivery.values)
         if not delivery:
             return None
         still_shared = Watch(
@@ -221,7 +294,7 @@ class Ledger:
         )
         try:
             parcel = delivery.pack(namespace, still_shared)
-        except Exception as error:
+        except SectionError as error:
             raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
         further = {root_of(path) for path in still_shared.met} - seen
         if further := sorted(name for name in further if name in namespace):
@@ -239,11 +312,14 @@ class Ledger:
         for name in names:
             value = namespace[name]
             self._entries[name] = _Entry(value, None)
+            self._bindings[name] = value
             known.setdefault(id(value), name)
             fresh.append(name)
         for name in names:
-            for path, part in parts_of(name, namespace[name]).items():
-                path = known.setdefault(id(part), path)
+            for own_path, part in parts_of(name, namespace[name]).items():
+                path = known.setdefault(id(part), own_path)
+                if path != own_path:
+                    self._aliases.setdefault(path, {})[own_path] = None
                 if path not in self._entries:
                     self._entries[path] = _Entry(part, None)
                     self._parts.setdefault(name, []).append(path)
@@ -257,14 +333,64 @@ class Ledger:
     def record_only_there(self, name: str, namespace: Namespace) -> None:
         """Note that the workers' value of a name is not this side's; it is not overwritten until rebound here."""
         self.forget([name])
+        self._bindings[name] = namespace.get(name, _ABSENT)
         self._entries[name] = _Entry(namespace.get(name), None, only_there=True)
 
     def forget(self, names: Iterable[str] | None = None) -> None:
         """Drop the record of some names, or of all: they are sent again when next used."""
-        for name in list(self._entries) if names is None else names:
-            self._entries.pop(name, None)
-            for path in self._parts.pop(name, ()):
-                self._entries.pop(path, None)
+        if names is None:
+            self._entries.clear()
+            self._parts.clear()
+            self._aliases.clear()
+            self.supersede([name for name, value in self._bindings.items() if value is not _ABSENT])
+            return
+        names = dict.fromkeys(names)
+        for others in self._aliases.values():
+            for path in [path for path in others if root_of(path) in names]:
+                del others[path]
+        lost: dict[str, _Entry] = {}
+        for name in names:
+            for path in (name, *self._parts.pop(name, ())):
+                if (entry := self._entries.pop(path, None)) is not None:
+                    lost[path] = entry
+        for path, entry in lost.items():
+            others = self._aliases.pop(path, {})
+            heir = next((other for other in others if root_of(other) in self._entries), None)
+            if heir is not None and not entry.only_there:
+                self._entries[heir] = entry
+                self._parts.setdefault(root_of(heir), []).append(heir)
+                self._aliases[heir] = {other: None for other in others if other != heir}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Note that the workers have some names no more."""
+        names = list(names)
+        self.forget(names)
+        for name in names:
+            self._bindings.pop(name, None)
+
+    def supersede(self, names: Iterable[str]) -> None:
+        """Note that what the workers may hold by some names is out of date, whatever this side's names stand for."""
+        self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
+
+    def _outdated(self, namespace: Mapping[str, Any]) -> list[str]:
+        """Return the names of the workers that are bound to another object here, or deleted, since they were bound."""
+        return [name for name, value in self._bindings.items() if namespace.get(name, _ABSENT) is not value]
+
+    def _renamed(self, outdated: Iterable[str], names: Iterable[str], namespace: Namespace) -> list[str]:
+        """Return other names that this side's objects of ``outdated`` names have by now.
+
+        They are sent while the workers still have the old names: the object is then the same one there.
+        """
+        entries = (self._entries.get(name) for name in outdated)
+        lost = {id(entry.value) for entry in entries if entry is not None and is_trained(entry.value)}
+        if not lost:
+            return []
+        chosen = {*names, *self._bindings}
+        return [
+            name
+            for name, value in namespace.items()
+            if id(value) in lost and name not in chosen and not name.startswith("_")
+        ]
 
     def _is_held(self, name: str, namespace: Mapping[str, Any]) -> bool:
         return name in self._entries and self._entries[name].value is namespace.get(name)
@@ -369,7 +495,7 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
 
 
 def _find_problems(
-    values: Mapping[str, Any], namespace: Namespace, shared: Mapping[int, SharedId], error: Exception
+    values: Mapping[str, Any], namespace: Namespace, shared: Mapping[int, SharedId], error: SectionError
 ) -> dict[str, str]:
     problems: dict[str, str] = {}
     for name, value in values.items():
@@ -377,11 +503,11 @@ def _find_problems(
             dump(value, namespace=namespace, shared=shared)
         except Exception as cause:
             problems[name] = _describe_problem(name, value, cause)
-    together = ", ".join(values)
-    return problems or {together: f"the names {together} cannot be sent together: {error}"}
+    name = root_of(error.key[1])
+    return problems or {name: _describe_problem(name, namespace[name], error.__cause__)}
 
 
-def _describe_problem(name: str, value: Any, error: Exception) -> str:
+def _describe_problem(name: str, value: Any, error: BaseException | None) -> str:
     return (
         f"`{name}` ({type(value).__module__}.{type(value).__qualname__}) cannot be sent to the workers: "
         f"{type(error).__name__}: {error}. Make it inside the %%accelerate cell, or leave it out of the cell."

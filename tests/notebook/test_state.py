@@ -77,6 +77,121 @@ def test_rebinding_in_a_cell_leaves_the_notebooks_old_object_alone(kernel):
     assert kernel.value("(runs, losses)") == ([[1]], [2, 3])
 
 
+CACHED = "a = 1; s = 'x'; n = None; t = (); b = True"
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CACHED,
+        "globals().update(a=1, s='x', n=None, t=(), b=True)",
+        f"exec({CACHED!r})",
+        "bind_all()",
+        "for a, s, n, t, b in [(1, 'x', None, (), True)]: pass",
+    ],
+    ids=["statement", "globals", "exec", "function", "loop"],
+)
+def test_a_bound_name_comes_back_whatever_the_notebook_has_made_of_it(kernel, body):
+    setup(kernel, "def bind_all():\n    global a, s, n, t, b\n    a, s, n, t, b = 1, 'x', None, (), True")
+    done(kernel, body)
+    for change in ("a = 5; s = 'y'; n = 3; t = (1,); b = 0", "del a, s, n, t, b", "a = b = s = t = n = None"):
+        setup(kernel, change)
+        done(kernel, body)
+        assert kernel.value("(a, s, n, t, b)") == (1, "x", None, (), True), change
+    done(kernel, body, "--cpus 2 --no-return")
+    setup(kernel, "a = 5")
+    done(kernel, "a = 2", "--cpus 2 --no-return")
+    assert kernel.value("a") == 5
+    done(kernel, "a = 2")
+    assert kernel.value("a") == 2
+
+
+def test_a_cell_finds_no_name_that_the_notebook_has_deleted(kernel):
+    done(kernel, "a, b = 1, [2]\ndef read(): return a")
+    setup(kernel, "del a")
+    done(kernel, "a_is_there = 'a' in globals()")
+    assert kernel.value("a_is_there") is False
+    for body in ("print(a)", "read()"):
+        output = run(kernel, body)
+        assert output.error is not None
+        assert output.error[0] == "NameError"
+    done(kernel, "del b")
+    assert kernel.value("'b' in globals()") is False, "and the notebook none that a cell has deleted"
+
+
+def test_after_a_reset_the_workers_have_no_old_objects(kernel):
+    body = MODEL.format(optimizer=SGD) + STEP
+    done(kernel, body + "extra = torch.nn.Linear(1, 1)\nfar = torch.optim.SGD(extra.parameters(), 0.1)")
+    setup(kernel, "%reset -f")
+    output = done(kernel, "names = sorted(set(globals()) & {'model', 'optimizer', 'data', 'extra', 'far'})\n" + body)
+    assert kernel.value("names") == []
+    assert "model Linear (3 parameters), optimizer SGD" in output.receipt
+    assert "extra" not in output.receipt
+
+
+def test_a_model_that_another_name_holds_is_the_same_after_its_first_name_is_gone(kernel):
+    setup(kernel, MODEL.format(optimizer=SGD) + "nets = [model, torch.nn.Linear(1, 1)]")
+    done(kernel, f"for net in nets: pass\nnet = nets[0]\n{STEP}")
+    setup(kernel, "net = None\nkept = model\ndel model\nkept.weight.data.fill_(3.0)")
+    done(kernel, "before = kept.weight.tolist()")
+    assert kernel.value("before") == [[3.0, 3.0]]
+    done(
+        kernel,
+        f"same = kept is nets[0] and optimizer.param_groups[0]['params'][0] is kept.weight\n"
+        f"{STEP.replace('model', 'kept')}after = kept.weight.tolist()",
+    )
+    assert kernel.value("(same, after == kept.weight.tolist() != [[3.0, 3.0]])") == (True, True)
+
+
+ONLY_THERE = """
+import sys, types
+only_there = types.ModuleType('only_there')
+exec('class Meter:\\n    def __init__(self, rows): self.rows = rows', only_there.__dict__)
+only_there.Meter.__module__ = 'only_there'
+sys.modules['only_there'] = only_there
+rows = [1]
+meter = only_there.Meter(rows)
+"""
+
+
+def test_training_comes_back_beside_what_the_notebook_cannot_rebuild(kernel):
+    setup(kernel, MODEL.format(optimizer="SGD(model.parameters(), lr=0.1, momentum=0.9)"))
+    output = done(
+        kernel, f"{ONLY_THERE}{STEP}there = model.weight.tolist()\nfresh = torch.nn.Linear(2, 2)\nsame = rows"
+    )
+    assert "meter (cannot be rebuilt in the notebook: ModuleNotFoundError" in output.texts[-1] or (
+        "only_there (cannot be rebuilt in the notebook: ModuleNotFoundError" in output.texts[-1]
+    )
+    assert kernel.value("(there == model.weight.tolist(), rows, same is rows, len(optimizer.state))") == (
+        (True, [1], True, 2)
+    )
+    assert kernel.value("fresh.weight.shape == (2, 2)") is True
+    done(kernel, "rows_there = meter.rows", "--cpus 2")
+    assert kernel.value("rows_there") == [1]
+
+
+def test_a_function_with_a_cache_goes_both_ways(kernel):
+    setup(kernel, "import functools\nshift = 2\n@functools.lru_cache(maxsize=7)\ndef there(x): return x + shift")
+    done(kernel, "@functools.cache\ndef here(x): return 1 if x < 2 else x * here(x - 1)\nfound = there(1), here(5)")
+    assert kernel.value("(found, here(5), here.cache_parameters()['maxsize'])") == ((3, 120), 120, None)
+
+
+def test_what_a_worker_cannot_rebuild_is_named(kernel):
+    setup(
+        kernel,
+        "import sys, types\nmine = types.ModuleType('mine')\nclass Point: pass\nPoint.__module__ = 'mine'\n"
+        "mine.Point = Point\nsys.modules['mine'] = mine\npoint = Point()\nother = 4",
+    )
+    output = run(kernel, "print(other, point)")
+    assert output.error is not None
+    assert output.error[0] == "ShippingError"
+    assert output.error[1].startswith(
+        "`point` cannot be rebuilt on the workers: ModuleNotFoundError: No module named 'mi"
+    )
+    assert done(kernel, "print(other)").stdout == "4\n"
+    setup(kernel, "del sys.modules['mine'], point, Point, mine")
+
+
 def test_random_numbers_go_on_after_a_restart(kernel):
     setup(kernel, "import torch\ntorch.manual_seed(5)")
     done(kernel, "pass")

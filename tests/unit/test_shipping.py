@@ -24,12 +24,13 @@ class Sides:
         self.worker: dict = {}
         self.ledger, self.receiver, self.returner = Ledger(), Receiver(), Returner()
 
-    def ship(self, *names: str, gone: tuple[str, ...] = ()) -> list[str]:
+    def ship(self, *names: str) -> list[str]:
         """Send names and return those that were really sent."""
-        prepared = self.ledger.prepare(names, self.kernel, gone=gone)
+        prepared = self.ledger.prepare(names, self.kernel)
         if prepared.parcel is not None:
             self.ledger.record(prepared.sent, self.kernel)
-            Delivery.unpack(prepared.parcel, self.worker).apply(self.worker)
+            delivery, errors = Delivery.unpack(prepared.parcel, self.worker)
+            assert not errors | delivery.apply(self.worker)
             prepared.parcel.close()
         return prepared.sent
 
@@ -39,9 +40,10 @@ class Sides:
     def bring_back(self, before: Snapshot, **options) -> dict[str, str]:
         """Return what the worker changed, and give the names that stayed there with the reasons."""
         parcels = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
-        names = self.receiver.receive(parcels.body, parcels.descriptors, self.kernel)
-        self.ledger.record(names, self.kernel)
-        return parcels.body["kept"]
+        received = self.receiver.receive(parcels.body, parcels.descriptors, self.kernel)
+        self.ledger.record(received.paths, self.kernel)
+        self.ledger.drop(received.removed)
+        return parcels.body["kept"] | received.failed
 
     def close(self) -> None:
         self.returner.close()
@@ -76,7 +78,7 @@ def test_a_name_that_is_deleted_here_is_taken_away_there(sides):
     sides.kernel["optimizer"] = torch.optim.SGD(sides.kernel["model"].parameters(), lr=0.1)
     sides.ship(*sides.kernel)
     del sides.kernel["model"]
-    assert sides.ship("numbers", gone=("model",)) == []
+    assert sides.ship("numbers") == []
     assert sides.worker.keys() == {"numbers", "optimizer"}
     assert sides.ledger.names(sides.kernel) == ["numbers", "optimizer"]
     assert sides.ship("optimizer") == []
@@ -224,6 +226,98 @@ def test_tables_that_do_not_fit_are_refused(table):
     parcel.close()
 
 
+def _fail(*_: object) -> None:
+    raise ImportError("it is made on one side only")
+
+
+class Unbuildable:
+    """Can be copied and not rebuilt; what it holds is rebuilt before it fails."""
+
+    def __init__(self, *held: object) -> None:
+        self.held = held
+
+    def __reduce__(self):
+        return _fail, self.held
+
+
+class Holder:
+    def __init__(self, held: list[int]) -> None:
+        self.held = held
+
+
+def test_a_value_that_cannot_be_rebuilt_costs_only_itself(sides):
+    model = nn.Linear(2, 2)
+    sides.kernel = {"model": model, "history": []}
+    sides.ship("model", "history")
+    before = sides.snapshot("model", "history", rebound=("odd", "fresh", "table", "same", "inner", "outer"))
+    with torch.no_grad():
+        sides.worker["model"].weight.fill_(7.0)
+    sides.worker["history"].append(1)
+    fresh, inner, array = nn.Linear(2, 2), nn.Linear(1, 1), np.arange(3)
+    sides.worker |= {"odd": Unbuildable(array, inner), "fresh": fresh, "table": {"a": array}, "same": [array]}
+    sides.worker["steps"] = torch.optim.SGD(fresh.parameters(), lr=0.5)
+    sides.worker |= {"first": Unbuildable(unheld := [5]), "second": Holder(unheld), "third": Holder([6]), "number": 3}
+    kept = sides.bring_back(before)
+    reason = "cannot be rebuilt in the notebook: ImportError: it is made on one side only"
+    assert kept["odd"] == kept["first"] == reason
+    assert kept["second"].endswith("it shares an object with odd, first")
+    assert sides.kernel["third"].held == [6]
+    assert kept.keys() == {"odd", "first", "second"}
+    assert sides.kernel["model"] is model
+    assert model.weight.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert sides.kernel["history"] == [1]
+    assert sides.kernel["table"]["a"] is sides.kernel["same"][0], "they share an object, and still do"
+    assert sides.kernel["steps"].param_groups[0]["params"][0] is sides.kernel["fresh"].weight
+    assert sides.kernel["number"] == 3
+
+
+def test_what_cannot_be_applied_costs_only_itself(sides):
+    class Stubborn(torch.optim.SGD):
+        def load_state_dict(self, state_dict):
+            raise ValueError("not today")
+
+    model = nn.Linear(2, 2)
+    optimizer = Stubborn(model.parameters(), lr=0.1, momentum=0.9)
+    sides.kernel = {"model": model, "optimizer": optimizer, "rows": []}
+    sides.ship(*sides.kernel)
+    before = sides.snapshot(*sides.kernel)
+    sides.worker["model"](torch.ones(1, 2)).sum().backward()
+    sides.worker["optimizer"].step()
+    sides.worker["rows"].append(4)
+    del sides.kernel["rows"]
+    kept = sides.bring_back(before)
+    assert kept["optimizer"] == "cannot be rebuilt in the notebook: ValueError: not today"
+    assert kept["rows"].startswith("cannot be rebuilt in the notebook: KeyError")
+    assert torch.equal(model.weight, sides.worker["model"].weight)
+
+
+def test_a_name_of_many_for_one_object_can_be_bound_anew(sides):
+    nets = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    sides.kernel = {"net": nets[1], "nets": nets}
+    sides.ship("net", "nets")
+    there = sides.worker["nets"][1]
+    sides.kernel["net"] = None
+    assert sides.ship() == []
+    assert "net" not in sides.worker
+    assert sides.ship("nets") == []
+    with torch.no_grad():
+        nets[1].weight.fill_(4.0)
+    assert sides.ship("nets") == ["nets@item:1"]
+    assert sides.worker["nets"][1] is there
+    assert there.weight.item() == 4.0
+
+
+def test_an_object_that_has_another_name_now_is_the_same_object_there(sides):
+    model = nn.Linear(2, 2)
+    sides.kernel = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    sides.ship("model", "optimizer")
+    there = sides.worker["model"]
+    sides.kernel["best"] = sides.kernel.pop("model")
+    sides.ship("optimizer")
+    assert sides.worker.keys() == {"best", "optimizer"}
+    assert sides.worker["best"] is there
+
+
 def test_functions_share_the_receiving_namespace():
     names = sys.modules["__main__"].__dict__
     names["_accel_nb_rate"] = 1
@@ -236,7 +330,7 @@ def test_functions_share_the_receiving_namespace():
     ledger = Ledger()
     parcel = ledger.prepare(["read"], names).parcel
     arrived: dict = {}
-    Delivery.unpack(parcel, arrived).apply(arrived)
+    Delivery.unpack(parcel, arrived)[0].apply(arrived)
     parcel.close()
     names["_accel_nb_rate"] = 5
     assert arrived["read"]() == 5
