@@ -15,7 +15,7 @@ import pickle
 import sys
 import types
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import cloudpickle
@@ -28,13 +28,17 @@ SharedId = tuple[str, str, str]
 """How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
 
 
-def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
+def dump(
+    value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId], kept_names: Collection[str] | None = None
+) -> tuple[bytes, list[memoryview]]:
     """Return the pickle stream of a value and its out-of-band buffers.
 
+    With ``kept_names``, loading the stream also binds the functions and classes of ``namespace`` that the value leads
+    to, under their names there, so that the receiver can pickle them by reference; those names are left as they are.
     Raises whatever the value's own reduction raises when it cannot be copied.
     """
     stream, buffers = io.BytesIO(), []
-    _Pickler(stream, buffers.append, namespace, shared).dump(value)
+    _Pickler(stream, buffers.append, namespace, shared, kept_names).dump(value)
     return stream.getvalue(), [buffer.raw() for buffer in buffers]
 
 
@@ -134,12 +138,19 @@ class _Storage:
 
 class _Pickler(cloudpickle.Pickler):
     def __init__(
-        self, file: io.BytesIO, keep_buffer: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+        self,
+        file: io.BytesIO,
+        keep_buffer: Any,
+        namespace: dict[str, Any],
+        shared: Mapping[int, SharedId],
+        kept_names: Collection[str] | None,
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep_buffer)
         # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
         self.globals_ref[id(namespace)] = _NamespaceReference()
+        self._namespace = namespace
         self._shared = shared
+        self._kept_names = kept_names
         self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
 
     def persistent_id(self, obj: Any) -> SharedId | None:
@@ -161,7 +172,14 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
             return _reduce_optimizer(obj)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
+            return _binding(reduced)
+        return reduced
+
+    def _is_named(self, obj: Any) -> bool:
+        name = obj.__qualname__
+        return obj.__module__ == "__main__" and self._namespace.get(name) is obj and name not in self._kept_names  # type: ignore[operator]
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
@@ -190,6 +208,20 @@ class _Pickler(cloudpickle.Pickler):
         requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
         name = str(data.dtype).removeprefix("torch.")
         return _rebuild_tensor, (held, name, layout, requires_grad, is_parameter, device)
+
+
+def _binding(reduced: Any) -> Any:
+    """Return the reduction of a function or class with a last step that binds its name."""
+    if not isinstance(reduced, tuple) or len(reduced) < 6 or reduced[5] is None:
+        return reduced
+    make, arguments, state, listed, mapped, set_state = reduced
+    return make, arguments, (set_state, state), listed, mapped, _set_state_and_bind
+
+
+def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:
+    set_state, own = state
+    set_state(value, own)
+    _main_namespace()[value.__qualname__] = value
 
 
 def _as_bytes(torch: Any, storage: Any) -> Any:

@@ -72,10 +72,12 @@ class Delivery:
         for item in fields(self):
             setattr(self, item.name, getattr(other, item.name))
 
-    def pack(self, namespace: Namespace, shared: Mapping[int, SharedId]) -> Parcel:
-        """Write into an arena; raises what pickling raises."""
+    def pack(
+        self, namespace: Namespace, shared: Mapping[int, SharedId], kept_names: Collection[str] | None = None
+    ) -> Parcel:
+        """Write into an arena; raises what pickling raises. ``kept_names`` is as in `dump`."""
         content = tuple(getattr(self, item.name) for item in fields(self))
-        return Parcel.write(*dump(content, namespace=namespace, shared=shared))
+        return Parcel.write(*dump(content, namespace=namespace, shared=shared, kept_names=kept_names))
 
     @classmethod
     def unpack(cls, parcel: Parcel, namespace: Namespace) -> Delivery:
@@ -220,7 +222,8 @@ class Ledger:
             }
         )
         try:
-            parcel = delivery.pack(namespace, still_shared)
+            only_there = {name for name, entry in self._entries.items() if entry.only_there}
+            parcel = delivery.pack(namespace, still_shared, only_there)
         except Exception as error:
             raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
         further = {root_of(path) for path in still_shared.met} - seen
