@@ -368,3 +368,44 @@ def test_activations_are_computed_again_where_asked(strategy: str) -> None:
         assert calls == [6, 6]
         assert losses == pytest.approx(expected, abs=1e-6)
         assert any("2 blocks of Sequential compute" in note for note in notes)
+
+
+class Overlapping(nn.Module):
+    """Has buffers of which several elements are one place in memory, and some that are not contiguous."""
+
+    def __init__(self, start: float) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2, dtype=torch.float32)
+        self.register_buffer("positions", (torch.arange(3.0) + start).reshape(1, 3).expand(4, 3))
+        self.register_buffer("transposed", (torch.arange(6.0) + start).reshape(3, 2).t())
+        self.register_buffer("all_equal", torch.tensor(start).expand(2, 2), persistent=False)
+        self.register_buffer("shifting", torch.tensor([start]).expand(3))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x + self.positions[0] + self.shifting) + self.transposed.sum() + self.all_equal.sum()
+
+
+def overlapping(world: World, strategy: str) -> dict[str, Any]:
+    model = Overlapping(10.0 * world.rank)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    accelerator = Accelerator(world=world, strategy=strategy, cpu=True)
+    accelerator.prepare(model, optimizer)
+    for _ in range(2):
+        accelerator.backward(model(torch.ones(2, 3)).pow(2).mean())
+        optimizer.step()
+        optimizer.zero_grad()
+        model.shifting = (model.shifting[:1] + 1).expand(3)
+    whole = accelerator.get_state_dict(model)
+    found = {name: value.tolist() for name, value in (*model.named_buffers(), ("weight", whole["layer.weight"]))}
+    strides = {name: value.stride() for name, value in model.named_buffers()}
+    accelerator.close()
+    return {**found, "strides": strides}
+
+
+def test_buffers_with_repeated_memory_are_those_of_rank_0_and_stay_as_they_are(strategy: str) -> None:
+    expected = {name: value.stride() for name, value in Overlapping(0).named_buffers()}
+    first, *others = on_smallest_world(strategy, overlapping)
+    assert first["strides"] == expected
+    assert first["positions"][1] == [0, 1, 2]
+    assert first["shifting"] == [2, 2, 2]
+    assert all(other == first for other in others)
