@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 import types
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -20,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader
 
+from accel_nb.accelerator import file_writes
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.intent import training_code
 from accel_nb.accelerator.loose import loose_names
@@ -107,6 +107,8 @@ class PlainCells:
         self._needs_attention = False
         # By owner and name: a function of torch's, and what takes its place while a cell runs.
         self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        self._files = file_writes.PrivateFiles()
+        self._writes_once = False
 
     def discover(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
         """Find what is not prepared yet behind ``names``.
@@ -139,13 +141,14 @@ class PlainCells:
         return found
 
     @contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, *, tells_ranks_apart: bool = False) -> Iterator[None]:
         """While the block runs, plain PyTorch calls mean what the cell's author meant.
 
         ``loss.backward()`` goes through the accelerator, gradient clipping sees gradients that are ready, the device
-        ``cuda`` is this worker's own, and ``torch.save`` of all ranks to one path leaves a whole file. torch is changed
-        for the whole process and put back at the end.
+        ``cuda`` is this worker's own, and a file that every rank writes is the one that the first rank writes, unless
+        the cell ``tells_ranks_apart``. torch is changed for the whole process and put back at the end.
         """
+        self._writes_once = self._stepper.world.size > 1 and not tells_ranks_apart
         self._is_told, self._read_whole, self._needs_attention = False, False, True
         self._unproven_loop = self.last_share = None
         self._used.clear()
@@ -179,8 +182,13 @@ class PlainCells:
         replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
         for name in _FACTORIES:
             replace((torch,), name, functools.partial(_factory, move))
-        if world.size > 1:
-            replace((torch,), "save", functools.partial(_save, world.rank))
+        if self._writes_once:
+            files = None if world.is_main else self._files
+            if files is not None:
+                files.begin()
+                stack.callback(files.discard)
+            for owner, name, make in file_writes.replacements(files):
+                replace((owner,), name, make)
 
     def _replace(self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> None:
         """Put ``make(function)`` in a function's place until ``stack`` is closed; each is made once."""
@@ -495,26 +503,6 @@ def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callabl
         plain(clipped, clip_value, *args, **kwargs)
 
     return clip_grad_value_
-
-
-def _save(rank: int, plain: Callable[..., None]) -> Callable[..., None]:
-    """Return a ``torch.save`` that every rank may call with one path: each writes a file of its own, and renames it."""
-
-    @functools.wraps(plain)
-    def save(obj: Any, f: Any, *args: Any, **kwargs: Any) -> None:
-        if not isinstance(f, str | os.PathLike):
-            plain(obj, f, *args, **kwargs)
-            return
-        path = os.fspath(f)
-        own = f"{path}.rank{rank}.tmp"
-        try:
-            plain(obj, own, *args, **kwargs)
-            os.replace(own, path)
-        finally:
-            with suppress(FileNotFoundError):
-                os.remove(own)
-
-    return save
 
 
 def _mover(device: torch.device) -> Callable[[Any], Any]:

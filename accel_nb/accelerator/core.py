@@ -22,7 +22,7 @@ from accel_nb.accelerator.compiling import Compiler
 from accel_nb.accelerator.enter import enter
 from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.join import joined
-from accel_nb.accelerator.metrics import gather_for_metrics
+from accel_nb.accelerator.metrics import RowHistory, cut_to_samples, gather_for_metrics
 from accel_nb.accelerator.places import AcceleratorState, GradientState
 from accel_nb.accelerator.planning import Planner
 from accel_nb.accelerator.plugins import (
@@ -56,6 +56,7 @@ from accel_nb.config import Resolved, ambient_config, ambient_layers, environmen
 from accel_nb.config.sections import AutocastOptions
 from accel_nb.config.values import seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, skip_first_batches
+from accel_nb.data.order import Share
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
@@ -272,6 +273,7 @@ class Accelerator(Tracked):
         self._state.take_up_run = weakly(self._take_up_run)
         self._trigger = Trigger(self._comm)
         self._metric_owners: list[int] | None = None
+        self._row_history = RowHistory()
         self._is_closed = False
         self._saved: list[Saved] = []
         self._first_step = 0
@@ -901,18 +903,27 @@ class Accelerator(Tracked):
     def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
         """Gather what was computed from a prepared loader's batch: each sample once, in the loader's order.
 
-        Call it inside of the loop, for each batch; every rank must. Samples that were only filled in are left out. What
-        was computed from a batch that every rank has read whole, as in an evaluation in a plain cell, is returned as it
-        is. With ``use_gather_object``, or where there is no tensor, values travel as JSON, and lists are joined.
+        Call it inside of the loop, for each batch; every rank must. Samples that were only filled in are left out. A
+        tensor that has as many rows for a short batch as for the one before it, such as ``loss.repeat(BATCH_SIZE)``, is
+        cut to the samples of the batch. What was computed from a batch that every rank has read whole, as in an
+        evaluation in a plain cell, is not gathered. With ``use_gather_object``, or where there is no tensor, values
+        travel as JSON, and lists are joined.
         """
-        share = self._stepper.window.share
-        if self._preparer.whole_reading.lasts(share):
-            return input_data
+        caller = sys._getframe(1)
+        site = caller.f_code, caller.f_lasti
+        share, reading = self._stepper.window.share, self._preparer.whole_reading
+        if reading.lasts(share):
+            if self._world.size > 1:
+                known = reading.num_samples
+                return input_data if known is None else cut_to_samples(input_data, known, self._row_history, site)
+            known = reading.num_samples
+            share = None if known is None else Share(known, known, is_last=False, is_filler=False)
         if self._metric_owners is None:
             self._metric_owners = self._find_owners()
         return gather_for_metrics(
-            input_data, self._comm, self._collectives, share, self._metric_owners, as_objects=use_gather_object
-        )
+            input_data, self._comm, self._collectives, share, self._metric_owners, self._row_history, site,
+            as_objects=use_gather_object,
+        )  # fmt: skip
 
     def gather_object(self, value: Any) -> list[Any]:
         """Return every rank's value in a list; if all are lists, their items in one list, as the known API does.

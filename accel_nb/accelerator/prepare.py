@@ -375,7 +375,7 @@ class Preparer:
             on_share=window.take_share,
             is_training=is_training,
             begins_training=begins_training,
-            on_whole=lambda iterator: whole_reading.take(iterator, window.share),
+            on_whole=lambda iterator, num_samples: whole_reading.take(iterator, window.share, num_samples),
             coords=coords,
             options=self.data,
             seed=self._seed,

@@ -32,7 +32,7 @@ from accel_nb.data.stream import Cutter, read_own, read_whole
 from accel_nb.data.transfer import Ahead, Lane, Pair, SideStream
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
-from accel_nb.runtime.nested import to_device
+from accel_nb.runtime.nested import first_batch_size, to_device
 
 if TYPE_CHECKING:
     from accel_nb.runtime.comm import Communicator
@@ -69,7 +69,7 @@ def shard(
     on_share: Callable[[Share | None], object],
     is_training: Callable[[], bool],
     begins_training: Callable[[DataLoader[Any]], bool] | None = None,
-    on_whole: Callable[[Iterator[Any] | None], object] | None = None,
+    on_whole: Callable[[Iterator[Any] | None, int | None], object] | None = None,
     coords: tuple[int, int] | None = None,
     options: DataOptions | None = None,
     seed: int | None = None,
@@ -86,8 +86,8 @@ def shard(
     - ``on_share`` is called just before each batch is yielded, and with None when the loader is exhausted.
     - ``begins_training`` (if not given, ``is_training``) is called with the loader when an iteration starts: where it
       returns False, the rank reads the whole loader as if it had not been sharded (on ``device``), without any message
-      and without ``on_share``. ``on_whole`` is then called with the iterator for each batch, and with None at the end.
-      ``is_training`` is asked where the length is.
+      and without ``on_share``. ``on_whole`` is then called with the iterator and the number of samples for each batch,
+      and with None at the end. ``is_training`` is asked where the length is.
     - ``coords`` is which share of the data this rank reads, and how many there are; by default rank and world size.
       Ranks with the same coordinates read the same.
     - ``options`` is the section of the configuration about loaders; ``seed`` is what it falls back to for the order of
@@ -249,7 +249,7 @@ class _Sharding:
         on_share: Callable[[Share | None], object],
         is_training: Callable[[], bool],
         begins_training: Callable[[DataLoader[Any]], bool],
-        on_whole: Callable[[Iterator[Any] | None], object] | None,
+        on_whole: Callable[[Iterator[Any] | None, int | None], object] | None,
         options: DataOptions,
         seed: int | None,
         lane: Lane | None,
@@ -435,7 +435,7 @@ class _Sharding:
             source = map(reader(loader), indices)
         else:
             source = self.plain.__iter__(loader)
-        if self._on_whole is not None and self._place.count > 1:
+        if self._on_whole is not None:
             return _Whole(source, self._on_whole, move)
         return source if move is None else map(move, source)
 
@@ -752,7 +752,7 @@ class _Whole(Iterator[Any]):
     __slots__ = ("__weakref__", "_move", "_on_whole", "_source")
 
     def __init__(
-        self, source: Iterator[Any], on_whole: Callable[[Any], object], move: Callable[[Any], Any] | None
+        self, source: Iterator[Any], on_whole: Callable[[Any, int | None], object], move: Callable[[Any], Any] | None
     ) -> None:
         self._source = source
         self._on_whole = on_whole
@@ -762,9 +762,9 @@ class _Whole(Iterator[Any]):
         try:
             batch = next(self._source)
         except StopIteration:
-            self._on_whole(None)
+            self._on_whole(None, None)
             raise
-        self._on_whole(self)
+        self._on_whole(self, first_batch_size(batch))
         return batch if self._move is None else self._move(batch)
 
 

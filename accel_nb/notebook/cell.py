@@ -22,6 +22,9 @@ _OBSERVING = frozenset(
 )  # fmt: skip
 """What a cell may ask of ``accelerator`` and still leave it to us what is prepared."""
 
+_RANKS = frozenset({"accelerator", "get_rank", "get_node_local_rank", "LOCAL_RANK", "RANK"})
+"""Names, and the environment's variables, by which code asks which rank it runs on."""
+
 _HOOKS = ("transform", "target_transform", "transforms", "loader", "dataset")
 """Attributes by which the data sets of the usual libraries hold functions of the notebook."""
 
@@ -36,7 +39,8 @@ class CellNames:
 
     What it uses and the notebook does not have may live on the workers. ``spare`` are those needed names that it reads
     only where it may have bound them itself, or on a branch: it can start without them. One that is explicit and only
-    ``observes`` is plain after all if nothing was prepared explicitly before it.
+    ``observes`` is plain after all if nothing was prepared explicitly before it. One that ``tells_ranks_apart`` may do
+    something else on each rank, such as writing a file of another name.
     """
 
     needed: tuple[str, ...]
@@ -46,6 +50,7 @@ class CellNames:
     is_explicit: bool
     observes: bool
     wants_accelerator: bool
+    tells_ranks_apart: bool
     is_empty: bool
 
 
@@ -68,6 +73,7 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
         is_explicit=bool((ACCELERATOR_NAMES | _OWN_WAY) & mentioned),
         observes=not (_OWN_WAY | {"Accelerator"}) & mentioned and needed.observes and only_observes(tree),
         wants_accelerator="accelerator" in mentioned,
+        tells_ranks_apart=bool(_RANKS & mentioned),
         is_empty=not tree.body,
     )
 
@@ -111,6 +117,10 @@ class _Reader(ast.NodeVisitor):
         if not _is_torchs(node):
             self.attributes.add(node.attr)
         self.generic_visit(node)
+
+    def visit_Constant(self, node: ast.Constant) -> None:
+        if node.value in ("LOCAL_RANK", "RANK"):
+            self.attributes.add(node.value)
 
     def visit_Assign(self, node: ast.Assign) -> None:
         self._visit_all([node.value, *node.targets])

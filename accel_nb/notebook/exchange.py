@@ -99,6 +99,7 @@ class Exchange:
             "observes": names.observes and cell.call is None,
             "call": None if cell.call is None else cell.call.to_body(),
             "wants_accelerator": names.wants_accelerator,
+            "tells_ranks_apart": names.tells_ranks_apart,
             "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
             "is_empty": names.is_empty,
             "parcel": None if parcel is None else parcel.table(),

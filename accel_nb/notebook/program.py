@@ -265,7 +265,7 @@ class CellProgram:
                     stack.enter_context(telling_of_unprepared(self._worker.world))
                 if is_plain and resolved.config.prepare:
                     cells = self._plain_cells(accelerator)
-                    stack.enter_context(cells.running())
+                    stack.enter_context(cells.running(tells_ranks_apart=body["tells_ranks_apart"]))
                     transformers = [_InsertPoints()]
                     names = [*body["used"], *body["bound"]]
                     bound = set(body["bound"]) - set(body["used"])
@@ -514,6 +514,7 @@ def warm() -> None:
         "has_lost_ranks": False,
         "call": None,
         "wants_accelerator": False,
+        "tells_ranks_apart": False,
         "sources": {},
     }
     program.handle("run", body, [])

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.pool.kinds import is_loader, is_tensor, is_trained
+from accel_nb.runtime.overlap import overwrite
 
 MAX_ITEMS = 64
 """Containers of more items are not looked into for parts: they are content as a whole."""
@@ -215,7 +216,7 @@ def fill(value: Any, content: Any) -> None:
         value.__setstate__(content)  # type: ignore[attr-defined]
     elif is_tensor(value):
         data, requires_grad = content
-        value.data.copy_(data)
+        overwrite(value.data, data)
         if value.is_floating_point() or value.is_complex():
             value.requires_grad_(requires_grad)
     elif _is_array(value):

@@ -20,7 +20,7 @@ import pickletools
 import sys
 import types
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import cloudpickle
@@ -59,14 +59,20 @@ class SectionError(Exception):
 
 
 def dump_sections(
-    values: Mapping[Key, Any], *, namespace: dict[str, Any], shared: Mapping[int, SharedId]
+    values: Mapping[Key, Any],
+    *,
+    namespace: dict[str, Any],
+    shared: Mapping[int, SharedId],
+    kept_names: Collection[str] | None = None,
 ) -> tuple[bytes, list[memoryview]]:
     """Return one stream with a section for each value, and the out-of-band buffers; read by `load_sections`.
 
-    A later section refers to an object of an earlier one instead of repeating it. Raises SectionError.
+    A later section refers to an object of an earlier one instead of repeating it. With ``kept_names``, loading the
+    stream also binds the functions and classes of ``namespace`` that a value leads to, under their names there, so that
+    the receiver can pickle them by reference; the names in ``kept_names`` are left as they are. Raises SectionError.
     """
     stream, buffers = io.BytesIO(), []
-    pickler = _Pickler(stream, buffers.append, namespace, shared)
+    pickler = _Pickler(stream, buffers.append, namespace, shared, kept_names=kept_names)
     table: list[tuple[Any, int, int]] = []
     for key, value in values.items():
         start, num_buffers = stream.tell(), len(buffers)
@@ -267,12 +273,15 @@ class _Pickler(cloudpickle.Pickler):
         shared: Mapping[int, SharedId],
         *,
         by_identity: bool = False,
+        kept_names: Collection[str] | None = None,
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=keep_buffer)
         # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
         self.globals_ref[id(namespace)] = _NamespaceReference()
+        self._namespace = namespace
         self._shared = shared
         self._by_identity = by_identity
+        self._kept_names = kept_names
         self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
 
     def persistent_id(self, obj: Any) -> SharedId | int | None:
@@ -298,7 +307,14 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
             return _reduce_optimizer(obj)
-        return super().reducer_override(obj)
+        reduced = super().reducer_override(obj)
+        if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
+            return _binding(reduced)
+        return reduced
+
+    def _is_named(self, obj: Any) -> bool:
+        name = obj.__qualname__
+        return obj.__module__ == "__main__" and self._namespace.get(name) is obj and name not in self._kept_names  # type: ignore[operator]
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
@@ -327,6 +343,20 @@ class _Pickler(cloudpickle.Pickler):
         requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
         name = str(data.dtype).removeprefix("torch.")
         return _rebuild_tensor, (held, name, layout, requires_grad, is_parameter, device)
+
+
+def _binding(reduced: Any) -> Any:
+    """Return the reduction of a function or class with a last step that binds its name."""
+    if not isinstance(reduced, tuple) or len(reduced) < 6 or reduced[5] is None:
+        return reduced
+    make, arguments, state, listed, mapped, set_state = reduced
+    return make, arguments, (set_state, state), listed, mapped, _set_state_and_bind
+
+
+def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:
+    set_state, own = state
+    set_state(value, own)
+    _main_namespace()[value.__qualname__] = value
 
 
 def _as_bytes(torch: Any, storage: Any) -> Any:

@@ -84,15 +84,20 @@ class Delivery:
             if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
                 held.pop(path, None)
 
-    def pack(self, namespace: Namespace, shared: Mapping[int, SharedId]) -> Parcel:
-        """Write into an arena; raises SectionError whose key ends in the path that cannot be copied."""
+    def pack(
+        self, namespace: Namespace, shared: Mapping[int, SharedId], kept_names: Collection[str] | None = None
+    ) -> Parcel:
+        """Write into an arena; raises SectionError whose key ends in the path that cannot be copied.
+
+        ``kept_names`` is as in `dump_sections`.
+        """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
         for field_name in ("modules", "optimizers", "schedulers", "values", "changed", "attributes"):
             held = getattr(self, field_name)
             # What may fail on arrival comes last: a section is lost with one before it that shares an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
-        return Parcel.write(*dump_sections(sections, namespace=namespace, shared=shared))
+        return Parcel.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
 
     @classmethod
     def unpack(cls, parcel: Parcel, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
@@ -293,7 +298,8 @@ class Ledger:
             }
         )
         try:
-            parcel = delivery.pack(namespace, still_shared)
+            only_there = {name for name, entry in self._entries.items() if entry.only_there}
+            parcel = delivery.pack(namespace, still_shared, only_there)
         except SectionError as error:
             raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
         further = {root_of(path) for path in still_shared.met} - seen

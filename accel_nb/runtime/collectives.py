@@ -24,6 +24,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime import wire
 from accel_nb.runtime.comm import Communicator, Operation
 from accel_nb.runtime.nested import describe, find_leaves, find_tensors, map_tensors
+from accel_nb.runtime.overlap import overwrite
 
 T = TypeVar("T")
 
@@ -430,7 +431,7 @@ def _reduce_bucket(comm: Communicator, bucket: list[Tensor], op: Operation) -> N
         return
     flat = comm.all_reduce(torch.cat([tensor.detach().reshape(-1) for tensor in bucket]), op)
     for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-        tensor.detach().copy_(part.view_as(tensor))
+        overwrite(tensor.detach(), part.view(tensor.shape))
 
 
 _HINT = "Every rank must make the same call, with the same structure, dtypes and dims past the first."

@@ -16,6 +16,7 @@ from torch import Tensor
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.device import use
 from accel_nb.runtime.group import Group
+from accel_nb.runtime.overlap import overwrite
 from accel_nb.runtime.world import World
 
 Operation = Literal["sum", "mean", "max", "min"]
@@ -99,7 +100,7 @@ class LocalComm:
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
         """Replace the tensor by the only part."""
-        return tensor.copy_(_parts_of(parts, 1)[0])
+        return overwrite(tensor, _parts_of(parts, 1)[0])
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """Return a function that returns the flag."""
@@ -138,7 +139,7 @@ class TorchComm:
         dist.all_reduce(work, operation)
         if op == "mean":
             work.div_(self.world.size)
-        return tensor if work is tensor else tensor.copy_(work)
+        return tensor if work is tensor else overwrite(tensor, work)
 
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """Return every rank's tensor, on the device that ``tensor`` is on."""
@@ -174,7 +175,7 @@ class TorchComm:
         """Replace ``tensor`` by rank ``source``'s, and return it."""
         work = self._sendable(tensor)
         dist.broadcast(work, source)
-        return tensor if work is tensor else tensor.copy_(work)
+        return tensor if work is tensor else overwrite(tensor, work)
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
         """Replace ``tensor`` by this rank's part, and return it."""
@@ -183,7 +184,7 @@ class TorchComm:
             dist.scatter(work, [self._sendable(part) for part in _parts_of(parts, self.world.size)], source)
         else:
             dist.scatter(work, None, source)
-        return tensor if work is tensor else tensor.copy_(work)
+        return tensor if work is tensor else overwrite(tensor, work)
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
         """Start a maximum over the ranks' flags in the background, among host processes only."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.overlap import overwrite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -146,7 +147,7 @@ def fill(tensor: Any, whole: Any) -> None:
     """Copy a whole tensor, or this rank's part of it, into a tensor in place; no other rank is involved."""
     if is_sharded(tensor) and not is_sharded(whole):
         whole = own_part(tensor, whole)
-    local(tensor).copy_(local(whole))
+    overwrite(local(tensor), local(whole))
 
 
 def divided(values: Any, parameter: Any) -> Any:

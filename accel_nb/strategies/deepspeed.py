@@ -429,10 +429,8 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
     more = {"__call__": __call__} if zero.divides_weights else {}
     return {
         **more,
-        "__reduce_ex__": lambda self, protocol: without_class_check(
-            zero.twin(self, is_whole=True).__reduce_ex__(protocol)
-        ),
-        "_accel_nb_reduce": lambda self, protocol=5: zero.twin(self).__reduce_ex__(protocol),
+        "__reduce_ex__": lambda self, protocol: zero.twin(self, is_whole=True).__reduce_ex__(protocol),
+        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(zero.twin(self).__reduce_ex__(protocol)),
         "__copy__": lambda self: zero.twin(self, is_whole=True),
         "__deepcopy__": __deepcopy__,
         "state_dict": state_dict,

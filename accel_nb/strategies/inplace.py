@@ -1,14 +1,16 @@
 """Changing how one object behaves without changing the object: a subclass made for the instance.
 
 The object keeps its identity, its attributes and the name of its class. Copying or pickling it gives the plain class
-back, so nothing of ours reaches a file or another process.
+back, and the pickle stream is that of a plain object: nothing of ours reaches a file or another process.
 """
 
 from __future__ import annotations
 
 import copy
 import copyreg
+import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from torch import nn
@@ -21,6 +23,7 @@ T = TypeVar("T")
 
 _PLAIN = "_accel_nb_plain_class"
 _OWN_FORWARD = "_accel_nb_own_forward"
+_CLASS: Any = vars(object)["__class__"]
 
 
 def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
@@ -30,22 +33,35 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
     """
     base = type(instance)
     plain = plain or base
+    reduce = methods.get("__reduce_ex__", reduce_plainly)
+    pickled: weakref.ref[_Pickled] | None = None
 
     def __reduce_ex__(self: Any, protocol: Any) -> Any:
-        return reduce_plainly(self, protocol)
+        nonlocal pickled
+        reduced = reduce(self, protocol)
+        if not _checks_class(reduced):
+            return reduced
+        reduction = _Reduction(reduced)
+        reduction.pickled = _Pickled(reduced[1][0])
+        pickled = weakref.ref(reduction.pickled)
+        return reduction
+
+    def get_class(self: Any) -> type:
+        held = None if pickled is None else pickled()
+        return _CLASS.__get__(self) if held is None else held.kind
 
     body: dict[str, Any] = {
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,
-        "__reduce_ex__": __reduce_ex__,
+        "__class__": property(get_class, _CLASS.__set__),
         _PLAIN: plain,
     }
     if hasattr(plain, "__deepcopy__"):
         body["__deepcopy__"] = lambda self, memo: _as_plain(self, lambda: copy.deepcopy(self, memo))
     if hasattr(plain, "__copy__"):
         body["__copy__"] = lambda self: _as_plain(self, lambda: copy.copy(self))
-    body.update(methods)
+    body.update(methods, __reduce_ex__=__reduce_ex__)
     try:
         instance.__class__ = type(base)(plain.__name__, (base,), body)
     except TypeError as error:
@@ -99,18 +115,40 @@ def plain_view(model: nn.Module, precision: Precision | None, *, keeps_inner: bo
 
 def reduce_plainly(instance: Any, protocol: Any) -> Any:
     """Return the reduction of an object as one of its plain class."""
-    return without_class_check(_as_plain(instance, lambda: instance.__reduce_ex__(protocol)))
+    return _as_plain(instance, lambda: instance.__reduce_ex__(protocol))
 
 
 def without_class_check(reduced: Any) -> Any:
-    """Return a reduction that pickle takes although its class is not the object's: the plain one.
+    """Return a reduction that pickle accepts although its class is not the object's.
 
     pickle compares the two for ``copyreg.__newobj__`` only; ``copyreg._reconstructor``, of older protocols, does the
-    same without.
+    same without. This is for streams between processes: what reads files by a list of allowed names has not this one.
     """
-    if isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__ and len(reduced[1]) == 1:  # type: ignore[attr-defined]
+    if _checks_class(reduced) and len(reduced[1]) == 1:
         return (copyreg._reconstructor, (*reduced[1], object, None), *reduced[2:])  # type: ignore[attr-defined]
     return reduced
+
+
+def _checks_class(reduced: Any) -> bool:
+    """Whether pickle raises unless the reduced object's ``__class__`` is the class in the reduction."""
+    return isinstance(reduced, tuple) and reduced[0] is copyreg.__newobj__  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """The class that an object has in a pickle stream."""
+
+    kind: type
+
+
+class _Reduction(tuple[Any, ...]):
+    """A reduction; the object's ``__class__`` is ``pickled.kind`` for as long as this tuple is alive.
+
+    pickle reads ``__class__`` while it holds the tuple. At any other time the object has its real class, since
+    libraries derive a new class from ``__class__`` and assign it.
+    """
+
+    pickled: _Pickled
 
 
 def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:

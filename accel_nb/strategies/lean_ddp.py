@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_nb.runtime.overlap import distinct, has_overlap
+
 
 class LeanDdp(DistributedDataParallel):
     """Averages gradients of the parameters of ``module``, and computes by calling ``module.forward`` without hooks.
@@ -23,7 +25,15 @@ class LeanDdp(DistributedDataParallel):
     _plain_forward: Callable[..., Any]
 
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        named = [*module.named_parameters(), *module.named_buffers()]
+        # torch's broadcast cannot write into these. A trained one is left to the optimizer, which cannot either.
+        self._overlapping = {name for name, value in named if not value.requires_grad and has_overlap(value)}
+        if self._overlapping:
+            module._ddp_params_and_buffers_to_ignore = self._overlapping  # type: ignore[assignment]
         super().__init__(module, **options)
+        if self._overlapping:
+            views = [distinct(value.detach()) for name, value in named if name in self._overlapping]
+            self._distributed_broadcast_coalesced(views, self.broadcast_bucket_size)
         self._plain_forward = module.forward
         self._is_simple = not (
             self.find_unused_parameters
@@ -33,6 +43,13 @@ class LeanDdp(DistributedDataParallel):
             or self._use_python_reducer
             or self._delay_all_reduce_all_params
         )
+
+    def _assign_modules_buffers(self) -> None:
+        """Collect the buffers to broadcast, as torch does before each forward pass."""
+        super()._assign_modules_buffers()
+        if self._overlapping:
+            buffers = dict(self.module.named_buffers())
+            self.modules_buffers += [distinct(buffers[name]) for name in self._overlapping & buffers.keys()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute ``module.forward`` and make the reducer wait for a backward pass, if that is to be averaged."""

@@ -351,13 +351,13 @@ def divided_state(model: nn.Module, state: Any) -> Any:
 
 def _reduce(self: nn.Module, protocol: Any) -> Any:
     """Reduce to a plain copy with whole parameters."""
-    return without_class_check(_deepcopy(self, {}).__reduce_ex__(protocol))
+    return _deepcopy(self, {}).__reduce_ex__(protocol)
 
 
 def _reduce_in_place(self: nn.Module, protocol: Any = 5) -> Any:
     """Reduce to an object of the plain class whose parameters are still these; who pickles them reads them whole."""
     sharded.require_reading()
-    make, arguments, state, *rest = reduce_plainly(self, protocol)
+    make, arguments, state, *rest = without_class_check(reduce_plainly(self, protocol))
     return make, arguments, _without_marks(state), *rest
 
 

@@ -186,7 +186,7 @@ def rows_of_no_sample(world: World, as_objects: bool) -> list[str]:
     loader = accelerator.prepare(DataLoader(Numbers(9), batch_size=4))
     messages = []
     for item in loader:
-        rows = item["x"].repeat(2)
+        rows = torch.cat([item["x"], item["x"][:1]])
         try:
             accelerator.gather_for_metrics(rows.tolist() if as_objects else rows)
         except MisuseError as error:
@@ -198,8 +198,76 @@ def rows_of_no_sample(world: World, as_objects: bool) -> list[str]:
 def test_rows_of_no_sample_are_an_error_on_every_rank_where_samples_were_repeated(as_objects: bool) -> None:
     (first,), (second,) = run_ranks(rows_of_no_sample, 2, as_objects)
 
-    assert "8 rows from a batch of 4 samples, the last 3 of which even_batches has repeated" in first
-    assert "8 rows from a batch of 4 samples, the last 4" in second
+    assert "5 rows from a batch of 4 samples, the last 3 of which even_batches has repeated" in first
+    assert "5 rows from a batch of 4 samples, the last 4" in second
+
+
+PADDED = ("global", "per worker", "global, even", "per worker, even", "dispatched", "stream read whole")
+
+
+def other_lengths(world: World, case: str, count: int) -> dict[str, Any]:
+    """What loops gather that is not one row for each sample: a loss for a full batch, several rows, tokens."""
+    kind, batch, config = CASES[case]
+    accelerator = Accelerator(
+        world=world, cpu=True, batch=batch, dataloader_config=DataLoaderConfiguration(**config)
+    )  # fmt: skip
+    dataset: Any = Numbers(count) if kind == "map" else Flow(list(range(count)), False)
+    loader = accelerator.prepare(DataLoader(dataset, batch_size=4))
+    found: dict[str, Any] = {"losses": [], "listed": [], "several": [], "tokens": []}
+    for _ in range(2):
+        for item in loader:
+            loss = item["x"].double().mean()
+            losses = accelerator.gather_for_metrics({"loss": loss.repeat(4), "listed": loss.repeat(4).tolist()})
+            found["losses"] += losses["loss"].tolist()
+            found["listed"] += losses["listed"]
+            found["several"] += accelerator.gather_for_metrics(item["x"].repeat_interleave(3)).tolist()
+            if "even" not in case:
+                lengths = item["x"].long() % 3 + 1
+                found["tokens"] += accelerator.gather_for_metrics(item["x"].repeat_interleave(lengths)).tolist()
+    accelerator.close()
+    return found
+
+
+def all_other_lengths(world: World) -> list[tuple[str, int, dict[str, Any]]]:
+    return [(case, count, other_lengths(world, case, count)) for case in PADDED for count in (16, 23, 17)]
+
+
+@pytest.mark.parametrize("size", [1, 2, 3])
+def test_losses_of_a_short_batch_count_its_samples_however_many_rows_there_are(size: int) -> None:
+    per_rank = run_ranks(all_other_lengths, size) if size > 1 else [all_other_lengths(World())]
+    for case, count, found in (item for results in per_rank for item in results):
+        expected = [number for number in range(count) for _ in range(3)]
+        assert [int(value) for value in found["several"]] == expected * 2, (case, count)
+        tokens = [number for number in range(count) for _ in range(number % 3 + 1)]
+        assert found["tokens"] in ([], tokens * 2), (case, count)
+        # The mean of a loss counts samples that were repeated in the batch; and 3 ranks share 4 samples unevenly.
+        if "even" not in case and (size, case) != (3, "global"):
+            for losses in (found["losses"], found["listed"]):
+                assert sum(losses) / len(losses) == pytest.approx((count - 1) / 2), (case, count)
+
+
+def padded_in_a_plain_cell(world: World) -> tuple[float, float]:
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    test = DataLoader(Numbers(11), batch_size=4)
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    cells.prepare(locals(), ["model", "optimizer", "test"])
+    losses, rows = [], []
+    with cells.running(), torch.no_grad():
+        for item in test:
+            loss = item["x"].double().mean()
+            losses += accelerator.gather_for_metrics(loss.repeat(4)).tolist()
+            rows += accelerator.gather_for_metrics((item["x"], "note"))[0].tolist()
+    accelerator.close()
+    assert rows == list(range(11))
+    return sum(losses) / len(losses), len(losses)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_losses_of_a_batch_that_is_read_whole_count_its_samples(size: int) -> None:
+    found = run_ranks(padded_in_a_plain_cell, size)
+    assert all(mean == pytest.approx(5) and count == 11 for mean, count in found)
 
 
 def evaluated(world: World) -> dict[str, Any]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import io
+import logging
+import os
+import shutil
 import sys
 import sysconfig
 import types
@@ -10,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -405,3 +410,80 @@ def test_a_loader_whose_loop_cannot_be_read_is_read_whole_and_said() -> None:
     assert first[0] == pytest.approx(flat(model), abs=1e-10)
     assert second[0] == pytest.approx(flat(model), abs=1e-10)
     assert any("read the loader whole" in message for message in first[1])
+
+
+def writes_in_every_way(world: World, folder: str) -> dict[str, Any]:
+    """What a cell writes and reads back; what it holds differs by rank, so that it shows whose is read."""
+    mine = f"rank {world.rank}"
+    place = Path(folder)
+    found: dict[str, Any] = {}
+    os.chdir(folder)
+    with plain_cells(world):
+        with open("best.pt", "wb") as file:
+            torch.save({"of": mine}, file)
+        found["handle"] = torch.load("best.pt")["of"]
+        torch.save(obj={"of": mine}, f=place / "named.pt")
+        found["path"] = torch.load(f=place / "named.pt")["of"]
+        os.makedirs("runs/one", exist_ok=True)
+        Path("runs/one/log.txt").write_text(mine)
+        found["text"] = Path("runs/one/log.txt").read_text()
+        np.save("runs/array.npy", np.full(3, world.rank))
+        found["array"] = int(np.load("runs/array.npy")[0])
+        with open("runs/history.jsonl", "a") as file:
+            file.write(f"{mine}\n")
+        with open("earlier.txt", "a") as file:
+            file.write(f"{mine}\n")
+        found["appended"] = Path("earlier.txt").read_text()
+        Path("part.tmp").write_text(mine)
+        os.replace("part.tmp", "whole.txt")
+        found["replaced"] = (Path("whole.txt").read_text(), os.path.exists("part.tmp"))
+        os.remove("unwanted.txt")
+        shutil.rmtree("old")
+        found["removed"] = (os.path.exists("unwanted.txt"), Path("old/file.txt").exists())
+        found["listed"] = sorted(os.listdir("runs")), sorted(path.name for path in Path("runs").glob("*.npy"))
+        found["size"] = os.path.getsize("whole.txt") == len(mine)
+        with pytest.raises(FileNotFoundError, match="missing/file"):
+            Path("missing/file").write_text("")
+        with pytest.raises(FileNotFoundError, match="unwanted"):
+            Path("unwanted.txt").read_text()
+        handler = logging.FileHandler("train.log")
+        handler.emit(logging.makeLogRecord({"msg": mine}))
+        handler.close()
+    return found
+
+
+def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_path: Path) -> None:
+    (tmp_path / "old").mkdir()
+    for name in ("unwanted.txt", "old/file.txt"):
+        (tmp_path / name).write_text("old")
+    (tmp_path / "earlier.txt").write_text("before\n")
+    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(tmp_path))):
+        mine = f"rank {rank}"
+        assert [found[name] for name in ("handle", "path", "text", "array")] == [mine, mine, mine, rank]
+        assert found["appended"].endswith(f"{mine}\n")
+        assert found["replaced"] == (mine, False)
+        assert found["removed"] == (False, False)
+        assert found["listed"] == (["array.npy", "history.jsonl", "one"], ["array.npy"])
+        assert found["size"]
+    held = {str(path.relative_to(tmp_path)): path for path in tmp_path.rglob("*") if path.is_file()}
+    texts = ["earlier.txt", "runs/history.jsonl", "runs/one/log.txt", "train.log", "whole.txt"]
+    assert sorted(held) == sorted(["best.pt", "named.pt", "runs/array.npy", *texts]), "nothing of the other ranks"
+    assert [held[name].read_text().split() for name in texts] == [["before", "rank", "0"]] + [["rank", "0"]] * 4
+
+
+def files_of_each_rank(world: World, folder: str) -> bool:
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    with cells.running(tells_ranks_apart=True):
+        Path(f"{folder}/{world.rank}.txt").write_text("x")
+    with cells.running():
+        pass
+    with open(f"{folder}/after_{world.rank}.txt", "w") as file:
+        file.write("x")
+    accelerator.close()
+    return any(hasattr(function, "__wrapped__") for function in (open, io.open, os.stat, os.remove, torch.save))
+
+
+def test_a_cell_that_tells_ranks_apart_writes_on_all_of_them(tmp_path: Path) -> None:
+    assert run_ranks(files_of_each_rank, 2, str(tmp_path)) == [False, False], "all is put back"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.txt", "1.txt", "after_0.txt", "after_1.txt"]
