@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, register_fsdp_forward_method
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.optim import Optimizer
 
 from accel_nb.bigmodel.shards import open_checkpoint
@@ -152,6 +152,9 @@ class Fsdp(Stepping):
         if self.options.float8_gather and self.options.cpu_offload:
             why = "what lies in host memory is gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
+        if self.options.average_unused and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+            why = f"fsdp.average_unused needs a newer PyTorch than {torch.__version__}"
+            return Refusal(why, "leave the option out, or install PyTorch 2.13 or newer")
         new = (model for model in bundle.models if id(model) not in self._models)
         return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
 

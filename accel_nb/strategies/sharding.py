@@ -201,7 +201,7 @@ class ShardedModel:
 
     def _groups(self) -> Iterator[Any]:
         for unit in self._units:
-            yield from _state_of(unit)._fsdp_param_groups
+            yield from _groups_of(_state_of(unit))
 
     @torch.no_grad()
     def _share_values(self, device: torch.device) -> None:
@@ -263,7 +263,7 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
             vars(part).pop(name, None)
         # It answers to load_state_dict(assign=True), which is refused, and holds what cannot be copied.
         _drop_hooks(part, ("_load_state_dict_post_hooks",))
-    for group in _state_of(unit)._fsdp_param_groups:
+    for group in _groups_of(_state_of(unit)):
         # Hooks of state dicts that cannot be copied either: it takes these for registered. `_methods_over` do it.
         group._module_to_pre_save_state_dict_hook_handle = {unit: None}
         group._module_to_pre_load_state_dict_hook_handle = {unit: None}
@@ -292,6 +292,13 @@ def _is_pending(param: Any) -> bool:
 
 def _state_of(unit: nn.Module) -> Any:
     return _composable_state._get_module_state(unit)
+
+
+def _groups_of(state: Any) -> Sequence[Any]:
+    """Return the parameter groups of a unit's state; PyTorch up to 2.11 has at most one, under another name."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
@@ -331,7 +338,7 @@ def _rest(unit: Any) -> None:
     """Let go of parameters that are gathered although nothing computes with them."""
     for state in _state_of(unit)._state_ctx.all_states:
         if state._training_state.name == "IDLE":
-            for group in state._fsdp_param_groups:
+            for group in _groups_of(state):
                 group.reshard()
 
 
