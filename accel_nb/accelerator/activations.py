@@ -24,9 +24,11 @@ class Recomputer:
         """Let a model's repeated blocks keep their inputs only."""
         if not self.is_on or id(model) in self._blocks:
             return
-        blocks = self._blocks[id(model)] = list(repeated_blocks(model).values())
-        for block in blocks:
+        blocks: list[nn.Module] = []
+        self._blocks[id(model)] = blocks
+        for block in repeated_blocks(model).values():
             give_forward(block, _recomputing(block, forward_of(block)))
+            blocks.append(block)
 
     def undo(self, model: nn.Module) -> None:
         """Give the blocks their forwards back; before a strategy unwraps the model."""

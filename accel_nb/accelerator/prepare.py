@@ -161,38 +161,48 @@ class Preparer:
         is_training: Callable[[], bool],
         begins_training: Callable[[DataLoader[Any]], bool],
     ) -> None:
-        """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are."""
+        """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are.
+
+        Where it fails, every object is as it was before, or as another accelerator has given it back.
+        """
         kinds = Kinds.of(item for item in objects if item not in self)
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
             _take_over(item)
         models = self._roots(kinds.models)
         self._refuse(models, kinds.optimizers)
-        for model in models:
-            self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
-            self._compile(model)
-        for optimizer in kinds.optimizers:
-            self._move_state(optimizer)
         bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
-        self._stepper.strategy.wrap(bundle)
-        for model in models:
-            self._recomputer.apply(model)
-        self._claim_models(models)
-        for optimizer in kinds.optimizers:
-            gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
-            gate.hold_zero_grad(self._stepper.holds_zero_grad)
-            step: Any = optimizer.step
-            setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
+        try:
+            for model in models:
+                self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
+                self._compile(model)
+            for optimizer in kinds.optimizers:
+                self._move_state(optimizer)
+                self._gate_optimizer(optimizer)
+            for scheduler in kinds.schedulers:
+                self._gate_scheduler(scheduler, batch)
+            for loader in kinds.loaders:
+                self._shard(loader, batch, is_training, begins_training)
+            # The last that may fail: to undo what a strategy has finished, some need all ranks, and one may fail alone.
+            self._stepper.strategy.wrap(bundle)
+        except BaseException:
+            self._give_back((*kinds.loaders, *kinds.schedulers, *kinds.optimizers, *models))
+            raise
+        new = (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders)
+        for item in new:
+            self._objects[id(item)] = item
+        self._stepper.include(bundle)
+        try:
+            for model in models:
+                self._recomputer.apply(model)
+            self._claim_models(models)
+        except Exception:
+            self.release(new)
+            raise
         for scheduler in kinds.schedulers:
-            self._gate_scheduler(scheduler, batch)
             is_early = bool(kinds.loaders) and batch == "per-worker" and self._schedule == "steps"
             self.has_early_schedule |= (
                 is_early and self._comm.world.size > 1 and not isinstance(scheduler, ReduceLROnPlateau)
             )
-        for loader in kinds.loaders:
-            self._shard(loader, batch, is_training, begins_training)
-        for item in (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
-            self._objects[id(item)] = item
-        self._stepper.include(bundle)
         for loader in kinds.loaders:
             self.on_loader(loader)
 
@@ -299,17 +309,24 @@ class Preparer:
         released = [item for item in objects if item in self]
         for item in released:
             del self._objects[id(item)]
-            self.batches.pop(id(item), None)
             self._whole.discard(id(item))
+        self._give_back(released)
+        self._stepper.exclude(released)
+
+    def _give_back(self, objects: Iterable[Any]) -> None:
+        """Undo what was done to objects, where anything was."""
+        for item in objects:
             if isinstance(item, nn.Module):
                 self._free_model(item)
             elif isinstance(item, Optimizer):
-                self._stepper.gates.pop(id(item)).release()
+                gate = self._stepper.gates.pop(id(item), None)
+                if gate is not None:
+                    gate.release()
             elif isinstance(item, LRScheduler):
                 release_scheduler(item)
             elif isinstance(item, DataLoader):
+                self.batches.pop(id(item), None)
                 unshard(item)
-        self._stepper.exclude(released)
 
     def _roots(self, models: list[nn.Module]) -> list[nn.Module]:
         """Leave out modules inside of others, and free those that were prepared before the module around them."""
@@ -338,6 +355,12 @@ class Preparer:
         state = [value for values in optimizer.state.values() for value in values.values()]
         if any(isinstance(value, Tensor) and value.dim() and value.device != self._device for value in state):
             optimizer.load_state_dict(optimizer.state_dict())
+
+    def _gate_optimizer(self, optimizer: Optimizer) -> None:
+        gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
+        gate.hold_zero_grad(self._stepper.holds_zero_grad)
+        step: Any = optimizer.step
+        setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
 
     def _gate_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
         gate = self._stepper.gates.get(id(scheduler.optimizer))

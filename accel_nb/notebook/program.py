@@ -445,8 +445,8 @@ class CellProgram:
     def _traceback(self, error: BaseException) -> list[str]:
         """Format an error's traceback without the frames of this package, unless there are no others."""
         shown = without_frames(error.__traceback__, (OWN, _IPYTHON))
-        formatter = self._shell.InteractiveTB
-        return list(formatter.structured_traceback(type(error), error, shown or error.__traceback__))
+        formatter = self._shell.InteractiveTB  # it leaves out the outermost frame if it is not told otherwise
+        return list(formatter.structured_traceback(type(error), error, shown or error.__traceback__, tb_offset=0))
 
     def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
         try:

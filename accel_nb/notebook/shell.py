@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import io
 import linecache
 import os
 import sys
+import tokenize
 import types
 import warnings
 from collections.abc import Callable, Sequence
@@ -23,6 +25,8 @@ import accel_nb
 
 OWN = os.path.dirname(accel_nb.__file__) + os.sep
 """Where the code of this package is."""
+
+_NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
 Show = Callable[[str, dict[str, Any]], None]
 """Takes a topic (``display`` or ``result``) and a JSON-ready body."""
@@ -67,7 +71,7 @@ class WorkerDisplayHook(DisplayHook):
 
     def quiet(self) -> bool:
         """Whether the cell ends in a semicolon."""
-        return self.semicolon_at_end_of_expression(self.shell.cell_text)  # type: ignore[attr-defined]
+        return ends_in_semicolon(self.shell.cell_text)  # type: ignore[attr-defined]
 
 
 class WorkerCompiler(CachingCompiler):
@@ -119,6 +123,16 @@ class WorkerShell(InteractiveShell):
         """Refuse graphical event loops: a worker has no screen."""
         if gui is not None:
             raise RuntimeError(f"a worker has no screen for a {gui!r} event loop; show figures inline")
+
+
+def ends_in_semicolon(source: str) -> bool:
+    """Return whether the last token of Python text is a semicolon; comments do not count.
+
+    IPython before 8 has no function for this that takes a text.
+    """
+    tokens = tokenize.generate_tokens(io.StringIO(source).readline)
+    kept = [token.string for token in tokens if token.type not in _NO_CODE]
+    return kept[-1:] == [";"]
 
 
 def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, ...]) -> types.TracebackType | None:

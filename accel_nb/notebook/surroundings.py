@@ -69,9 +69,12 @@ class Surroundings:
 
 
 def _shown_name(file: str) -> str:
-    """Return what IPython calls a cell's file, such as ``In[3]``; empty where it has no name for it."""
-    shell = get_ipython()
-    named = None if shell is None else shell.compile.format_code_name(file)
+    """Return what IPython calls a cell's file, such as ``In[3]``; empty where it has no name for it.
+
+    IPython before 8 has none: its tracebacks show the name of the file.
+    """
+    format_name = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
+    named = None if format_name is None else format_name(file)
     return "" if named is None else str(named[1])
 
 

@@ -136,7 +136,10 @@ class Strategy(Protocol):
         ...
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Prepare models, optimizers and schedulers jointly, in place, and return the same objects."""
+        """Prepare models, optimizers and schedulers jointly, in place, and return the same objects.
+
+        Where it fails on a rank, `unwrap` leaves each model of the bundle there as it was, without other ranks.
+        """
         ...
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -99,11 +99,16 @@ class Ddp(ReplicaStrategy):
                 continue
             forward = plain_forward(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
-                replica = self._replicas[id(model)] = _Replica(model, forward, self._window, self.options)
-                give_forward(model, replica.forward)
+                replica = _Replica(model, forward, self._window, self.options)
+                try:
+                    give_forward(model, replica.forward)
+                except BaseException:
+                    replica.close()
+                    raise
+                self._replicas[id(model)] = replica
             elif self.precision.policy.compute is not None:
-                self._replicas[id(model)] = _Replica(model, forward, self._window, None)
                 give_forward(model, forward)
+                self._replicas[id(model)] = _Replica(model, forward, self._window, None)
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:

@@ -92,13 +92,18 @@ class Deepspeed(Stepping):
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
-        for model in bundle.models:
-            if id(model) not in self._prepared:
-                self._prepared[id(model)] = model
-                self._prepare(model)
-        self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in bundle.optimizers})
-        for optimizer in self._undivided():
-            self._divide(optimizer)
+        known = dict(self._optimizers)
+        try:
+            for model in bundle.models:
+                if id(model) not in self._prepared:
+                    self._prepared[id(model)] = model
+                    self._prepare(model)
+            self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in bundle.optimizers})
+            for optimizer in self._undivided():
+                self._divide(optimizer)
+        except BaseException:
+            self._optimizers = known
+            raise
         return bundle
 
     def refusal(self, bundle: Bundle) -> Refusal | None:

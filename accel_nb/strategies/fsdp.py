@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Literal, Protocol
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, register_fsdp_forward_method
+from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, register_fsdp_forward_method
 from torch.optim import Optimizer
 
 from accel_nb.bigmodel.shards import open_checkpoint
@@ -152,6 +152,9 @@ class Fsdp(Stepping):
         if self.options.float8_gather and self.options.cpu_offload:
             why = "what lies in host memory is gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
+        if self.options.average_unused and not hasattr(FSDPModule, "set_reduce_scatter_unused_params"):
+            why = f"fsdp.average_unused needs a newer PyTorch than {torch.__version__}"
+            return Refusal(why, "leave the option out, or install PyTorch 2.13 or newer")
         new = (model for model in bundle.models if id(model) not in self._models)
         return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
 
@@ -160,47 +163,71 @@ class Fsdp(Stepping):
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
-        for model in bundle.models:
-            if id(model) in self._models or not any(True for _ in model.parameters()):
-                continue
-            options = self.options
-            units = units_of(model, options.wrap, options.min_params, options.classes)
-            missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
-            if missing:
-                raise ConfigError(f"fsdp.forward_methods names {missing[0]}, which a {type(model).__name__} lacks")
-            weights = None
-            if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
-                weights = open_checkpoint(options.weights)
-            settings = self._settings_for(model)
-            part = ShardedModel(
-                model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather
-            )
-            self._models[id(model)] = part
-            root: Any = model
-            for name in options.forward_methods:
-                register_fsdp_forward_method(model, name)
-                if part.float8:
-                    setattr(model, name, part.float8.wrapped(getattr(model, name)))
-            if options.average_unused:
-                root.set_reduce_scatter_unused_params(True)
-            if options.autocast and self.precision.policy.compute is not None:
-                give_forward(model, plain_forward(model, self.precision))
+        new = [
+            model for model in bundle.models if id(model) not in self._models and any(True for _ in model.parameters())
+        ]
+        made: list[ShardedModel] = []
         known = {id(optimizer) for optimizer in self._living()}
-        self._optimizers += [weakref.ref(item) for item in bundle.optimizers if id(item) not in known]
-        changed = {key: new for part in self._models.values() for key, new in part.changed.items()}
-        for optimizer in self._living():
-            repoint(optimizer, changed, _divided)
+        optimizers = [item for item in bundle.optimizers if id(item) not in known]
+        stepped = [(item, _stepped_by(item)) for item in (*self._living(), *optimizers)]
+        try:
+            for model in new:
+                made.append(self._divide(model))
+                self._adapt(made[-1])
+            changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
+            for optimizer, _ in stepped:
+                repoint(optimizer, changed, _divided)
+            self._comm.barrier()  # until here an error on any rank leaves all of them with whole models
+        except BaseException:
+            for optimizer, before in stepped:
+                _step_again(optimizer, before)
+            for part in reversed(made):
+                self._adapt_no_more(part)
+                part.abandon()
+            raise
+        for part in made:
+            part.commit()
+            self._models[id(part.model)] = part
+        self._optimizers += [weakref.ref(item) for item in optimizers]
         return bundle
+
+    def _divide(self, model: nn.Module) -> ShardedModel:
+        options = self.options
+        units = units_of(model, options.wrap, options.min_params, options.classes)
+        missing = [name for name in options.forward_methods if not callable(getattr(model, name, None))]
+        if missing:
+            raise ConfigError(f"fsdp.forward_methods names {missing[0]}, which a {type(model).__name__} lacks")
+        weights = None
+        if options.weights is not None and any(value.is_meta for value in (*model.parameters(), *model.buffers())):
+            weights = open_checkpoint(options.weights)
+        settings = self._settings_for(model)
+        return ShardedModel(model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather)
+
+    def _adapt(self, part: ShardedModel) -> None:
+        """Let a divided model compute by other methods, and in the run's precision, as the options say."""
+        options, model = self.options, part.model
+        root: Any = model
+        for name in options.forward_methods:
+            register_fsdp_forward_method(model, name)
+            if part.float8:
+                setattr(model, name, part.float8.wrapped(getattr(model, name)))
+        if options.average_unused:
+            root.set_reduce_scatter_unused_params(True)
+        if options.autocast and self.precision.policy.compute is not None:
+            give_forward(model, plain_forward(model, self.precision))
+
+    def _adapt_no_more(self, part: ShardedModel) -> None:
+        for name in self.options.forward_methods:
+            vars(part.model).pop(name, None)
+        if self.options.autocast and self.precision.policy.compute is not None:
+            take_forward_back(part.model)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
         """Make a model whole on every rank, and its optimizers' state; every rank must call."""
         part = self._models.pop(id(model), None)
         if part is None:
             return model
-        for name in self.options.forward_methods:
-            vars(model).pop(name, None)
-        if self.options.autocast and self.precision.policy.compute is not None:
-            take_forward_back(model)
+        self._adapt_no_more(part)
         part.average_pending()
         back = part.undo()
         for optimizer in self._living():
@@ -379,6 +406,20 @@ def _sliced(state: Any, copied: bool) -> Any:
     if type(state) in (list, tuple):
         return type(state)(_sliced(value, copied) for value in state)
     return state
+
+
+def _stepped_by(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
+    """Return what an optimizer steps, by group, and the state that it has of it."""
+    return [list(group["params"]) for group in optimizer.param_groups], dict(optimizer.state)
+
+
+def _step_again(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
+    """Let an optimizer step what it stepped when `_stepped_by` was asked."""
+    groups, state = before
+    for group, parameters in zip(optimizer.param_groups, groups, strict=True):
+        group["params"][:] = parameters
+    optimizer.state.clear()
+    optimizer.state.update(state)
 
 
 def _placed(values: Mapping[str, Any], targets: Mapping[str, Any]) -> Any:

@@ -182,7 +182,7 @@ def plain_forward(model: nn.Module, precision: Precision) -> Callable[..., Any]:
 
 def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     """Let ``forward(*args, **kwargs)`` run when the model is called, after and before the user's own hooks."""
-    own = vars(model).pop("forward", None)
+    own = vars(model).get("forward")
 
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
@@ -190,7 +190,9 @@ def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     methods: dict[str, Callable[..., Any]] = {"forward": forward_of_instance}
     if own is not None:
         methods[_OWN_FORWARD] = own
-    return specialise(model, methods)
+    specialise(model, methods)
+    vars(model).pop("forward", None)
+    return model
 
 
 def take_forward_back(model: nn.Module) -> nn.Module:

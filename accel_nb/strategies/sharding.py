@@ -53,6 +53,8 @@ class _Place:
 class ShardedModel:
     """A model in its sharded form; making it divides the model, `undo` makes it whole. Every rank must do both.
 
+    Until `commit` the whole values are kept, and `abandon` goes back to them without other ranks; so does an error.
+
     ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left of the model. Rank 0's values
     become everyone's; what has none is read from ``weights``, by each rank its part. ``float8`` gathers what float8
     layers multiply by in that.
@@ -84,38 +86,55 @@ class ShardedModel:
         # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
         self.replicated = list({id(p.original): p.original for p in self._places if p.original.dim() == 0}.values())
         # Where there is memory for the parts: with offloading that is not the device.
-        home = torch.device("cpu") if "offload_policy" in settings else device
+        self._home = torch.device("cpu") if "offload_policy" in settings else device
         filling = None if weights is None else Filling(model, weights)
         if filling is not None:
             filling.fill_whole(device)
         self._share_values(device)
         ignored = {"ignored_params": set(self.replicated)} if self.replicated else {}
         self._units = [*units, model]
-        for unit in self._units:
-            _shard(unit, {**(root_settings if unit is model else settings), **ignored})
-        params = (param for group in self._groups() for param in group.fsdp_params)
-        self.float8 = Float8Gather(params, comm) if float8 else None
-        if self.float8:
-            for unit in self._units:
-                _call_with(unit, self.float8)
-        if filling is not None:
-            filling.take_memory(home)
+        self._classes = [type(unit) for unit in self._units]
+        self.float8: Float8Gather | None = None
         self.changed: dict[int, nn.Parameter] = {}
-        for place in self._places:
-            now = place.module._parameters[place.name]
-            if now is not None and now is not place.original:
-                self.changed[id(place.original)] = now
-        if filling is not None:
-            filling.fill_parts(self.changed)
+        try:
+            for unit in self._units:
+                _shard(unit, {**(root_settings if unit is model else settings), **ignored})
+            if float8:
+                params = (param for group in self._groups() for param in group.fsdp_params)
+                self.float8 = Float8Gather(params, comm)
+                for unit in self._units if self.float8 else ():
+                    _call_with(unit, self.float8)
+            if filling is not None:
+                filling.take_memory(self._home)
+            for place in self._places:
+                now = place.module._parameters[place.name]
+                if now is not None and now is not place.original:
+                    self.changed[id(place.original)] = now
+            if filling is not None:
+                filling.fill_parts(self.changed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def commit(self) -> None:
+        """Let go of the whole values; nothing here fails, so that all ranks have done it or none."""
         for place in self._places:
             now = self.changed.get(id(place.original))
             if now is not None:
                 if place.original.is_meta:
-                    give_memory(place.original, torch.empty(0, dtype=now.dtype, device=home))
+                    give_memory(place.original, torch.empty(0, dtype=now.dtype, device=self._home))
                 if place.original.grad is not None:
                     now.grad = sharded.like(now, sharded.own_part(now, place.original.grad).clone())
                     place.original.grad = None
                 place.original.data = place.original.data.new_empty(0)
+
+    def abandon(self) -> None:
+        """Make the model what it was before it was divided, on this rank alone; before `commit`."""
+        if self.float8 is not None:
+            self.float8.undo()
+        for unit, plain in zip(self._units, self._classes, strict=True):
+            unit.__class__ = plain
+        self._put_originals_back()
 
     @property
     def num_units(self) -> int:
@@ -186,14 +205,18 @@ class ShardedModel:
             self.float8.undo()
         for unit in self._units:
             restore(unit)
+        self._put_originals_back()
+        return back
+
+    def _put_originals_back(self) -> None:
         for module in {id(place.module): place.module for place in self._places}.values():
             _clean(module)
         for module in self._units:
             _clean(module)
         for place in self._places:
+            vars(place.original).pop("_fsdp_orig_uid", None)
             if place.name in place.module._parameters:
                 place.module._parameters[place.name] = place.original
-        return back
 
     @property
     def _root(self) -> Any:
@@ -201,7 +224,7 @@ class ShardedModel:
 
     def _groups(self) -> Iterator[Any]:
         for unit in self._units:
-            yield from _state_of(unit)._fsdp_param_groups
+            yield from _groups_of(_state_of(unit))
 
     @torch.no_grad()
     def _share_values(self, device: torch.device) -> None:
@@ -263,7 +286,7 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
             vars(part).pop(name, None)
         # It answers to load_state_dict(assign=True), which is refused, and holds what cannot be copied.
         _drop_hooks(part, ("_load_state_dict_post_hooks",))
-    for group in _state_of(unit)._fsdp_param_groups:
+    for group in _groups_of(_state_of(unit)):
         # Hooks of state dicts that cannot be copied either: it takes these for registered. `_methods_over` do it.
         group._module_to_pre_save_state_dict_hook_handle = {unit: None}
         group._module_to_pre_load_state_dict_hook_handle = {unit: None}
@@ -292,6 +315,13 @@ def _is_pending(param: Any) -> bool:
 
 def _state_of(unit: nn.Module) -> Any:
     return _composable_state._get_module_state(unit)
+
+
+def _groups_of(state: Any) -> Sequence[Any]:
+    """Return the parameter groups of a unit's state; PyTorch up to 2.11 has at most one, under another name."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
 
 
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
@@ -331,7 +361,7 @@ def _rest(unit: Any) -> None:
     """Let go of parameters that are gathered although nothing computes with them."""
     for state in _state_of(unit)._state_ctx.all_states:
         if state._training_state.name == "IDLE":
-            for group in state._fsdp_param_groups:
+            for group in _groups_of(state):
                 group.reshard()
 
 

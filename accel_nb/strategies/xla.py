@@ -125,12 +125,12 @@ class Xla(ReplicaStrategy):
         for model in bundle.models:
             if id(model) in self._wrapped:
                 continue
-            self._wrapped[id(model)] = model
             if self._world.size > 1:
                 for value in (*model.parameters(), *model.buffers()):
                     self._comm.broadcast(value)
             if self.precision.policy.compute is not None:
                 give_forward(model, plain_forward(model, self.precision))
+            self._wrapped[id(model)] = model
             self._divide(model.parameters())
         return bundle
 

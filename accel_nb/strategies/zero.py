@@ -117,27 +117,45 @@ class ZeroModel:
         # Which of the optimizer's groups each of the inner one's belongs to.
         self._indices = [index for index, _ in chosen]
         self._num_groups = len(optimizer.param_groups)
+        before = [
+            (value, value.data, value.grad, set(value._post_accumulate_grad_hooks or ()))
+            for value in self._parameters
+            if not value.is_meta
+        ]
+        hooks = [(part, name, set(vars(part)[name])) for part in self._modules for name in _HOOKS]
+        state = {value: dict(entries) for value, entries in optimizer.state.items()}
+        try:
+            self._divide(whole, _twin_of(optimizer, chosen), fillings)
+        except BaseException:
+            self._forget_names()
+            for value, data, gradient, known in before:
+                sharded.forget_flat(value)
+                value.data, value.grad = data, gradient
+                for key in set(value._post_accumulate_grad_hooks or ()) - known:
+                    del value._post_accumulate_grad_hooks[key]
+            for part, name, known in hooks:
+                _drop_hooks(part, name, known)
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            raise
+
+    def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[Filling]) -> None:
+        """Have an engine made that divides the parameters."""
         for value in self._parameters:
             value.grad = None
         for filling in fillings:
             self._fill(filling)
         with _without_broadcast(self._parameters):
-            self._engine: Any = deepspeed.initialize(
-                model=whole,
-                optimizer=_twin_of(optimizer, chosen),
-                config=settings,
-            )[0]
+            self._engine: Any = deepspeed.initialize(model=whole, optimizer=inner, config=self.settings)[0]
         self._zero: Any = self._engine.optimizer
         self._zero.unregister_grad_acc_post_hooks()  # `end_backward` does it, also on ranks where no hook was called
         if self._stage < 3:
             self._engine.module_forward_pre_hook.remove()
             self._engine.module_forward_post_hook.remove()
         else:  # who clips computes the norm, and once; `compute_grad_norm` says so in the other stages
-            norm = torch.zeros((), device=comm.world.device)
+            norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
         self._flats: list[tuple[Any, list[_Place]]] = list(self._find_flats())
-        # What a state has once for all of a flat part is shown anew whenever it is read.
-        self._on_read = optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
         for part in self._modules:
             if new := set(vars(part)) - self._known_names[id(part)]:
                 vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
@@ -145,8 +163,10 @@ class ZeroModel:
             value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
             if self._stage == 3:
                 sharded.note_flat(value, self._part_of(value, value.ds_tensor))
-        self._adopt(optimizer.state)
+        self._adopt(self.optimizer.state)
         self._versions = self._version()
+        # What a state has once for all of a flat part is shown anew whenever it is read.
+        self._on_read = self.optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
 
     @property
     def divides_weights(self) -> bool:
@@ -276,6 +296,13 @@ class ZeroModel:
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
+        self._forget_names()
+        for parameter, values in states.items():
+            if values:
+                self.optimizer.state[parameter] = values
+
+    def _forget_names(self) -> None:
+        """Take away what DeepSpeed has put on modules and parameters."""
         for item in (*self._modules, *self._parameters):
             names = vars(item)
             if "_original_parameters" in names:
@@ -285,9 +312,6 @@ class ZeroModel:
                 names["_parameters"] = original
             for name in set(names) - self._known_names[id(item)]:
                 del names[name]
-        for parameter, values in states.items():
-            if values:
-                self.optimizer.state[parameter] = values
 
     @contextmanager
     def whole(self) -> Iterator[None]:
@@ -548,6 +572,14 @@ def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Modu
                 kept[extra] = OrderedDict((key, flag) for key, flag in kept[extra].items() if key in kept[name])
     vars(twin).update(kept)
     return twin
+
+
+def _drop_hooks(module: nn.Module, name: str, known: set[int]) -> None:
+    hooks = vars(module)[name]
+    for key in set(hooks) - known:
+        del hooks[key]
+        for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
+            vars(module).get(extra, {}).pop(key, None)
 
 
 def _is_theirs(hook: Any) -> bool:

@@ -109,8 +109,15 @@ class SidebarComm:
         self.is_called = False
         """Whether a browser was called and has not hung up."""
         if self._manager is not None:
-            self._manager.register_target(TARGET, self._on_open)
-            self._call()
+            try:
+                self._manager.register_target(TARGET, self._on_open)
+                self._call()
+            except Exception as error:  # the magics need no sidebar
+                logger.warning(
+                    "the JupyterLab sidebar is off: no comm can be opened here (%s: %s); the magics work without it",
+                    type(error).__name__,
+                    error,
+                )
 
     def push(self) -> None:
         """Have the state sent to every open sidebar, in a thread: no cell waits for it."""
@@ -132,9 +139,7 @@ class SidebarComm:
 
     def _call(self) -> None:
         """Open a comm to the browser: one that has the sidebar takes it, any other closes it."""
-        from comm import create_comm
-
-        comm = create_comm(target_name=TARGET, data=self._describe().message())
+        comm = _comm_class(self._manager)(target_name=TARGET, data=self._describe().message())
         self._keep(comm)
         self.is_called = True
         comm.on_close(lambda _: self._hang_up(comm.comm_id))
@@ -209,3 +214,22 @@ class SidebarComm:
             message = self._describe().message()
             for comm in [self._comms[name] for name in told if name in self._comms]:
                 comm.send(message)
+
+
+def _comm_class(manager: Any) -> Callable[..., Any]:
+    """Return what opens a comm that a kernel's comm manager serves.
+
+    ipykernel before 6.18 does not use the package ``comm``, which may be installed beside it: comms of that package
+    would reach nobody there.
+    """
+    try:
+        import comm
+        from comm.base_comm import CommManager
+    except ImportError:
+        pass
+    else:
+        if isinstance(manager, CommManager):
+            return comm.create_comm
+    from ipykernel.comm import Comm
+
+    return Comm

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
@@ -409,3 +410,71 @@ def test_buffers_with_repeated_memory_are_those_of_rank_0_and_stay_as_they_are(s
     assert first["positions"][1] == [0, 1, 2]
     assert first["shifting"] == [2, 2, 2]
     assert all(other == first for other in others)
+
+
+class Final(nn.Linear):
+    """A model whose class cannot be changed."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no classes are made of this one")
+
+
+class FinalLoader(DataLoader[Any]):
+    """A loader whose class cannot be changed."""
+
+    def __init_subclass__(cls) -> None:
+        raise TypeError("no classes are made of this one")
+
+
+def look_of(model: nn.Module, optimizer: torch.optim.Optimizer, *others: Any) -> list[Any]:
+    """Return all that preparing may change, by value or by identity."""
+    values = [*model.parameters(), *model.buffers()]
+    stepped = [value for group in optimizer.param_groups for value in group["params"]]
+    hooks = [len(hooks) for part in model.modules() for name, hooks in vars(part).items() if "hooks" in name]
+    return [
+        [(type(part), sorted(vars(part)), sorted(map(id, part._parameters.values()))) for part in model.modules()],
+        [(id(value), type(value), value.tolist(), sorted(vars(value))) for value in values],
+        [None if value.grad is None else value.grad.tolist() for value in values],
+        hooks,
+        [(id(value), value in optimizer.state) for value in stepped],
+        [{name: part.tolist() for name, part in optimizer.state[value].items()} for value in stepped],
+        [id(getattr(vars(optimizer).get(name), "__func__", None)) for name in ("step", "zero_grad")],
+        [(type(item), sorted(vars(item))) for item in others],
+    ]
+
+
+def fails_half_way(world: World, strategy: str, precision: str) -> dict[str, Any]:
+    model, optimizer, scheduler, _ = parts(Recipe(optimizer="adamw"), dtype=torch.float32)
+    model(torch.ones(2, 5)).sum().backward()
+    optimizer.step()
+    loader = DataLoader(torch.arange(8), batch_size=4)
+    other = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    bad = {
+        "model": Final(2, 2),
+        "scheduler": torch.optim.lr_scheduler.ConstantLR(other),
+        "loader": FinalLoader(torch.arange(8), batch_size=4),
+    }
+    accelerator = Accelerator(world=world, strategy=strategy, mixed_precision=precision, cpu=True)
+    facts: dict[str, Any] = {}
+    before = look_of(model, optimizer, scheduler, loader)
+    for name, item in bad.items():
+        try:
+            accelerator.prepare(model, optimizer, scheduler, loader, item)
+        except (MisuseError, TypeError):
+            after = look_of(model, optimizer, scheduler, loader)
+            facts[name] = after == before and not accelerator.prepared_objects
+        else:
+            facts[name] = (precision, name) == ("no", "model")  # some strategies change no class then
+            accelerator.free_memory(model, optimizer, scheduler, loader, item)
+            before = look_of(model, optimizer, scheduler, loader)
+    optimizer.zero_grad()
+    accelerator.prepare(model, optimizer, scheduler, loader)
+    step(accelerator, model, optimizer, 1)
+    accelerator.close()
+    facts["trains"] = any(value.tolist() != kept[2] for value, kept in zip(model.parameters(), before[1], strict=False))
+    return facts
+
+
+def test_a_prepare_that_fails_leaves_everything_as_it_was(strategy: str) -> None:
+    for facts in in_each_precision(strategy, fails_half_way):
+        assert all(facts.values()), facts

@@ -126,3 +126,33 @@ def test_a_plan_is_told_or_refused_before_the_cell_trains(kernel) -> None:
     output = done(kernel, PLAIN, "--cpus 2 --strategy auto --memory 1GiB")
     assert "plan ddp (--strategy ddp): the simplest way fits" in output.receipt
     assert not kernel.value("torch.equal(model[0].weight, before)")
+
+
+def test_a_cell_trains_after_preparing_has_failed_on_one_worker(kernel) -> None:
+    fails = """
+import os
+import torch.nn as nn
+class Final(nn.Linear):
+    def __init_subclass__(cls):
+        if os.environ["RANK"] == "1":
+            raise TypeError("no classes are made of this one")
+other = Final(6, 3).double()
+optimizers = optimizer, torch.optim.SGD(other.parameters(), lr=0.1)
+for x, y in loader:
+    torch.nn.functional.cross_entropy(model(x) + other(x), y).backward()
+    for each in optimizers:
+        each.step()
+"""
+    seed = "torch.manual_seed(3)"
+    weights(kernel, "one", f"{DATA}\n{seed}", PLAIN, None)
+    assert kernel.run(DATA).error is None
+    pids = done(kernel, "import os\nprint(os.getpid())", "--cpus 2 --show-ranks all").stdout.splitlines()
+    output = run(kernel, fails, FLAGS)
+    assert output.error is not None
+    assert "no classes are made of this one" in output.traceback
+    assert kernel.run(seed).error is None
+    done(kernel, PLAIN, FLAGS)
+    assert kernel.run(KEEP.format(name="many")).error is None
+    assert_equal(kernel)
+    now = done(kernel, "print(os.getpid())", "--cpus 2 --show-ranks all").stdout.splitlines()
+    assert sorted(now) == sorted(pids)

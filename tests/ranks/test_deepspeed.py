@@ -17,6 +17,7 @@ from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime import sharded
 from accel_nb.runtime.world import World
+from tests.contract.test_strategy import look_of
 from tests.ranks.launch import run_ranks
 from tests.ranks.test_fsdp import Language, flat, loss_of, tokens
 
@@ -337,3 +338,38 @@ def without_package(world: World) -> str:
 
 def test_without_the_package_there_is_one_clear_error() -> None:
     assert all("pip install 'accel_nb[deepspeed]'" in message for message in run_ranks(without_package, 2))
+
+
+def fails_in_the_engine(world: World, stage: int) -> list[bool]:
+    from accel_nb.strategies import zero
+
+    model, optimizer = language()
+    run_alone(model, optimizer, range(2))
+    before = look_of(model, optimizer)
+    accelerator = build(world, zero_stage=stage)
+    initialize = zero.deepspeed.initialize
+    zero.deepspeed.initialize = failing_after(initialize)
+    with pytest.raises(ArithmeticError):
+        accelerator.prepare(model, optimizer)
+    zero.deepspeed.initialize = initialize
+    found = [now == then for now, then in zip(look_of(model, optimizer), before, strict=True)]
+    accelerator.prepare(model, optimizer)
+    run(accelerator, model, optimizer, range(2, 4))
+    accelerator.close()
+    expected, again = language()
+    run_alone(expected, again, range(4))
+    return [*found, torch.allclose(flat(model), flat(expected), atol=2e-6)]
+
+
+def failing_after(function: Callable[..., Any]) -> Callable[..., Any]:
+    def fail(**options: Any) -> None:
+        function(**options)
+        raise ArithmeticError("half-way")
+
+    return fail
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_an_engine_that_fails_half_way_leaves_everything_as_it_was(stage: int) -> None:
+    for facts in run_ranks(fails_in_the_engine, 2, stage):
+        assert all(facts), facts

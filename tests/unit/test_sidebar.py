@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import logging
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +60,72 @@ def line(sidebar: SidebarComm) -> Line:
     comm.get_comm_manager().register_comm(line)
     sidebar._on_open(line, {})
     return line
+
+
+class OwnManager:
+    """The comm manager of an ipykernel that does not use the package ``comm``."""
+
+    def __init__(self) -> None:
+        self.targets: dict[str, Any] = {}
+
+    def register_target(self, name: str, opened: Any) -> None:
+        self.targets[name] = opened
+
+    def unregister_target(self, name: str, opened: Any) -> None:
+        assert self.targets.pop(name) == opened
+
+
+class OwnComm:
+    """The comm of such a kernel: opened by being made."""
+
+    opened: list[OwnComm] = []
+
+    def __init__(self, target_name: str, data: dict[str, Any]) -> None:
+        self.target_name, self.comm_id, self.sent, self.is_closed = target_name, "7", [data], False
+        self.opened.append(self)
+
+    def on_msg(self, callback: Any) -> None:
+        self.take = callback
+
+    def on_close(self, callback: Any) -> None:
+        self.closed = callback
+
+    def send(self, data: dict[str, Any]) -> None:
+        self.sent.append(data)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_comms_are_those_of_the_kernel_where_it_has_its_own(session: Session, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ipykernel.comm", SimpleNamespace(Comm=OwnComm))  # type: ignore[arg-type]
+    monkeypatch.setattr(OwnComm, "opened", [])
+    monkeypatch.setattr(comm, "create_comm", Line)
+    manager = OwnManager()
+    shell = SimpleNamespace(kernel=SimpleNamespace(comm_manager=manager))
+    sidebar = SidebarComm(shell, lambda: describe_state(session))
+    (opened,) = OwnComm.opened
+    assert opened.target_name == TARGET
+    assert opened.sent[0]["kind"] == "state"
+    opened.take({"content": {"data": {"kind": "refresh"}}})
+    assert [message["kind"] for message in opened.sent] == ["state", "state"]
+    sidebar.close()
+    assert opened.is_closed
+    assert not manager.targets
+
+
+def test_without_a_comm_there_is_no_sidebar_and_no_error(
+    session: Session, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setitem(sys.modules, "comm", None)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "ipykernel.comm", None)  # type: ignore[arg-type]
+    shell = SimpleNamespace(kernel=SimpleNamespace(comm_manager=OwnManager()))
+    with caplog.at_level(logging.WARNING, "accel_nb"):
+        sidebar = SidebarComm(shell, lambda: describe_state(session))
+    assert "the JupyterLab sidebar is off" in caplog.text
+    assert not sidebar.is_called
+    sidebar.push()
+    sidebar.close()
 
 
 def ask(to: Line, about: str, **given: Any) -> dict[str, Any]:
