@@ -13,6 +13,7 @@ import psutil
 import pytest
 
 from accel_nb.runtime.environment import patch_environment
+from tests.realworld.summary import summary_lines
 
 SETTLE_S = 5.0
 
@@ -115,6 +116,15 @@ def leaves_nothing_behind(request: pytest.FixtureRequest) -> Iterator[None]:
     }
     for what, left in checks.items():
         assert wait_for(lambda left=left: not left()), f"left behind {what}: {left()}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Count what became of the corpus of real code, where it was run."""
+    reports = [report for found in terminalreporter.stats.values() for report in found if hasattr(report, "when")]
+    if lines := summary_lines(reports):
+        terminalreporter.section("corpus of real code")
+        for line in lines:
+            terminalreporter.line(line)
 
 
 @pytest.fixture

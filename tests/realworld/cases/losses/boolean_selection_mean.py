@@ -1,0 +1,24 @@
+# The mean over the samples that a boolean mask selects.
+# outcome: told --strategy single
+# compare: model
+# runs: always
+# %%
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+x, y = torch.randn(48, 4), torch.randn(48, 1)
+valid = torch.rand(48) < 0.6
+valid[::3] = True
+loader = DataLoader(TensorDataset(x, y, valid), batch_size=8)
+model = nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+# %% accelerate
+for epoch in range(2):
+    for xb, yb, ok in loader:
+        prediction = model(xb)
+        loss = nn.functional.mse_loss(prediction[ok], yb[ok])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()

@@ -1,0 +1,57 @@
+# The textbook's data_iter generator, squared loss halved, sgd as a function that divides by the batch size.
+# outcome: equal
+# compare: w, b, epoch_losses
+# runs: always
+# %%
+import random
+import torch
+
+
+def synthetic_data(w, b, num_examples):
+    X = torch.normal(0, 1, (num_examples, len(w)))
+    y = torch.matmul(X, w) + b
+    return X, y.reshape((-1, 1))
+
+
+features, labels = synthetic_data(torch.tensor([2, -3.4]), 4.2, 100)
+
+
+def data_iter(batch_size, features, labels):
+    num_examples = len(features)
+    indices = list(range(num_examples))
+    random.shuffle(indices)
+    for i in range(0, num_examples, batch_size):
+        batch_indices = torch.tensor(indices[i: min(i + batch_size, num_examples)])
+        yield features[batch_indices], labels[batch_indices]
+
+
+w = torch.normal(0, 0.01, size=(2, 1), requires_grad=True)
+b = torch.zeros(1, requires_grad=True)
+
+
+def linreg(X, w, b):
+    return torch.matmul(X, w) + b
+
+
+def squared_loss(y_hat, y):
+    return (y_hat - y.reshape(y_hat.shape)) ** 2 / 2
+
+
+def sgd(params, lr, batch_size):
+    with torch.no_grad():
+        for param in params:
+            param -= lr * param.grad / batch_size
+            param.grad.zero_()
+
+# %% accelerate
+lr, num_epochs, batch_size = 0.03, 3, 10
+net, loss = linreg, squared_loss
+epoch_losses = []
+for epoch in range(num_epochs):
+    for X, y in data_iter(batch_size, features, labels):
+        l = loss(net(X, w, b), y)
+        l.sum().backward()
+        sgd([w, b], lr, batch_size)
+    with torch.no_grad():
+        train_l = loss(net(features, w, b), labels)
+        epoch_losses.append(float(train_l.mean()))
