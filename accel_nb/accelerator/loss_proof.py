@@ -13,7 +13,6 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.comparing import num_compared
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.loss_trace import LossTrace
 from accel_nb.accelerator.module_calls import Forward, ModuleCalls
@@ -102,8 +101,6 @@ class LossProof:
             self._warn_of_hooks()
             self._warn_of_draws()
             problem = self._trace.problem_with(loss, self._stepper.read(loss))
-            if problem is None and (rows := num_compared(loss, share.num_samples)):
-                problem = f"it compares the samples of the batch with each other ({rows} x {rows})"
             if problem is not None and problem not in self._said:
                 self._said.add(problem)
                 warn_of_unproven_loss(self._accelerator, problem)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from accel_nb.accelerator.comparing import num_compared
 from accel_nb.accelerator.reach import frame_of_user
 from accel_nb.accelerator.sample_rules import (
     Call,
@@ -102,6 +103,8 @@ class LossTrace(TorchDispatchMode):
         if not isinstance(found, Reduced):
             return "it was computed in a way that cannot be followed"
         if found.kind == "model":
+            if rows := num_compared(loss, self._num_samples):
+                return f"the model compares the samples of the batch with each other, {rows} x {rows}"
             return None if _is_reduced_by_torch(loss) else "the model computes it in a way that cannot be followed"
         weighed = isinstance(reading, Weighed)
         if found.kind == reading or (weighed and found.kind == "weighted"):

@@ -31,6 +31,9 @@ from accel_nb.runtime.sharded import is_sharded, whole
 
 Key = TypeVar("Key")
 
+_WITH_OWN_HOOKS = frozenset({"accel_nb", "deepspeed", "torch"})
+"""Packages whose hooks on gradients belong to one process."""
+
 SharedId = tuple[str, str, str]
 """How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
 
@@ -342,7 +345,29 @@ class _Pickler(cloudpickle.Pickler):
         is_parameter = isinstance(tensor, torch.nn.Parameter)
         requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
         name = str(data.dtype).removeprefix("torch.")
-        return _rebuild_tensor, (held, name, layout, requires_grad, is_parameter, device)
+        arguments = held, name, layout, requires_grad, is_parameter, device
+        hooks = gradient_hooks(tensor)
+        if not hooks:
+            return _rebuild_tensor, arguments
+        return _rebuild_tensor, arguments, hooks, None, None, _register_hooks
+
+
+def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
+    """Return the hooks that the user's code has registered on the gradient of a leaf, each with how to register it."""
+    if not tensor.is_leaf:
+        return []
+    kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
+    found = [
+        (register, hook)
+        for register, attribute in kinds.items()
+        for hook in (getattr(tensor, attribute, None) or {}).values()
+    ]
+    return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _WITH_OWN_HOOKS]
+
+
+def _register_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
+    for register, hook in hooks:
+        getattr(tensor, register)(hook)
 
 
 def _binding(reduced: Any) -> Any:

@@ -27,7 +27,15 @@ from accel_nb.pool.contents import (
 )
 from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor, is_trained, trained_kinds
 from accel_nb.pool.parts import content_of, fill, find, parts_of, root_of
-from accel_nb.pool.pickling import SectionError, SharedId, dump, dump_sections, load_sections, shared_ids
+from accel_nb.pool.pickling import (
+    SectionError,
+    SharedId,
+    dump,
+    dump_sections,
+    gradient_hooks,
+    load_sections,
+    shared_ids,
+)
 
 Namespace = dict[str, Any]
 
@@ -459,7 +467,12 @@ def _add_change(
 def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Mark | None:
     if "@" in path and is_loader(value):
         return None  # what it reads belongs to others
-    return mark_of(value, namespace, shared)
+    mark = mark_of(value, namespace, shared)
+    if mark is None or not is_module(value):
+        return mark
+    # Hooks cannot be registered anew on what the workers hold: the model is sent whole.
+    hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+    return Mark((mark.kind, hooks), mark.content) if hooks else mark
 
 
 class Watch(dict[int, SharedId]):
