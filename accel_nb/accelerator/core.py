@@ -1174,7 +1174,7 @@ class Accelerator(Tracked):
         self._recomputer.is_on = config.activation_checkpointing
 
     def _notes(self, objects: Sequence[Any]) -> list[str]:
-        notes = notes_on(objects, self._world.size, self._device)
+        notes = notes_on(objects, self._world.size, self._device, self._preparer.whole)
         if self._plan_line is not None:
             notes.insert(0, self._plan_line)
         models = [item for item in objects if isinstance(item, nn.Module)]

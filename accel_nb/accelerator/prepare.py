@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -130,7 +130,7 @@ class Preparer:
         # The meaning of each loader's batch, as "64 = 2 x 32".
         self.batches: dict[int, str] = {}
         # The loaders that every rank reads whole, by id.
-        self._whole: set[int] = set()
+        self.whole: set[int] = set()
         # Hear of a loader that was prepared, of an epoch that is to begin, and of a batch that a loop is done with.
         self.on_loader: Callable[[DataLoader[Any]], object] = lambda loader: None
         self.on_epoch: Callable[[], object] | None = None
@@ -208,9 +208,9 @@ class Preparer:
 
     def note_reading(self, loader: DataLoader[Any], *, is_whole: bool) -> bool:
         """Record whether every rank reads a loader whole; return whether that changes what the receipt says of it."""
-        if is_whole == (id(loader) in self._whole) or loader not in self:
+        if is_whole == (id(loader) in self.whole) or loader not in self:
             return False
-        (self._whole.add if is_whole else self._whole.discard)(id(loader))
+        (self.whole.add if is_whole else self.whole.discard)(id(loader))
         self.batches[id(loader)] = self._describe_batch(loader)
         return True
 
@@ -309,7 +309,7 @@ class Preparer:
         released = [item for item in objects if item in self]
         for item in released:
             del self._objects[id(item)]
-            self._whole.discard(id(item))
+            self.whole.discard(id(item))
         self._give_back(released)
         self._stepper.exclude(released)
 
@@ -412,7 +412,7 @@ class Preparer:
     def _describe_batch(self, loader: DataLoader[Any]) -> str:
         """Return how large a prepared loader's batches are and what of them each rank reads."""
         size, workers = loader.batch_size, self._stepper.strategy.data_coords()[1]
-        if workers == 1 or id(loader) in self._whole:
+        if workers == 1 or id(loader) in self.whole:
             batch = "no batch size" if size is None else f"batch {size}"
             return batch if workers == 1 else f"{batch}, read whole by every worker"
         if size is None:
@@ -441,8 +441,8 @@ def is_prepared(item: Any) -> bool:
     return owner is not None and not owner.is_closed and any(item is known for known in owner.prepared_objects)
 
 
-def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device) -> list[str]:
-    """Return what cannot equal a run on one device, one line each."""
+def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device, whole: Collection[int]) -> list[str]:
+    """Return what cannot equal a run on one device, one line each; ``whole`` are the ids of loaders read whole."""
     if num_workers == 1:
         return []
     notes: list[str] = []
@@ -452,7 +452,7 @@ def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device) -> 
         notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
         notes.append("dropout differs from a run on one device: each worker draws its own")
-    if any(isinstance(item, DataLoader) for item in objects):
+    if any(isinstance(item, DataLoader) and id(item) not in whole for item in objects):
         notes.append("a printed loss or count is rank 0's share")
     trains = any(isinstance(item, Optimizer) for item in objects)
     if trains and not any(isinstance(item, DataLoader) for item in objects):

@@ -1,0 +1,219 @@
+"""Loops of shapes that people write, run plainly and on two workers in a kernel: the results are equal."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.notebook.test_cells import done, run
+from tests.support.kernel import Kernel
+
+SETUP = """
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, TensorDataset
+torch.manual_seed(0)
+X, Y = torch.randn(22, 3).double(), torch.randn(22, 1).double()
+loader = DataLoader(TensorDataset(X, Y), batch_size=6, shuffle=True, generator=torch.Generator().manual_seed(4))
+def build():
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1)).double()
+def total(model):
+    return sum(value.sum().item() for value in model.parameters())
+"""
+
+WITHOUT_LOADER = {
+    "a model made in a function": """
+def train(num_steps):
+    model = build()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(num_steps):
+        loss = F.mse_loss(model(X), Y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return total(model)
+result = train(3)
+""",
+    "models made in a loop": """
+result = 0.0
+for rate in (0.1, 0.3):
+    inner = build()
+    optimizer = torch.optim.Adam(inner.parameters(), lr=rate)
+    for _ in range(2):
+        loss = F.mse_loss(inner(X), Y)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    result += total(inner)
+""",
+    "a model made on a branch": """
+if result is None:
+    branch = build()
+    optimizer = torch.optim.SGD(branch.parameters(), lr=0.1, momentum=0.9)
+    for _ in range(3):
+        F.mse_loss(branch(X), Y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    result = total(branch)
+""",
+    "tensors": """
+image = torch.ones(4, 3, dtype=torch.float64, requires_grad=True)
+fixed = build()
+optimizer = torch.optim.Adam([image], lr=0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    (fixed(image) - 2).pow(2).mean().backward()
+    optimizer.step()
+result = image.sum().item()
+""",
+}
+
+READ_WHOLE = {
+    "tensors with a loader": """
+w = torch.zeros(3, 1, dtype=torch.float64, requires_grad=True)
+b = torch.zeros(1, dtype=torch.float64, requires_grad=True)
+optimizer = torch.optim.SGD([w, b], lr=0.1)
+for _ in range(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        (x @ w + b - y).pow(2).mean().backward()
+        optimizer.step()
+result = w.sum().item() + b.item()
+""",
+    "a tensor beside a model": """
+beside = build()
+scale = torch.ones(1, dtype=torch.float64, requires_grad=True)
+optimizer = torch.optim.SGD([*beside.parameters(), scale], lr=0.1)
+for x, y in loader:
+    optimizer.zero_grad()
+    F.mse_loss(beside(x) * scale, y).backward()
+    optimizer.step()
+result = total(beside) + scale.item()
+""",
+    "a loader without batches": """
+sequences = DataLoader([torch.full((6, 3), float(i), dtype=torch.float64) for i in range(4)], batch_size=None)
+reader = build()
+optimizer = torch.optim.SGD(reader.parameters(), lr=0.05)
+for sequence in sequences:
+    assert sequence.shape == (6, 3)
+    optimizer.zero_grad()
+    reader(sequence).cumsum(0).pow(2).mean().backward()
+    optimizer.step()
+result = total(reader)
+""",
+}
+
+EVALUATING = """
+for epoch in range(3):
+    for x, y in loader:
+        optimizer.zero_grad()
+        F.mse_loss(evaluated(x), y).backward()
+        optimizer.step()
+result = total(evaluated)
+"""
+
+
+def on_one_device(kernel: Kernel, cell: str) -> float:
+    output = kernel.run(SETUP + "result = None\n" + cell)
+    assert output.error is None, output.traceback
+    value = kernel.value("result")
+    output = kernel.run(SETUP + "result = None")
+    assert output.error is None, output.traceback
+    return value
+
+
+@pytest.mark.parametrize("name", WITHOUT_LOADER)
+def test_what_trains_without_a_loader_is_trained_as_on_one_device(name: str, kernel: Kernel) -> None:
+    expected = on_one_device(kernel, WITHOUT_LOADER[name])
+    output = done(kernel, WITHOUT_LOADER[name])
+    assert kernel.value("result") == pytest.approx(expected, abs=1e-9)
+    assert "no DataLoader is prepared" in output.receipt
+
+
+@pytest.mark.parametrize("name", READ_WHOLE)
+def test_a_loader_that_cannot_be_divided_is_read_whole_and_the_receipt_says_so(name: str, kernel: Kernel) -> None:
+    expected = on_one_device(kernel, READ_WHOLE[name])
+    output = done(kernel, READ_WHOLE[name])
+    assert kernel.value("result") == pytest.approx(expected, abs=1e-9)
+    assert "read whole by every worker" in output.receipt
+
+
+def test_a_loop_in_evaluation_mode_is_divided_once_it_has_trained(kernel: Kernel) -> None:
+    start = "evaluated = build().eval()\noptimizer = torch.optim.SGD(evaluated.parameters(), lr=0.1)"
+    expected = on_one_device(kernel, start + EVALUATING)
+    kernel.run(start)
+    output = done(kernel, EVALUATING)
+    assert kernel.value("result") == pytest.approx(expected, abs=1e-9)
+    assert "trains while the model is in evaluation mode" in output.stderr
+    assert "batch 6 = 2 x 3" in output.receipt
+    once = EVALUATING.replace("range(3)", "range(1)")
+    assert "batch 6, read whole by every worker" in done(kernel, once).receipt
+
+
+def test_an_evaluation_in_a_function_that_can_train_counts_every_sample(kernel: Kernel) -> None:
+    cell = """
+def run_epoch(training):
+    both.train(training)
+    seen, summed = 0, 0.0
+    for x, y in loader:
+        loss = F.mse_loss(both(x), y)
+        if training:
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        seen += len(x)
+        summed += loss.item() * len(x)
+    return seen, summed
+both = build()
+optimizer = torch.optim.SGD(both.parameters(), lr=0.1)
+run_epoch(True)
+counted, summed = run_epoch(False)
+result = summed
+"""
+    expected = on_one_device(kernel, cell)
+    done(kernel, cell)
+    assert kernel.value("counted") == 22
+    assert kernel.value("result") == pytest.approx(expected, abs=1e-9)
+
+
+def test_an_error_of_a_share_says_that_the_batch_was_divided(kernel: Kernel) -> None:
+    kernel.run(SETUP + "model = build()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)")
+    output = run(
+        kernel, "for x, y in loader:\n    (model(x) + torch.zeros(6, 1)).mean().backward()\n    optimizer.step()"
+    )
+    assert output.error is not None
+    assert output.error[0] == "RuntimeError"
+    assert "the batch was divided: this worker had 3 of its 6 samples" in output.traceback
+    output = run(kernel, "raise RuntimeError('of my own')")
+    assert "divided" not in output.traceback
+
+
+def test_steps_count_from_one_in_each_cell(kernel: Kernel) -> None:
+    kernel.run(SETUP + "model = build()\noptimizer = torch.optim.SGD(model.parameters(), lr=0.1)")
+    loop = "for x, y in loader:\n    (model(x).mean() * {factor}).backward()\n    optimizer.step()\n"
+    done(kernel, loop.format(factor="1"))
+    output = run(kernel, loop.format(factor="float('nan')"))
+    assert output.error is not None
+    assert output.error[0] == "NanLossError"
+    assert "the loss of step 1 is NaN" in output.error[1]
+
+
+def test_an_optimizer_that_steps_in_a_hook_is_refused_with_the_way_out(kernel: Kernel) -> None:
+    cell = """
+model = build()
+optimizers = {value: torch.optim.SGD([value], lr=0.1) for value in model.parameters()}
+def step(value):
+    optimizers[value].step()
+    optimizers[value].zero_grad()
+for value in model.parameters():
+    value.register_post_accumulate_grad_hook(step)
+for x, y in loader:
+    F.mse_loss(model(x), y).backward()
+"""
+    kernel.run(SETUP)
+    output = run(kernel, cell)
+    assert output.error is not None
+    assert output.error[0] == "MisuseError"
+    assert "inside of the backward pass" in output.error[1]
+    assert "accelerator.backward" not in output.traceback
