@@ -24,11 +24,17 @@ _ODD = -7046029254386353131  # 2**64 over the golden ratio, as a signed number
 _INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
+_EXPLICIT = (
+    "Call accelerator.backward(loss), not loss.backward(), and make the same calls on prepared objects on every rank"
+)
+_IN_PLAIN_CELL = "Change parameters and gradients on every rank alike, and after loss.backward(), not in hooks"
+
+
 class FirstStep:
     """Checks one optimizer's first step; costs two passes over its parameters and, between ranks, one message.
 
     ``name`` finds a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
-    must agree bit by bit afterwards.
+    must agree bit by bit afterwards. ``is_plain`` chooses the advice: that of a plain cell, or of explicit code.
     """
 
     def __init__(
@@ -38,12 +44,14 @@ class FirstStep:
         comm: Communicator,
         *,
         has_replicas: bool,
+        is_plain: bool,
         name: Callable[[Tensor], str | None],
     ) -> None:
         self._optimizer = optimizer
         self._bundle = bundle
         self._comm = comm
         self._has_replicas = has_replicas
+        self._is_plain = is_plain
         self._name = name
         self._parameters: list[Tensor] = []
         self._before: Tensor | None = None
@@ -83,11 +91,11 @@ class FirstStep:
         rows = torch.stack([row.cpu() for row in self._comm.all_gather(marks)])
         differs = (rows != rows[0]).any(0).nonzero().flatten().tolist()
         if differs:
+            advice = _IN_PLAIN_CELL if self._is_plain else _EXPLICIT
             raise MisuseError(
                 f"after the first step the ranks hold different values of {self._names(differs)}: its gradient was not "
-                "averaged, or something on one rank alone changed it. Call accelerator.backward(loss), not "
-                "loss.backward(), and make the same calls on prepared objects on every rank; set sentinels to off if "
-                "replicas are meant to differ"
+                f"averaged, or something on one rank alone changed it. {advice}; "
+                "set sentinels to off if replicas are meant to differ"
             )
 
     def _check_owner(self, parameters: list[Tensor]) -> None:

@@ -379,6 +379,7 @@ class Stepper:
             self.bundle,
             self._comm,
             has_replicas=not self.strategy.capabilities.shards_params,
+            is_plain=self.is_plain,
             name=lambda parameter: _find_name(parameter, self.namespace) or _name_in(self.bundle.models, parameter),
         )
         sentinel.before()
