@@ -28,7 +28,11 @@ _RANKS = frozenset({"accelerator", "get_rank", "get_node_local_rank", "LOCAL_RAN
 _HOOKS = ("transform", "target_transform", "transforms", "loader", "dataset")
 """Attributes by which the data sets of the usual libraries hold functions of the notebook."""
 
-_TEXT_CALLS = frozenset({"run_line_magic", "run_cell_magic", "system", "getoutput"})
+_TEXT_CALLS = frozenset(
+    {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
+)
+"""Calls whose text arguments hold names: what a magic or ``!command`` was turned into, and what runs a text."""
+_SCOPES = frozenset({"globals", "locals", "vars"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,8 +66,9 @@ def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
     reader = _Reader()
     for statement in tree.body:
         reader.visit(statement)
-    needed = _follow(reader.loaded, namespace)
-    surely = needed if not reader.spare else _follow((n for n in reader.loaded if n not in reader.spare), namespace)
+    needed = _follow(reader.loaded, namespace, with_annotations=True)
+    is_sure = not reader.spare and not needed.has_texts
+    surely = needed if is_sure else _follow((name for name in reader.loaded if name not in reader.spare), namespace)
     mentioned = {*reader.loaded, *reader.attributes, *needed.mentioned}
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
@@ -131,6 +136,7 @@ class _Reader(ast.NodeVisitor):
         self._visit_all([node.value, node.target])
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
+        self._read_annotation(node.annotation)
         self._visit_all([node.annotation, *([node.value, node.target] if node.value else [])])
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
@@ -188,13 +194,28 @@ class _Reader(ast.NodeVisitor):
         self._visit_branches(*([case] for case in node.cases), [])
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Read a call; one that a magic or ``!command`` was turned into has its names in strings."""
+        """Read a call; one that takes a program or a command as a text has names in that."""
         self.generic_visit(node)
-        if isinstance(node.func, ast.Attribute) and node.func.attr in _TEXT_CALLS:
+        self._read_text_call(node)
+
+    def visit_Subscript(self, node: ast.Subscript) -> None:
+        """Read an item; ``globals()["name"]`` is that name."""
+        self.generic_visit(node)
+        self._read_scope_item(node)
+
+    def _read_text_call(self, node: ast.Call) -> None:
+        name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
+        if name in _TEXT_CALLS:
             texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
             for word in re.findall(r"[^\W\d]\w*", " ".join(text for text in texts if isinstance(text, str))):
                 self._load(word)
                 self.attributes.add(word)
+
+    def _read_scope_item(self, node: ast.Subscript) -> None:
+        of_call = getattr(node.value, "func", None)
+        key = getattr(node.slice, "value", None)
+        if getattr(of_call, "id", None) in _SCOPES and isinstance(key, str) and isinstance(node.ctx, ast.Load):
+            self._load(key)
 
     visit_TryStar = visit_Try  # Python 3.11 and newer
 
@@ -232,11 +253,27 @@ class _Reader(ast.NodeVisitor):
 
     def _visit_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) -> None:
         """Read a body that runs later, when names may have been bound: whatever is free in it counts as needed."""
-        code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec")
+        # This file's own __future__ imports are not the cell's: there, annotations are read when the body is defined.
+        code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec", dont_inherit=True)
         for name in global_names(code):
             self._load(name)
         self.stored += sorted(stored_globals(code))
         self.attributes |= _mentioned(code)
+        for part in ast.walk(node):
+            if isinstance(part, ast.Call):
+                self._read_text_call(part)
+            elif isinstance(part, ast.Subscript):
+                self._read_scope_item(part)
+            elif (annotation := _annotation_of(part)) is not None:
+                self._read_annotation(annotation)
+
+    def _read_annotation(self, annotation: ast.AST) -> None:
+        """Read the names in the texts of an annotation, which `typing.get_type_hints` looks up if anything does."""
+        texts = [part.value for part in ast.walk(annotation) if isinstance(part, ast.Constant)]
+        self._branches += 1
+        for name in names_in_texts(text for text in texts if isinstance(text, str)):
+            self._load(name)
+        self._branches -= 1
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
@@ -276,6 +313,21 @@ class _Reader(ast.NodeVisitor):
     def _store(self, name: str) -> None:
         self.stored.append(name)
         self._surely.add(name)
+
+
+def _annotation_of(node: ast.AST) -> ast.AST | None:
+    found = getattr(node, "returns" if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else "annotation", None)
+    return found if isinstance(found, ast.AST) else None
+
+
+def names_in_texts(texts: Iterable[str]) -> Iterable[str]:
+    """Yield the names in annotations that are texts; what is no expression has none."""
+    for text in texts:
+        try:
+            tree = ast.parse(text, mode="eval")
+        except (SyntaxError, ValueError):
+            continue
+        yield from (node.id for node in ast.walk(tree) if isinstance(node, ast.Name))
 
 
 def _as_statement(node: ast.AST) -> ast.stmt:
@@ -346,22 +398,29 @@ class _Followed:
     stored: list[str]
     mentioned: set[str]
     observes: bool
+    has_texts: bool
 
 
-def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
-    """Add the names that functions and classes defined in the notebook look up, however deep."""
+def _follow(names: Iterable[str], namespace: Mapping[str, Any], *, with_annotations: bool = False) -> _Followed:
+    """Add the names that functions and classes defined in the notebook look up, however deep.
+
+    ``with_annotations`` adds those of their annotations that are texts: nothing may ever read these.
+    """
     found: dict[str, None] = {}
     stored: list[str] = []
     mentioned: set[str] = set()
     waiting = list(names)
     seen: set[int] = set()
-    observes = True
+    observes, has_texts = True, False
     while waiting:
         name = waiting.pop(0)
         mentioned.add(name)
         if name in found or name not in namespace:
             continue
         found[name] = None
+        if with_annotations and (texts := list(_annotation_texts(namespace[name]))):
+            has_texts = True
+            waiting += names_in_texts(texts)
         for code in _codes_of(namespace[name], seen):
             waiting += sorted(global_names(code))
             stored += sorted(stored_globals(code))
@@ -369,7 +428,17 @@ def _follow(names: Iterable[str], namespace: Mapping[str, Any]) -> _Followed:
             if "accelerator" in mentioned:
                 parts = [part for part in _all_codes(code) if "accelerator" in part.co_names]
                 observes = observes and all(_asked_of(part) <= _OBSERVING for part in parts)
-    return _Followed(list(found), stored, mentioned, observes)
+    return _Followed(list(found), stored, mentioned, observes, has_texts)
+
+
+def _annotation_texts(value: Any) -> Iterable[str]:
+    """Yield the annotations of a function or class of the notebook that are texts."""
+    if isinstance(value, types.FunctionType | type) and value.__module__ == "__main__":
+        is_class = isinstance(value, type)
+        annotations = vars(value).get("__annotations__", {}) if is_class else value.__annotations__
+        yield from (item for item in annotations.values() if isinstance(item, str))
+        for item in vars(value).values() if is_class else ():
+            yield from _annotation_texts(None if isinstance(item, type) else getattr(item, "__func__", item))
 
 
 def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:

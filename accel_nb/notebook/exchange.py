@@ -12,9 +12,10 @@ from typing import Any
 from accel_nb.config import Resolved
 from accel_nb.notebook.call import Call
 from accel_nb.notebook.cell import CellNames, notebook_codes
+from accel_nb.notebook.modules import ImportedModules
 from accel_nb.notebook.names import UserNames
 from accel_nb.notebook.running import Cell, Shipment
-from accel_nb.notebook.surroundings import Surroundings
+from accel_nb.notebook.surroundings import Surroundings, compiler_flags
 from accel_nb.pool.failure import Answer
 from accel_nb.pool.parts import root_of
 from accel_nb.pool.pool import POLL_S, Pool
@@ -33,6 +34,8 @@ class Exchange:
     _ledger: Ledger = field(default_factory=Ledger)
     _receiver: Receiver = field(default_factory=Receiver)
     _surroundings: Surroundings = field(default_factory=Surroundings)
+    _modules: ImportedModules = field(default_factory=ImportedModules)
+    _pool: Pool | None = None
     _has_lost_ranks: bool = False
 
     @property
@@ -82,15 +85,19 @@ class Exchange:
         """
         digest, states = self._random_states(or_not=cell.call is not None)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
-        reloaded = self._surroundings.reloaded(self.namespace[name] for name in needed)
+        if pool is not self._pool:
+            self._pool = pool
+            self._modules.forget()
+        reloaded = self._modules.changed()
         if reloaded:
-            self._ledger.forget()  # what the workers hold was made by the modules as they were
+            self._ledger.forget(self._ledger.names())  # what the workers hold was made by the modules as they were
         prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
         parcel, sent = prepared.parcel, prepared.sent
         self._ledger.record(sent, self.namespace)
         chosen = resolved.config.ranks or range(pool.size)
         body = {
             "source": cell.source,
+            "compiler_flags": compiler_flags(cell.tree),
             "execution_count": cell.execution_count,
             "used": list(dict.fromkeys([*needed, *names.used])),
             "bound": list(names.bound),
@@ -110,6 +117,7 @@ class Exchange:
             "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
             "variables": self._surroundings.variables(started_with),
             "reloaded": reloaded,
+            "lines": self._modules.describe(reloaded),
             "default_dtype": _default_dtype(),
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
@@ -122,9 +130,10 @@ class Exchange:
         unreturned = () if resolved.config.bring_back else names.bound
         return Shipment(pool, bodies, sent, prepared.removed, unreturned, parcel, poll_s), lines
 
-    def note_delivered(self, shipment: Shipment, answers: Iterable[Answer]) -> None:
+    def note_delivered(self, shipment: Shipment, answers: Collection[Answer]) -> None:
         """Hear that the workers have answered a shipment."""
         self._has_lost_ranks = False
+        self._modules.note(answer.body["modules"] for answer in answers if "modules" in answer.body)
         if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
             self.note_lost(shipment)  # the delivery itself failed
         for name in shipment.unreturned:

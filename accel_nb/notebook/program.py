@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import base64
 import builtins
-import importlib
 import os
 import signal
 import sys
@@ -25,7 +24,9 @@ from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, cur
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError
 from accel_nb.notebook.call import pack_result
+from accel_nb.notebook.modules import LoadedModules, Reload
 from accel_nb.notebook.shell import OWN, make_shell, without_frames
+from accel_nb.notebook.surroundings import FUTURE_FLAGS
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
 from accel_nb.pool.parts import root_of
@@ -59,6 +60,7 @@ class CellProgram:
         self._options: tuple[str, Resolved] | None = None
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
+        self._modules = LoadedModules()
         # What the cells' own accelerator had prepared before it was replaced.
         self._orphans: tuple[Any, ...] = ()
         # Accelerators of an old process group, with models that are still divided.
@@ -114,6 +116,7 @@ class CellProgram:
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
         os.chdir(body["cwd"])
         sys.path[:] = body["sys_path"]
+        self._modules.begin_run()
         self._follow_surroundings(body["variables"], body["reloaded"])
         if body["default_dtype"] is not None:
             torch.set_default_dtype(getattr(torch, body["default_dtype"]))
@@ -130,7 +133,7 @@ class CellProgram:
             self._orphans = ()
             self._torn.update(suspended)
         if body["is_idle"]:
-            return Handled("done", {"returned": None, "was_idle": True})
+            return Handled("done", {"returned": None, "was_idle": True, "modules": self._modules.report()})
         self._shell.know_sources(body["sources"])
         resolved = self._read_options(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
@@ -158,7 +161,8 @@ class CellProgram:
         elif outcome == "done" and not body["is_partial"]:
             reply["fingerprints"] = [accelerator.fingerprint() for accelerator in self._living()]
         if self._worker.world.is_main:
-            reply["lines"] = self._lines
+            reply["lines"] = [*body["lines"], *self._lines]
+        reply["modules"] = self._modules.report()
         result: list[int] = []
         if body["call"] is not None and error is None:
             held = before or Snapshot.take(self._namespace, (), shared=body["shared"])
@@ -227,13 +231,12 @@ class CellProgram:
         except (KeyboardInterrupt, RuntimeError):
             return None
 
-    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: list[str]) -> None:
+    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: dict[str, Reload]) -> None:
         """Set what the notebook has changed in its environment, and load its modules anew where it did."""
         known, self._variables = self._variables, variables
         set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
-        for name in reloaded:
-            if name in sys.modules:
-                importlib.reload(sys.modules[name])
+        if reloaded:
+            self._modules.load_anew(reloaded)
 
     def _snapshot(self, body: dict[str, Any]) -> Snapshot:
         names = self._namespace
@@ -276,6 +279,7 @@ class CellProgram:
                 return self._call(body["call"])
             shell.ast_transformers = transformers
             shell.cell_text = body["source"]
+            shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | body["compiler_flags"]
             shell.execution_count = body["execution_count"]
             with self._worker.interruptible():
                 result = shell.run_cell(body["source"], store_history=False)
@@ -493,6 +497,7 @@ def warm() -> None:
     program = CellProgram(_Nobody())  # type: ignore[arg-type]
     body = {
         "source": "pass",
+        "compiler_flags": 0,
         "execution_count": 0,
         "used": [],
         "bound": [],
@@ -507,7 +512,8 @@ def warm() -> None:
         "has_rng": False,
         "sys_path": list(sys.path),
         "variables": {},
-        "reloaded": [],
+        "reloaded": {},
+        "lines": [],
         "default_dtype": None,
         "is_partial": False,
         "is_idle": False,

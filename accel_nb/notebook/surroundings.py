@@ -1,22 +1,26 @@
-"""What a cell finds around it in the notebook, other than names: variables, reloaded modules, the text of cells."""
+"""What a cell finds around it in the notebook, other than names and modules: variables, and the text of cells."""
 
 from __future__ import annotations
+import __future__
 
+import ast
+import functools
 import linecache
+import operator
 import os
-import sys
-import sysconfig
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from IPython.core.getipython import get_ipython
 
 from accel_nb.runtime.environment import notebook_variables, variable
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
-_LIBRARIES = tuple(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib"))
+FUTURE_FLAGS = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+"""The flags of the compiler that imports from ``__future__`` set."""
 
 
 @dataclass(slots=True)
@@ -24,7 +28,6 @@ class Surroundings:
     """Tells what changed since the workers were started or last told."""
 
     _touched: set[str] = field(default_factory=set)
-    _specs: dict[str, Any] = field(default_factory=dict)
     _sources: set[str] = field(default_factory=set)
 
     def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
@@ -37,19 +40,6 @@ class Surroundings:
             if now.get(name) != started_with.get(name):
                 self._touched.add(name)
         return {name: now.get(name) for name in sorted(self._touched - {GPU_VARIABLE})}
-
-    def reloaded(self, values: Iterable[Any]) -> list[str]:
-        """Return the modules of the user's own behind ``values`` that were loaded anew since this was last asked."""
-        found: list[str] = []
-        for name in dict.fromkeys(map(_module_name, values)):
-            module = sys.modules.get(name)
-            spec = getattr(module, "__spec__", None)
-            if spec is None or not _is_users(spec.origin):
-                continue
-            if self._specs.setdefault(name, spec) is not spec:  # loading again makes a new one
-                self._specs[name] = spec
-                found.append(name)
-        return found
 
     def sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
         """Return by file name the text that ``codes`` were defined in, for tracebacks, and what the notebook calls it.
@@ -78,20 +68,26 @@ def _shown_name(file: str) -> str:
     return "" if named is None else str(named[1])
 
 
+def compiler_flags(tree: ast.Module) -> int:
+    """Return the ``__future__`` flags that a cell is compiled with, and have the notebook keep those that it imports.
+
+    IPython keeps what one cell imports from ``__future__`` for all cells after it.
+    """
+    names = [
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        for alias in node.names
+    ]
+    own = sum({getattr(__future__, name).compiler_flag for name in names if name in __future__.all_feature_names})
+    shell = get_ipython()
+    if shell is None:
+        return own
+    before = shell.compile.flags & FUTURE_FLAGS
+    shell.compile.flags |= own
+    return before
+
+
 def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
     """Whether the notebook has changed which GPUs are visible since then."""
     return variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)
-
-
-def _module_name(value: Any) -> str:
-    if isinstance(value, types.ModuleType):
-        return value.__name__
-    if isinstance(value, type | types.FunctionType):
-        return value.__module__ or ""
-    return type(value).__module__
-
-
-def _is_users(origin: str | None) -> bool:
-    if not origin or not origin.endswith(".py"):
-        return False
-    return not origin.startswith(_LIBRARIES)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from typing import Any
 
@@ -45,3 +46,32 @@ def is_loader(value: Any) -> bool:
     """Whether the value is a torch data loader."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.utils.data.DataLoader)
+
+
+def is_generator(value: Any) -> bool:
+    """Whether the value generates random numbers from a state of its own: of torch, NumPy or the standard library."""
+    torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
+    return (
+        type(value) is random.Random
+        or (torch is not None and isinstance(value, torch.Generator))
+        or (numpy is not None and isinstance(value, numpy.random.Generator | numpy.random.RandomState))
+    )
+
+
+def generator_state(generator: Any) -> Any:
+    """Return a generator's state, for `set_generator_state`."""
+    if type(generator) is random.Random:
+        return generator.getstate()
+    if hasattr(generator, "bit_generator"):
+        return generator.bit_generator.state
+    return generator.get_state()
+
+
+def set_generator_state(generator: Any, state: Any) -> None:
+    """Set a generator's state in place."""
+    if type(generator) is random.Random:
+        generator.setstate(state)
+    elif hasattr(generator, "bit_generator"):
+        generator.bit_generator.state = state
+    else:
+        generator.set_state(state)

@@ -14,7 +14,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.pool.kinds import is_loader, is_tensor, is_trained
+from accel_nb.pool.kinds import (
+    generator_state,
+    is_generator,
+    is_loader,
+    is_tensor,
+    is_trained,
+    set_generator_state,
+)
 from accel_nb.runtime.overlap import overwrite
 
 MAX_ITEMS = 64
@@ -65,6 +72,11 @@ def _holds_atoms(value: Any) -> bool:
     return all(type(item) in _COMMON for item in items)
 
 
+def generators_of(value: Any) -> Iterator[Any]:
+    """Yield the generators of random numbers that a value leads to: using the value draws from them."""
+    return (part for part in parts_of("", value).values() if is_generator(part))
+
+
 def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
     is_container = isinstance(value, list | tuple | dict)
     for step, child in _steps(value):
@@ -72,8 +84,11 @@ def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
             continue
         below = f"{path}@{step}"
         seen.add(id(child))
-        if is_trained(child) or is_loader(child) or is_tensor(child) or _is_array(child) or _is_cell(child):
+        if is_trained(child) or is_tensor(child) or is_generator(child) or _is_array(child) or _is_cell(child):
             found[below] = child
+        elif is_loader(child):
+            found[below] = child
+            _walk(below, child, seen, found)
         elif isinstance(child, list | tuple | dict | set | deque | bytearray):
             inside: dict[str, Any] = {}
             _walk(below, child, seen, inside)
@@ -109,8 +124,21 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
         if len(value) <= MAX_ITEMS:
             items = value.values() if isinstance(value, dict) else value
             yield from ((f"item:{index}", item) for index, item in enumerate(items))
+    elif is_loader(value):
+        yield from _loader_generators(value)
     elif is_plain_object(value):
         yield from _attributes(value)
+
+
+def _loader_generators(loader: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the generators that a data loader and its samplers draw from; all else that it reads belongs to others."""
+    batch_sampler = loader.batch_sampler
+    holders = {"": loader, "sampler.": loader.sampler, "batch_sampler.": batch_sampler}
+    holders["batch_sampler.sampler."] = getattr(batch_sampler, "sampler", None)
+    for place, holder in holders.items():
+        for name, item in getattr(holder, "__dict__", {}).items():
+            if is_generator(item):
+                yield f"{place}{name}", item
 
 
 def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
@@ -174,6 +202,8 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
     object of the same kind on the other side can be filled with it.
     """
     kind = type(value)
+    if is_generator(value):
+        return (kind, str(getattr(value, "device", ""))), generator_state(value)
     own = dict(vars(value)) if hasattr(value, "__dict__") else None
     if isinstance(value, types.FunctionType):
         if not holds_parts(value):
@@ -212,6 +242,8 @@ def fill(value: Any, content: Any) -> None:
             if name in inside:
                 cell.cell_contents = inside[name]
         _set_attributes(value, own)
+    elif is_generator(value):
+        set_generator_state(value, content)
     elif isinstance(value, functools.partial):
         value.__setstate__(content)  # type: ignore[attr-defined]
     elif is_tensor(value):

@@ -301,6 +301,8 @@ class _Pickler(cloudpickle.Pickler):
             return obj._accel_nb_reduce()
         if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
             return self._reduce_tensor(torch, obj)
+        if torch is not None and isinstance(obj, torch.Generator):
+            return _rebuild_generator, (str(obj.device), obj.get_state())
         if isinstance(obj, types.CellType):
             return _reduce_cell(obj)
         if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
@@ -415,6 +417,14 @@ def _rebuild_tensor(
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)
+
+
+def _rebuild_generator(device: str, state: Any) -> Any:
+    import torch
+
+    generator = torch.Generator(device)
+    generator.set_state(state)
+    return generator
 
 
 class _Unpickler(pickle.Unpickler):

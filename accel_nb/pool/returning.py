@@ -37,7 +37,7 @@ from accel_nb.pool.contents import (
     set_module_state,
 )
 from accel_nb.pool.kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_trained
-from accel_nb.pool.parts import Attributes, content_of, find, parts_of, root_of
+from accel_nb.pool.parts import Attributes, content_of, find, generators_of, parts_of, root_of
 from accel_nb.pool.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
 from accel_nb.pool.shipping import Delivery, Namespace, Watch, describe_failures
 from accel_nb.runtime.sharded import is_reading, shape_of, whole
@@ -101,6 +101,8 @@ class Snapshot:
             watched[name] = namespace[name]
             for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
                 marks[path] = _watched_mark(value, namespace, watch)
+            for generator in generators_of(namespace[name]):
+                watch.get(id(generator))  # it is watched by the name that it has
             further = {root_of(path) for path in watch.met} - seen
             waiting += further
             seen |= further

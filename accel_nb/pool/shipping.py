@@ -26,7 +26,7 @@ from accel_nb.pool.contents import (
     set_optimizer_state,
 )
 from accel_nb.pool.kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor, is_trained, trained_kinds
-from accel_nb.pool.parts import content_of, fill, find, parts_of, root_of
+from accel_nb.pool.parts import content_of, fill, find, generators_of, parts_of, root_of
 from accel_nb.pool.pickling import (
     SectionError,
     SharedId,
@@ -423,6 +423,8 @@ class Ledger:
             return False
         if entry.only_there:
             return False
+        for generator in generators_of(value):
+            shared.get(id(generator))  # the watch adds the name that it has
         changes = Delivery()
         parts = self._parts.get(name, [])
         for path in (name, *parts):

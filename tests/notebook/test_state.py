@@ -377,3 +377,49 @@ def test_a_layer_that_is_unfrozen_after_preparation_is_an_error_not_drift(kernel
     assert output.error is not None
     assert output.error[0] == "UnsyncedGradientError"
     assert "was frozen when its model was prepared" in output.error[1]
+
+
+GENERATORS = """
+import random, numpy, torch
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset
+rows = TensorDataset(torch.arange(24.0).view(24, 1))
+def seeded(seed): return torch.Generator().manual_seed(seed)
+def build():
+    global shared, named, own, sampled, held, bare, old, new, standard, model, optimizer
+    shared, bare = seeded(1), seeded(2)
+    named = DataLoader(rows, batch_size=4, shuffle=True, generator=shared)
+    own = DataLoader(rows, batch_size=4, shuffle=True, generator=seeded(3))
+    sampled = DataLoader(rows, batch_size=4, sampler=RandomSampler(rows, generator=seeded(4)))
+    held = {'train': DataLoader(rows, batch_size=4, shuffle=True, generator=seeded(5))}
+    old, new, standard = numpy.random.RandomState(6), numpy.random.default_rng(7), random.Random(8)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+def plain():
+    torch.manual_seed(0)
+    orders = [[int(x) for (batch,) in loader for x in batch] for loader in (named, own, sampled, held['train'])]
+    return [*orders, torch.rand(1, generator=bare).item(), old.rand(), new.random(), standard.random()]
+"""
+DRAW = """
+for loader in (named, own, sampled, held['train']):
+    for (batch,) in loader:
+        optimizer.zero_grad()
+        model(batch).mean().backward()
+        optimizer.step()
+drawn = torch.rand(3, generator=bare), old.rand(2), new.random(2), standard.random()
+"""
+
+
+def test_generators_go_on_where_the_other_side_has_left_them(kernel):
+    setup(
+        kernel,
+        f"{GENERATORS}\nbuild()\nexpected = []\nfor _ in range(2):\n    expected.append(plain())\n"
+        f"    exec({DRAW!r})\nexpected.append(plain())\nbuild()\nfound = []",
+    )
+    for _ in range(2):
+        setup(kernel, "found.append(plain())")
+        done(kernel, DRAW)
+    setup(kernel, "found.append(plain())")
+    assert kernel.value("[[one == other for one, other in zip(*pair)] for pair in zip(found, expected)]") == (
+        [[True] * 8] * 3
+    )
+    assert kernel.value("named.generator is shared is named.sampler.generator") is True

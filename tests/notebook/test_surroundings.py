@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.notebook.test_cells import done, run
 from tests.notebook.test_state import setup
 
@@ -61,6 +63,135 @@ def test_a_reloaded_module_is_reloaded_on_every_worker(kernel, tmp_path):
     done(kernel, body)
     setup(kernel, "sys.path.pop(0)\nsys.dont_write_bytecode = False")
     assert kernel.value("found") == (22, "changed", "changed")
+
+
+def test_annotations_name_things_of_earlier_cells(kernel):
+    setup(kernel, "from dataclasses import dataclass\nimport typing\nclass First: pass\nclass Second: pass")
+    done(
+        kernel,
+        "@dataclass\nclass Pair:\n    one: First = None\n    two: 'Second' = None\n"
+        "def f(x: First, *, y: 'Second') -> Second:\n    z: First = x\n    return z\n"
+        "hints = [sorted(item.__name__ for item in typing.get_type_hints(of).values()) for of in (Pair, f)]",
+    )
+    assert kernel.value("hints") == [["First", "Second"], ["First", "Second", "Second"]]
+    assert kernel.value("typing.get_type_hints(Pair)['two'] is Second") is True
+
+
+def test_imports_from_future_hold_for_later_cells_on_both_sides(kernel):
+    lazy = "def lazy(x: not_there): return x\nfound = lazy(3)"
+    output = run(kernel, lazy)
+    assert output.error is not None
+    assert output.error[0] == "NameError"
+    setup(kernel, "flags = get_ipython().compile.flags")
+    done(kernel, f"from __future__ import annotations\n{lazy}")
+    setup(kernel, lazy)
+    done(kernel, lazy)
+    assert kernel.value("lazy.__annotations__") == {"x": "not_there"}
+    setup(kernel, "get_ipython().compile.flags = flags")
+    assert run(kernel, lazy).error is not None, "the workers compile with the notebook's flags"
+
+
+@pytest.fixture
+def folder(kernel, tmp_path):
+    """A folder that the notebook imports from."""
+    setup(kernel, f"import sys, importlib\nsys.path.insert(0, {str(tmp_path)!r})")
+    yield tmp_path
+    setup(kernel, "sys.path.pop(0)")
+
+
+def _edit(folder, name: str, text: str) -> None:
+    """Write a file; Python tells compiled files by the size of the text, where they are of one second."""
+    old = folder / name
+    text += "#" * (len(old.read_text()) + 1 if old.exists() else 0)
+    old.parent.mkdir(exist_ok=True)
+    old.write_text(text)
+
+
+def _line(output) -> str:
+    return next((text for text in output.texts if text.startswith("loaded anew")), "")
+
+
+def test_an_edited_module_is_loaded_anew_with_those_that_import_it(kernel, folder):
+    _edit(folder, "edited_a.py", "RATE = 1\ndef read(): return 'old'\n")
+    _edit(folder, "edited_b.py", "from edited_a import RATE, read\ndef both(): return RATE, read()\n")
+    _edit(folder, "edited_p/__init__.py", "from . import sub, other\nfrom .sub import value\n")
+    _edit(folder, "edited_p/sub.py", "value = 1\n")
+    _edit(folder, "edited_p/other.py", "from edited_p.sub import value as v\n")
+    setup(kernel, "import edited_b, edited_p\nfrom edited_a import read")
+    body = (
+        "import edited_p.other as other\nfound = edited_b.both(), read(), edited_p.value, edited_p.sub.value, other.v"
+    )
+    assert not _line(done(kernel, body))
+    assert kernel.value("found") == ((1, "old"), "old", 1, 1, 1)
+    _edit(folder, "edited_a.py", "RATE = 2\ndef read(): return 'new'\n")
+    _edit(folder, "edited_p/sub.py", "value = 2\n")
+    output = done(kernel, body)
+    assert kernel.value("found") == ((2, "new"), "new", 2, 2, 2)
+    assert _line(output) == (
+        "loaded anew on the workers: edited_a, edited_p.sub · edited, "
+        "and the notebook itself still has the old code of edited_a, edited_p.sub"
+    )
+    assert not _line(done(kernel, body)), "once is enough"
+    assert kernel.value("read()") == "old", "the notebook's own modules are its user's"
+
+
+def test_a_module_that_only_workers_have_imported_is_loaded_anew(kernel, folder):
+    _edit(folder, "edited_c.py", "rate = 1\n")
+    body = "def read():\n    import edited_c\n    return edited_c.rate\nfound = read()"
+    done(kernel, body)
+    _edit(folder, "edited_c.py", "rate = 2\n")
+    assert _line(done(kernel, body)) == "loaded anew on the workers: edited_c"
+    assert kernel.value("(found, 'edited_c' in sys.modules)") == (2, False)
+
+
+def test_an_edited_module_that_cannot_be_loaded_is_an_error_until_it_is_mended(kernel, folder):
+    _edit(folder, "edited_d.py", "rate = 1\n")
+    done(kernel, "import edited_d")
+    _edit(folder, "edited_d.py", "rate = (\n")
+    for _ in range(2):
+        output = run(kernel, "print(edited_d.rate)")
+        assert output.error is not None
+        assert output.error[0] == "ShippingError"
+        assert output.error[1].startswith(
+            "the module edited_d has changed and cannot be loaded anew on the workers: Syn"
+        )
+        assert not _line(output)
+    _edit(folder, "edited_d.py", "rate = 3\n")
+    assert done(kernel, "print(edited_d.rate)").stdout == "3\n"
+
+
+def test_a_model_of_an_edited_module_trains_with_the_new_code(kernel, folder):
+    text = (
+        "import torch\nclass Net(torch.nn.Module):\n    def __init__(self):\n        super().__init__()\n"
+        "        self.layer = torch.nn.Linear(2, 1)\n    def forward(self, x): return self.layer(x) * {}\n"
+    )
+    _edit(folder, "edited_e.py", text.format(1))
+    setup(
+        kernel,
+        "import torch\nfrom edited_e import Net\nnet = Net()\noptimizer = torch.optim.SGD(net.parameters(), lr=0.1)\n"
+        "data = torch.ones(4, 2)",
+    )
+    body = (
+        "before = net.layer(data).mean().item()\nout = net(data).mean()\nratio = out.item() / before\nout.backward()\n"
+        "optimizer.step()\noptimizer.zero_grad()\nafter = net.layer.weight.tolist()"
+    )
+    done(kernel, body)
+    assert kernel.value("round(ratio, 3)") == 1
+    _edit(folder, "edited_e.py", text.format(2))
+    done(kernel, body)
+    assert kernel.value("(round(ratio, 3), after == net.layer.weight.tolist())") == (2, True)
+
+
+def test_autoreload_in_the_notebook_is_followed(kernel, folder):
+    _edit(folder, "edited_f.py", "def read(): return 'old'\n")
+    setup(kernel, "%load_ext autoreload\n%autoreload 2")
+    setup(kernel, "from edited_f import read\nheld = [read]")
+    done(kernel, "found = read(), held[0]()")
+    _edit(folder, "edited_f.py", "def read(): return 'new'\n")
+    output = done(kernel, "found = read(), held[0]()")
+    assert _line(output) == "loaded anew on the workers: edited_f"
+    assert kernel.value("(found, read(), held[0]())") == (("new", "new"), "new", "new")
+    setup(kernel, "%autoreload 0\n%unload_ext autoreload")
 
 
 def test_a_leftover_that_cannot_be_copied_is_left_out_where_the_cell_can_start_without(kernel):

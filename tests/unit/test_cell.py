@@ -163,3 +163,35 @@ def test_bound_names_and_emptiness():
     assert set(cell.bound) == {"a", "b", "c", "d", "f", "j"}
     assert not cell.is_empty
     assert read_cell(ast.parse("# nothing"), {}).is_empty
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x: A, *more: B, y: C = None) -> D: pass",
+        "async def f(x: A) -> 'B[C]': z: D = 1\nprint(C, D)",
+        "class K:\n    a: A\n    b: 'B' = 1\n    def m(self, c: 'list[C]') -> D: pass",
+        "x: A = 1\ny: 'B | C'\ndef f(z: 'D'): pass",
+        "f = lambda: eval('A + B')\ndef g(): return table.query('c > @C and d < @D')",
+        "print(globals()['A'], vars()['B'], eval('C * D'))",
+        "def f(): return globals()['A'], globals()['B']\nexec('C.x = D')",
+    ],
+)
+def test_names_in_annotations_and_texts_that_are_run_are_needed(source):
+    namespace = dict.fromkeys("ABCD", 1)
+    assert set(read_cell(ast.parse(source), namespace).needed) == set("ABCD")
+
+
+def test_names_in_annotations_that_are_texts_are_needed_if_they_can_be_sent():
+    names: dict = {"__name__": "__main__", "A": 1, "B": 2, "C": 3}
+    exec("def f(x: 'A') -> int: pass\nclass K:\n    b: 'B'\n    def m(self, c: 'C', d: 'no name'): pass", names)
+    found = read_cell(ast.parse("f, K\ndef g(a: 'A'): pass"), names)
+    assert set(found.needed) == {"f", "K", "A", "B", "C"}
+    assert found.spare == {"A", "B", "C"}
+
+
+def test_names_that_functions_bind_are_bound():
+    names: dict = {"__name__": "__main__"}
+    exec("def far():\n    global a\n    a = 1", names)
+    source = "def near():\n    global b\n    b = 2\n    def inner():\n        global c\n        c = 1\n    far()"
+    assert set(read_cell(ast.parse(source), names).bound) == {"near", "a", "b", "c"}

@@ -1,0 +1,240 @@
+"""Modules of the user's own, in the notebook and on its workers: which have changed, and loading them anew.
+
+A worker reports each module of the user's own that it imports, with the state of its file. Before each cell the
+notebook compares: a module that it has loaded anew itself since, or whose file has changed since, is loaded anew on the
+workers. Modules of libraries are left alone.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+import sysconfig
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from IPython.core.getipython import get_ipython
+
+import accel_nb
+from accel_nb.errors import ShippingError
+
+Reload = Literal["again", "update", "edited"]
+"""How a module is loaded anew.
+
+``again`` as `importlib.reload` does; ``update`` as autoreload does, which also updates the functions and classes that
+others have imported from it; ``edited``, since its file was edited: as ``update``, with the modules that import it.
+"""
+
+Stamp = tuple[int, int]
+"""Modification time and size of a file."""
+_UNKNOWN: Stamp = (0, 0)
+
+_LIBRARIES = (
+    *(os.path.join(sysconfig.get_paths()[key], "") for key in ("stdlib", "purelib", "platlib")),
+    os.path.join(os.path.dirname(accel_nb.__file__), ""),
+)
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_AUTORELOAD = "autoreload"
+
+
+def _file_of(module: Any) -> str | None:
+    """Return the source file of a module of the user's own; None for any other."""
+    origin = getattr(getattr(module, "__spec__", None), "origin", None)
+    if not isinstance(origin, str) or not origin.endswith(".py") or origin.startswith(_LIBRARIES):
+        return None
+    return None if any(part in origin for part in _PACKAGES) else origin
+
+
+def _stamp_of(file: str) -> Stamp | None:
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size
+
+
+@dataclass(slots=True)
+class _Imported:
+    """A module that workers have imported: its file, the file's state then, and the notebook's module of that name."""
+
+    file: str
+    stamp: Stamp
+    spec: Any
+
+
+@dataclass(slots=True)
+class ImportedModules:
+    """The notebook's record of the modules that its workers have imported."""
+
+    _modules: dict[str, _Imported] = field(default_factory=dict)
+
+    def note(self, reports: Iterable[Mapping[str, Any]]) -> None:
+        """Take what ranks report after a cell: by name the file and its state when the module was imported."""
+        stamps: dict[str, set[Stamp]] = {}
+        for report in reports:
+            for name, (file, *stamp) in report.items():
+                found = stamps.setdefault(name, set())
+                found.add((stamp[0], stamp[1]))
+                # Ranks that have imported different versions load the module anew with the next cell.
+                self._modules[name] = _Imported(file, min(found) if len(found) == 1 else _UNKNOWN, _spec_of(name))
+
+    def forget(self) -> None:
+        """Note that the workers are new and have imported nothing."""
+        self._modules.clear()
+
+    def changed(self) -> dict[str, Reload]:
+        """Return the modules that the workers must load anew, each with the way in which it is done."""
+        found: dict[str, Reload] = {}
+        updates = _has_autoreload()
+        for name, held in self._modules.items():
+            spec = _spec_of(name)
+            if held.spec is not None and spec is not None and spec is not held.spec:
+                found[name] = "update" if updates else "again"  # loading a module makes a new spec
+            elif (stamp := _stamp_of(held.file)) is not None and stamp != held.stamp:
+                found[name] = "edited"
+            elif held.spec is None:
+                held.spec = spec
+        return found
+
+    def describe(self, changed: Mapping[str, Reload]) -> list[str]:
+        """Return a line about modules that the workers load anew, if there are any."""
+        if not changed:
+            return []
+        line = f"loaded anew on the workers: {', '.join(sorted(changed))}"
+        edited = sorted(name for name, how in changed.items() if how == "edited" and name in sys.modules)
+        if edited and not _has_autoreload():
+            line += f" · edited, and the notebook itself still has the old code of {', '.join(edited)}"
+        return [line]
+
+
+def _spec_of(name: str) -> Any:
+    return getattr(sys.modules.get(name), "__spec__", None)
+
+
+def _has_autoreload() -> bool:
+    """Whether the notebook has IPython's extension that loads edited modules anew before each cell."""
+    shell = get_ipython()
+    loaded = getattr(getattr(shell, "extension_manager", None), "loaded", ())
+    return any(name.rpartition(".")[2] == _AUTORELOAD for name in loaded)
+
+
+class LoadedModules:
+    """A worker's record of the modules of the user's own that it has imported."""
+
+    def __init__(self) -> None:
+        self._seen = set(sys.modules)
+        self._files: dict[str, str] = {}
+        self._unreported: dict[str, tuple[str, int, int]] = {}
+        self._began_ns = time.time_ns()
+        # Objects of earlier versions of modules, which `superreload` updates.
+        self._old_objects: dict[Any, Any] = {}
+
+    def begin_run(self) -> None:
+        """Note that a cell begins."""
+        self._began_ns = time.time_ns()
+
+    def report(self) -> dict[str, tuple[str, int, int]]:
+        """Return by name the modules that were imported, or loaded anew, since this was last called."""
+        self._look()
+        found, self._unreported = self._unreported, {}
+        return found
+
+    def _look(self) -> None:
+        new = sys.modules.keys() - self._seen
+        self._seen |= new
+        for name in new:
+            if (file := _file_of(sys.modules[name])) is not None and (stamp := _stamp_of(file)) is not None:
+                self._files[name] = file
+                # A file that was written while the cell ran may have been written after it was imported.
+                self._unreported[name] = (file, *(stamp if stamp[0] < self._began_ns else _UNKNOWN))
+
+    def load_anew(self, changed: Mapping[str, Reload]) -> None:
+        """Load modules anew, each after those that it imports; raises ShippingError for one that cannot be loaded."""
+        self._look()
+        known = {name: file for name, file in self._files.items() if name in sys.modules}
+        imports = {name: set(_imports(name, file, known)) for name, file in known.items()}
+        ways: dict[str, Reload] = {name: how for name, how in changed.items() if name in known}
+        for name in _importers([name for name, how in ways.items() if how == "edited"], imports):
+            ways.setdefault(name, "edited")
+        for name in _in_order(ways, imports):
+            stamp = _stamp_of(known[name])
+            try:
+                self._load(sys.modules[name], ways[name])
+            except Exception as error:  # whatever the user's module raises
+                raise ShippingError(
+                    f"the module {name} has changed and cannot be loaded anew on the workers: "
+                    f"{type(error).__name__}: {error}. Correct the file and run the cell again."
+                ) from error
+            if stamp is not None:
+                self._unreported[name] = (known[name], *stamp)
+
+    def _load(self, module: types.ModuleType, how: Reload) -> None:
+        importlib.invalidate_caches()
+        if how == "again":
+            importlib.reload(module)
+            return
+        from IPython.extensions.autoreload import superreload
+
+        superreload(module, importlib.reload, self._old_objects)
+        for name, part in list(sys.modules.items()):  # it has cleared what importing a submodule had set
+            package, _, last = name.rpartition(".")
+            if package == module.__name__ and not hasattr(module, last):
+                setattr(module, last, part)
+
+
+def _imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:
+    """Yield those ``known`` modules that a module imports, wherever in its text."""
+    try:
+        with open(file, "rb") as source:
+            tree = ast.parse(source.read())
+    except (OSError, SyntaxError, ValueError):  # it is not loaded anew, or that says what is wrong
+        return
+    package = name if os.path.basename(file) == "__init__.py" else name.rpartition(".")[0]
+    mentioned: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            mentioned.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            base = node.module or ""
+            if node.level:
+                parents = package.split(".")
+                base = ".".join([*parents[: len(parents) - node.level + 1], *([base] if base else [])])
+            mentioned |= {base, *(f"{base}.{alias.name}" for alias in node.names)}
+    for other in known:
+        if other != name and any(item == other or item.startswith(f"{other}.") for item in mentioned):
+            yield other
+
+
+def _importers(names: Iterable[str], imports: Mapping[str, set[str]]) -> set[str]:
+    """Return the modules that import one of ``names``, directly or through others."""
+    found, waiting = set[str](), set(names)
+    while waiting:
+        waiting = {name for name, others in imports.items() if others & waiting} - found
+        found |= waiting
+    return found
+
+
+def _in_order(names: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
+    """Return names so that each comes after those that it imports; where they import each other, in any order."""
+    wanted = dict.fromkeys(names)
+    order: dict[str, None] = {}
+    begun: set[str] = set()
+
+    def add(name: str) -> None:
+        if name in begun:
+            return
+        begun.add(name)
+        for other in sorted(imports.get(name, ())):
+            add(other)
+        if name in wanted:
+            order[name] = None
+
+    for name in wanted:
+        add(name)
+    return list(order)
