@@ -172,6 +172,8 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
             return _reduce_optimizer(obj)
+        if type(obj).__module__ == "accelerate.accelerator":
+            raise TypeError(_OF_ONE_PROCESS.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
             return _binding(reduced)
@@ -208,6 +210,12 @@ class _Pickler(cloudpickle.Pickler):
         requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
         name = str(data.dtype).removeprefix("torch.")
         return _rebuild_tensor, (held, name, layout, requires_grad, is_parameter, device)
+
+
+_OF_ONE_PROCESS = (
+    "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "
+    "devices that it was built for only"
+)
 
 
 def _binding(reduced: Any) -> Any:
