@@ -21,6 +21,7 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from accel_nb.accelerator import file_writes
 from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.divided import is_divided_loader, without_divided
 from accel_nb.accelerator.intent import training_code
 from accel_nb.accelerator.loose import loose_names
 from accel_nb.accelerator.loss_proof import LossProof
@@ -275,7 +276,7 @@ class PlainCells:
 
     def _unprepared(self, objects: Iterable[Any]) -> Found:
         prepared = self._accelerator._preparer
-        kinds = Kinds.of(objects)
+        kinds = Kinds.of(without_divided(objects))
         known = set(map(id, kinds.optimizers))
         behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
         optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
@@ -322,7 +323,8 @@ class PlainCells:
         optimizers = [item for item in found.optimizers if any(id(value) in owned for value in _parameters(item))]
         steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
-        if len(optimizers) < len(pending):
+        found_here = {id(item) for item in found.optimizers}
+        if len(optimizers) < sum(id(item) in found_here for item in pending):
             warn_of_lonely(self._accelerator)
         if optimizers or schedulers:
             self._has_hidden = True
@@ -431,7 +433,12 @@ class PlainCells:
         @functools.wraps(plain)
         def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
             asker = sys._getframe(1).f_globals.get("__name__", "")
-            is_ours = is_sharded(loader) or asker.startswith("accel_nb.") or type(loader).__iter__ is not __iter__
+            is_ours = (
+                is_sharded(loader)
+                or is_divided_loader(loader)
+                or asker.startswith("accel_nb.")
+                or type(loader).__iter__ is not __iter__
+            )
             if not is_ours and (self._pending or self._accelerator.holds_optimizers) and self.begins_training(loader):
                 self._prepare([loader])
                 return iter(loader)

@@ -97,7 +97,11 @@ class OptimizerGate:
         """Call the optimizer's own step; returns True, since it ran."""
         optimizer: Any = self.optimizer
         optimizer._opt_called = True  # what a scheduler looks at for its warning
-        self._step()
+        self._is_inside = True
+        try:
+            self._step()
+        finally:
+            self._is_inside = False
         return True
 
     def release(self) -> None:

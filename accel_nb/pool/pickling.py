@@ -312,6 +312,8 @@ class _Pickler(cloudpickle.Pickler):
             return _reduce_scheduler(obj)
         if is_optimizer(obj):
             return _reduce_optimizer(obj)
+        if type(obj).__module__ == "accelerate.accelerator":
+            raise TypeError(_OF_ONE_PROCESS.format(name=type(obj).__name__))
         reduced = super().reducer_override(obj)
         if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
             return _binding(reduced)
@@ -370,6 +372,12 @@ def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
 def _register_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
     for register, hook in hooks:
         getattr(tensor, register)(hook)
+
+
+_OF_ONE_PROCESS = (
+    "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "
+    "devices that it was built for only"
+)
 
 
 def _binding(reduced: Any) -> Any:

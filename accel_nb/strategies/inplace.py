@@ -54,7 +54,7 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
         "__module__": plain.__module__,
         "__qualname__": plain.__qualname__,
         "__doc__": plain.__doc__,
-        "__class__": property(get_class, _CLASS.__set__),
+        "__class__": property(get_class, _set_class),
         _PLAIN: plain,
     }
     if hasattr(plain, "__deepcopy__"):
@@ -63,7 +63,7 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
         body["__copy__"] = lambda self: _as_plain(self, lambda: copy.copy(self))
     body.update(methods, __reduce_ex__=__reduce_ex__)
     try:
-        instance.__class__ = type(base)(plain.__name__, (base,), body)
+        _set_class(instance, type(base)(plain.__name__, (base,), body))
     except TypeError as error:
         raise MisuseError(
             f"a {plain.__qualname__} cannot be prepared in place ({error}); prepare the module that it was made from"
@@ -71,11 +71,16 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
     return instance
 
 
+def _set_class(instance: Any, kind: type) -> None:
+    """Set the class of an object, past a ``__setattr__`` that sets attributes on another one, as wrappers have."""
+    _CLASS.__set__(instance, kind)
+
+
 def restore(instance: T) -> T:
     """Give the instance its plain class back; does nothing to an instance that has it."""
     plain = plain_class(instance)
     if plain is not type(instance):
-        instance.__class__ = plain
+        _set_class(instance, plain)
     return instance
 
 
@@ -153,11 +158,11 @@ class _Reduction(tuple[Any, ...]):
 
 def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
     special = type(instance)
-    instance.__class__ = vars(special)[_PLAIN]
+    _set_class(instance, vars(special)[_PLAIN])
     try:
         return act()
     finally:
-        instance.__class__ = special
+        _set_class(instance, special)
 
 
 def plain_forward(model: nn.Module, precision: Precision) -> Callable[..., Any]:
@@ -200,5 +205,5 @@ def take_forward_back(model: nn.Module) -> nn.Module:
     own = vars(type(model)).get(_OWN_FORWARD)
     restore(model)
     if own is not None:
-        model.forward = own
+        vars(model)["forward"] = own
     return model

@@ -33,6 +33,62 @@ def test_the_trainer_of_transformers_trains_on_every_worker(kernel):
     assert first[:2] == (8, 2), "32 samples, 2 epochs, 4 at a time on each of 2 workers"
 
 
+BUILT_EARLIER = """
+from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments
+sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 32}
+net = BertForSequenceClassification(BertConfig(vocab_size=32, max_position_embeddings=16, **sizes))
+data = [{"input_ids": torch.randint(0, 32, (8,)), "labels": torch.tensor(i % 2)} for i in range(8)]
+options = TrainingArguments(tempfile.mkdtemp(), report_to=[], use_cpu=True, save_strategy="no", disable_tqdm=True)
+trainer = Trainer(model=net, args=options, train_dataset=data)
+"""
+
+
+def test_a_trainer_that_was_built_for_the_notebooks_process_is_refused(kernel):
+    """It holds an accelerator of another package, whose devices are settled when it is built."""
+    pytest.importorskip("transformers")
+    setup(kernel, f"import tempfile, torch\n{BUILT_EARLIER}")
+    output = kernel.run("%%accelerate --cpus 2\ntrainer.train()")
+    assert output.error is not None
+    assert "`trainer` (transformers.trainer.Trainer) cannot be sent to the workers" in output.error[1]
+    assert "it holds an Accelerator of the package accelerate" in output.error[1]
+    assert "Make it inside the %%accelerate cell" in output.error[1]
+
+
+FABRIC = """
+import lightning, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(1)
+inputs = torch.randn(24, 4, dtype=torch.float64)
+pairs = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+def fit(devices, strategy, batch_size):
+    fabric = lightning.Fabric(accelerator="cpu", devices=devices, strategy=strategy)
+    fabric.launch()
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)).double()
+    net, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    loader = fabric.setup_dataloaders(DataLoader(pairs, batch_size=batch_size))
+    for epoch in range(2):
+        for x, y in loader:
+            optimizer.zero_grad()
+            fabric.backward(nn.functional.mse_loss(net(x), y))
+            optimizer.step()
+    return torch.cat([value.detach().flatten() for value in model.parameters()])
+
+plain = fit(1, "auto", 8)
+"""
+
+
+@pytest.mark.parametrize("way", ["1, 'auto', 8", "2, 'ddp', 4"])
+def test_fabric_trains_what_one_process_trains(kernel, way):
+    """On one device its loop is a plain one, which is divided; on two it divides by itself, and is left alone."""
+    setup(kernel, FABRIC)
+    setup(kernel, f"%%accelerate --cpus 2\ntrained = fit({way})")
+    assert kernel.value("torch.allclose(trained, plain, rtol=0, atol=1e-12)") is True
+
+
 LIGHTNING = """
 import tempfile, torch, logging
 from torch.utils.data import DataLoader, TensorDataset

@@ -1,0 +1,39 @@
+"""What another library divides among the ranks by itself: models inside of DDP, and loaders with a sampler for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, DistributedSampler
+
+
+def without_divided(objects: Iterable[Any]) -> list[Any]:
+    """Return objects without those that are divided already, and without the optimizers of such models."""
+    listed = list(objects)
+    models = [item for item in listed if isinstance(item, nn.Module)]
+    wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]
+    owned = {id(value) for part in wrapped for value in part.parameters()}
+    return [item for item in listed if not (is_divided_loader(item) or (owned and _holds(item, owned)))]
+
+
+def is_divided_loader(item: Any) -> bool:
+    """Whether an object is a loader that reads this rank's share by a sampler of its own."""
+    if not isinstance(item, DataLoader):
+        return False
+    return isinstance(item.sampler, DistributedSampler) or isinstance(
+        getattr(item.batch_sampler, "sampler", None), DistributedSampler
+    )
+
+
+def _holds(item: Any, parameters: set[int]) -> bool:
+    if isinstance(item, nn.Module):
+        return any(id(value) in parameters for value in item.parameters())
+    if isinstance(item, LRScheduler):
+        item = item.optimizer
+    groups = item.param_groups if isinstance(item, Optimizer) else ()
+    return any(id(value) in parameters for group in groups for value in group["params"])
