@@ -5,10 +5,20 @@ Each message names what was given, where it came from, what is allowed and what 
 
 from __future__ import annotations
 
+import linecache
+import os
+import sys
+import sysconfig
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 from accel_nb.secrets import hide_secrets
+
+_OWN = os.path.dirname(__file__) + os.sep
+_STDLIB = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_MAX_PLACES = 8
 
 
 class AccelNbError(Exception):
@@ -16,6 +26,38 @@ class AccelNbError(Exception):
 
     def __str__(self) -> str:
         return hide_secrets(super().__str__())
+
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython shows of the error: where it was caused in the user's code, and the message.
+
+        The message says what is wrong and what to do, so frames of this package and of libraries are left out.
+        """
+        frames = traceback.walk_tb(self.__traceback__)
+        places = [(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame.f_code.co_filename)]
+        is_obvious = len(places) == 1 and _num_lines(places[0][0]) <= 1
+        shown = [] if is_obvious else [_describe_place(*place) for place in places[-_MAX_PLACES:]]
+        return [*shown, f"{type(self).__name__}: {self}"]
+
+
+def _is_users(file: str) -> bool:
+    """Whether a file holds code of the user's: none of this package, of Python or of an installed library."""
+    is_library = file.startswith((_STDLIB, "<frozen ")) or any(part in file for part in _PACKAGES)
+    return not (is_library or file.startswith(_OWN))
+
+
+def _num_lines(file: str) -> int:
+    """Return how many lines of code a file or cell has, comments left out."""
+    lines = map(str.strip, linecache.getlines(file))
+    return sum(bool(line) and not line.startswith("#") for line in lines)
+
+
+def _describe_place(file: str, line: int) -> str:
+    """Return a line of code with its place, which a cell has the notebook's name for."""
+    get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
+    format_name = getattr(getattr(get_shell(), "compile", None), "format_code_name", None)  # since IPython 8
+    named = None if format_name is None else format_name(file)
+    where = file if named is None else " ".join(named)
+    return f"{where}, line {line}: {linecache.getline(file, line).strip()}"
 
 
 class ConfigError(AccelNbError, ValueError):
@@ -54,6 +96,10 @@ class NanLossError(MisuseError, ArithmeticError):
 
 class ShippingError(AccelNbError, TypeError):
     """A name that the cell uses cannot be sent to the workers."""
+
+
+class UnknownNameError(AccelNbError, NameError):
+    """A name that was asked for is not there."""
 
 
 class PoolError(AccelNbError, RuntimeError):

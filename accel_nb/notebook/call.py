@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ class Call:
     variables: Mapping[str, str] = field(default_factory=dict)
     prefix: Callable[[int], str] | None = None
     """What stands in front of each line that a rank prints; every rank's lines are shown then."""
+    notes: Sequence[str] = ()
+    """Lines that are shown below the launch."""
     poll_s: float = POLL_S
     patience_s: float = START_PATIENCE_S
     """How long workers may take to start."""

@@ -56,6 +56,12 @@ class Exchange:
         self._surroundings.forget_sources()
         self.kept = {}
 
+    def require_sendable(self, names: Iterable[str]) -> None:
+        """Raise ShippingError, with the reason, for names whose values cannot be sent."""
+        parcel = Ledger().prepare(names, self.namespace).parcel
+        if parcel is not None:
+            parcel.close()
+
     def send_anew(self, names: Collection[str]) -> None:
         """Send names with the next cell that uses them, whatever the workers hold."""
         # An optimizer refers to its model: what may refer to the names goes along, in one stream.

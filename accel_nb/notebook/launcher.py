@@ -20,7 +20,7 @@ from IPython.core.getipython import get_ipython
 from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.call import Call
-from accel_nb.notebook.restarts import run_with_restarts
+from accel_nb.notebook.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.running import Cell
 from accel_nb.notebook.session import Session
 from accel_nb.pool.engine import WorkerSpec
@@ -33,6 +33,8 @@ from accel_nb.runtime.platforms import find_tpu
 _SCRIPT_SESSION = "__accel_nb_session__"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
 _BACKENDS = ("static", "c10d")
+_ADDRESS, _PORT = "127.0.0.1", "29500"
+_LOOPBACK = (_ADDRESS, "localhost", "::1", "[::1]")
 _PREFIX_FIELDS = ("role_name", "rank", "local_rank")
 
 
@@ -41,8 +43,8 @@ def notebook_launcher(
     args: Sequence[Any] = (),
     num_processes: int | None = None,
     mixed_precision: str = "no",
-    use_port: str | int | None = "29500",
-    master_addr: str = "127.0.0.1",
+    use_port: str | int | None = _PORT,
+    master_addr: str = _ADDRESS,
     node_rank: int = 0,
     num_nodes: int = 1,
     rdzv_backend: str = "static",
@@ -91,9 +93,10 @@ def notebook_launcher(
             ``no`` leaves it to them.
         use_port: what the function finds as ``MASTER_PORT``, for groups of its own; None or 0 chooses a free one. The
             launch itself uses no port.
-        master_addr: what it finds as ``MASTER_ADDR``.
+        master_addr: what it finds as ``MASTER_ADDR``, for groups of its own. The launch itself uses no address, so one
+            of another machine has no effect on it, and a line says so.
         node_rank, num_nodes: 0 and 1: one machine.
-        rdzv_backend: ``static`` or ``c10d``: with one machine they are the same.
+        rdzv_backend: ``static`` or ``c10d``: with one machine they are the same, and a line says so.
         rdzv_endpoint: ``host:port``, in place of ``master_addr`` and ``use_port``.
         rdzv_conf: ``timeout`` in seconds: how long workers may take to start.
         rdzv_id: what the function finds as ``TORCHELASTIC_RUN_ID``.
@@ -126,6 +129,7 @@ def notebook_launcher(
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         },
         prefix=None if log_line_prefix_template is None else functools.partial(_prefix, log_line_prefix_template),
+        notes=tuple(_idle_arguments(use_port, master_addr, rdzv_backend, rdzv_endpoint)),
         poll_s=monitor_interval,
         patience_s=float((rdzv_conf or {}).get("timeout", START_PATIENCE_S)),
     )
@@ -178,6 +182,7 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source
 def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec]) -> list[Any]:
     """Run the call, and again if it fails, so often as it may be restarted."""
     resolved.check_world(len(specs))
+    require_checkpoint(resolved)
     try:
         cell = _cell(call, session.namespace)
         return run_with_restarts(session, cell, resolved, specs, mode=_panel_mode(resolved))
@@ -227,7 +232,7 @@ def _beside(main: Session, specs: Sequence[WorkerSpec], first: int) -> Session:
 
 def _show_remote(error: BaseException) -> None:
     """Where no notebook shows the worker's traceback, give it as the cause."""
-    render = getattr(error, "_render_traceback_", None)
+    render = vars(error).get("_render_traceback_")
     if render is not None and get_ipython() is None:
         error.__cause__ = PoolError("\n" + _ANSI.sub("", "\n".join(render())))
 
@@ -273,6 +278,30 @@ def _problems(
     if not isinstance(max_restarts, int) or max_restarts < 0:
         problems.append(f"max_restarts={max_restarts!r}: give 0 or a whole number of restarts")
     return problems
+
+
+def _idle_arguments(use_port: Any, master_addr: str, rdzv_backend: str, rdzv_endpoint: str) -> list[str]:
+    """Return a line for each argument that was given and has no effect on a launch."""
+    lines: list[str] = []
+    if rdzv_endpoint:
+        given = {"master_addr": (master_addr, _ADDRESS), "use_port": (str(use_port), _PORT)}
+        address, _, port = rdzv_endpoint.rpartition(":")
+        lines += [
+            f"{name}={value!r} has no effect: rdzv_endpoint={rdzv_endpoint!r} stands in its place"
+            for (name, (value, default)), used in zip(given.items(), (address, port), strict=True)
+            if value not in (default, used)
+        ]
+        name, value = "rdzv_endpoint", rdzv_endpoint
+    else:
+        name, value, address = "master_addr", master_addr, master_addr
+    if address not in _LOOPBACK:
+        lines.append(
+            f"{name}={value!r} has no effect on the launch, which uses this machine only; the function finds it in "
+            "MASTER_ADDR. Several machines: write a script and start it with `accel-nb launch --nnodes N`"
+        )
+    if rdzv_backend != _BACKENDS[0]:
+        lines.append(f"rdzv_backend={rdzv_backend!r} has no effect: there is nothing to agree on with one machine")
+    return lines
 
 
 def _more_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | None) -> list[str]:

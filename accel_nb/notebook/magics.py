@@ -33,7 +33,7 @@ from accel_nb.notebook.export import executed, export, write_script
 from accel_nb.notebook.forecasting import forecast_notebook
 from accel_nb.notebook.plan import describe_plan
 from accel_nb.notebook.raising import with_traceback
-from accel_nb.notebook.restarts import run_with_restarts
+from accel_nb.notebook.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.running import Cell
 from accel_nb.notebook.session import Session
 from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
@@ -51,6 +51,7 @@ _NO_BACKGROUND = (
     "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is steered by "
     "its panel"
 )
+_WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "restart")
 _SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
 
 
@@ -100,7 +101,7 @@ class AccelerateMagics(Magics):
             else:
                 return self._run(line, cell)
         except AccelNbError as error:
-            if not hasattr(error, "_render_traceback_"):
+            if "_render_traceback_" not in vars(error):  # a worker's has its own
                 with_traceback(error, [redact(f"{type(error).__name__}: {error}")])
             raise
         except SyntaxError as error:  # IPython shows such an error with frames of its own, whatever it brings along
@@ -124,6 +125,7 @@ class AccelerateMagics(Magics):
         cell = self._parse(line, text)
         specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
         resolved.check_world(len(specs))
+        require_checkpoint(resolved)
         if config.dry_run:
             print(redact(describe_plan(resolved, specs)))
             return None
@@ -171,6 +173,8 @@ class AccelerateMagics(Magics):
             near = get_close_matches(name, self._commands, 1)
             hint = f" (did you mean {near[0]!r}?)" if near else ""
             raise ConfigError(f"%accelerate has no command {name!r}{hint}. It has: {', '.join(self._commands)}.")
+        if name in _WITHOUT_ARGUMENTS and words[1:]:
+            raise ConfigError(f"%accelerate {name} takes no arguments, and was given {' '.join(words[1:])}")
         text = command(words[1:])
         if text:
             print(text if name == "logs" else redact(text))  # what a cell printed is the user's
@@ -270,6 +274,11 @@ class AccelerateMagics(Magics):
         background, last = self.session.background, self.session.last
         if last is None:
             raise PoolError("no cell has run on workers yet")
+        if words and " ".join(words) != last.title:
+            raise ConfigError(
+                f"%accelerate attach {' '.join(words)}: no run of that name is here; the last one is {last.title!r}, "
+                "which `%accelerate attach` shows"
+            )
         if background is not None and background.running is last:
             background.attach()
         else:

@@ -22,10 +22,10 @@ from accel_nb.accelerator.release import is_out_of_memory
 from accel_nb.accelerator.remarks import remark_on, telling_of_unprepared
 from accel_nb.accelerator.steering import NO_MAP, Steering, TrainingStopped, current_steering, describe_value
 from accel_nb.config import Resolved, resolve, using_layers
-from accel_nb.errors import AccelNbError, ShippingError
+from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.call import pack_result
 from accel_nb.notebook.modules import LoadedModules, Reload
-from accel_nb.notebook.shell import OWN, make_shell, without_frames
+from accel_nb.notebook.shell import OWN, make_shell, note_left_out, short_tracebacks, without_frames
 from accel_nb.notebook.surroundings import FUTURE_FLAGS
 from accel_nb.pool import pickling
 from accel_nb.pool.arena import Parcel
@@ -346,7 +346,7 @@ class CellProgram:
     def _pull(self, body: dict[str, Any]) -> Handled:
         missing = [name for name in body["names"] if name not in self._namespace]
         if missing:
-            raise NameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
+            raise UnknownNameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
 
         def collect() -> Parcels | None:
             if not self._worker.world.is_main:
@@ -448,9 +448,14 @@ class CellProgram:
 
     def _traceback(self, error: BaseException) -> list[str]:
         """Format an error's traceback without the frames of this package, unless there are no others."""
+        if isinstance(error, AccelNbError):
+            return error._render_traceback_()
         shown = without_frames(error.__traceback__, (OWN, _IPYTHON))
         formatter = self._shell.InteractiveTB  # it leaves out the outermost frame if it is not told otherwise
-        return list(formatter.structured_traceback(type(error), error, shown or error.__traceback__, tb_offset=0))
+        with short_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
+            lines = list(formatter.structured_traceback(type(error), error, shown, tb_offset=0))
+        note_left_out(lines, num_left_out)
+        return lines
 
     def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
         try:

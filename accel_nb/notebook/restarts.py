@@ -2,15 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
-from accel_nb.errors import ConfigError, ShippingError
+from accel_nb.errors import ConfigError, NoCheckpoint, ShippingError
 from accel_nb.notebook.running import Cell
 from accel_nb.notebook.session import Session
 from accel_nb.pool.engine import WorkerSpec
+
+
+def require_checkpoint(resolved: Resolved) -> None:
+    """Raise NoCheckpoint where a run is to go on from a checkpoint that is not there; ``auto`` may find none."""
+    wanted = resolved.config.checkpoint.resume
+    if wanted is None or wanted == "auto":
+        return
+    from accel_nb.checkpoint.find import locate
+
+    try:
+        locate(wanted)
+    except NoCheckpoint as error:
+        if os.path.isdir(wanted):
+            return  # the workers look closer: it may be a folder of another library, of which they say how it is read
+        raise NoCheckpoint(f"checkpoint.resume from {resolved.origins['checkpoint.resume']}: {error}") from None
 
 
 def run_with_restarts(

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
-from accel_nb.errors import PoolError
+from accel_nb.errors import PoolError, UnknownNameError
 from accel_nb.notebook.background import BackgroundRun
 from accel_nb.notebook.call import read_result
 from accel_nb.notebook.cell import read_cell
@@ -267,7 +267,8 @@ class Session:
             specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
         )
         self.logs = output.logs
-        self.last = Running(title, names, output, controls, config, specs, lines=[*resolved.notes, *metrics])
+        lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]
+        self.last = Running(title, names, output, controls, config, specs, lines=lines)
         if config.ranks is not None and 0 not in config.ranks and names.bound:
             self.last.lines.append(f"bound on rank {_listed(config.ranks)} only: {', '.join(names.bound)}")
         return self.last
@@ -342,10 +343,14 @@ class Session:
         return list(names)
 
     def push(self, names: Sequence[str]) -> None:
-        """Send names anew with the next cell that uses them, whatever the workers hold."""
+        """Send names anew with the next cell that uses them, whatever the workers hold.
+
+        Raises ShippingError for names that cannot be sent.
+        """
         missing = [name for name in names if name not in self.namespace]
         if missing:
-            raise NameError(f"the notebook has no name {', '.join(map(repr, missing))}")
+            raise UnknownNameError(f"the notebook has no name {', '.join(map(repr, missing))}")
+        self.exchange.require_sendable(names)
         self.exchange.send_anew(names)
 
     def look(self) -> None:

@@ -10,7 +10,8 @@ import sys
 import tokenize
 import types
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from IPython.core.compilerop import CachingCompiler
@@ -27,6 +28,12 @@ OWN = os.path.dirname(accel_nb.__file__) + os.sep
 """Where the code of this package is."""
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
+
+_MAX_FRAMES = 40
+"""How many frames of one traceback are shown."""
+_NUM_FIRST = 15
+_MAX_CAUSES = 4
+"""How many errors of a chain are shown, the outermost included."""
 
 Show = Callable[[str, dict[str, Any]], None]
 """Takes a topic (``display`` or ``result``) and a JSON-ready body."""
@@ -107,7 +114,9 @@ class WorkerShell(InteractiveShell):
             return
         is_own_fault = trace is not None and _innermost(trace).startswith(OWN)
         shown = trace if is_own_fault else without_frames(trace, OWN)
-        super().showtraceback((kind, error, shown), *args, **options)
+        with short_tracebacks(error, shown) as (shown, num_left_out):
+            super().showtraceback((kind, error, shown), *args, **options)
+        note_left_out(self.structured_traceback, num_left_out)
 
     def know_sources(self, sources: dict[str, Sequence[str]]) -> None:
         """Take the text of the notebook's cells, by file name and with the cell's name, so that tracebacks show it."""
@@ -142,8 +151,65 @@ def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, 
         if not trace.tb_frame.f_code.co_filename.startswith(folders):
             kept.append(trace)
         trace = trace.tb_next
+    return _linked(kept)
+
+
+@contextmanager
+def short_tracebacks(
+    error: BaseException, trace: types.TracebackType | None
+) -> Iterator[tuple[types.TracebackType | None, int]]:
+    """Give a traceback with few frames, and how many were left out; the errors that led to this one have few, too.
+
+    IPython looks for the module of each frame among all that are loaded: a recursion's thousand frames take a minute.
+    """
+    kept = _chain(error)
+    before = [(each, each.__traceback__, each.__cause__, each.__suppress_context__) for each in kept]
+    shown, num_left_out = _shortened(trace)
+    for each in kept[1:]:
+        each.__traceback__ = _shortened(without_frames(each.__traceback__, OWN) or each.__traceback__)[0]
+    if kept[_MAX_CAUSES:]:
+        last = kept[_MAX_CAUSES - 1]
+        last.__cause__, last.__suppress_context__ = None, True
+    try:
+        yield shown, num_left_out
+    finally:
+        for each, own, cause, is_suppressed in before:
+            each.__traceback__, each.__cause__, each.__suppress_context__ = own, cause, is_suppressed
+
+
+def note_left_out(lines: list[str], count: int) -> None:
+    """Say above the last line of a traceback that frames are left out of it, if any are."""
+    if count:
+        lines.insert(max(0, len(lines) - 1), f"({count:,} frames between these are left out)")
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it came from, as tracebacks show them, up to one more than are shown."""
+    found = [error]
+    while len(found) <= _MAX_CAUSES:
+        last = found[-1]
+        follows = last.__cause__ or (None if last.__suppress_context__ else last.__context__)
+        if follows is None or follows in found:
+            break
+        found.append(follows)
+    return found
+
+
+def _shortened(trace: types.TracebackType | None) -> tuple[types.TracebackType | None, int]:
+    """Return a traceback with its first and last frames if it has many, and how many were left out."""
+    places: list[types.TracebackType] = []
+    while trace is not None:
+        places.append(trace)
+        trace = trace.tb_next
+    num_left_out = len(places) - _MAX_FRAMES if len(places) > _MAX_FRAMES else 0
+    if num_left_out:
+        places = [*places[:_NUM_FIRST], *places[_NUM_FIRST + num_left_out :]]
+    return _linked(places), num_left_out
+
+
+def _linked(places: Sequence[types.TracebackType]) -> types.TracebackType | None:
     shown = None
-    for place in reversed(kept):
+    for place in reversed(places):
         shown = types.TracebackType(shown, place.tb_frame, place.tb_lasti, place.tb_lineno)
     return shown
 
