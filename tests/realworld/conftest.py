@@ -1,19 +1,36 @@
-"""A kernel for each group of cases."""
+"""A kernel for each set of groups, and the cases of these groups."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 
+from tests.realworld.case import read_cases
 from tests.realworld.notebook import Notebook
 from tests.support.kernel import running_kernel
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="class")
 def notebook(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
-    """A kernel with the extension loaded, for the group that is the fixture's parameter."""
+    """A kernel with the extension loaded, which the cases of a class share."""
     with running_kernel() as kernel:
         output = kernel.run("%load_ext accel_nb")
         assert output.error is None, output.traceback
-        yield Notebook(kernel, tmp_path_factory.mktemp(request.param))
+        yield Notebook(kernel, tmp_path_factory.mktemp("realworld"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run each case of a class's groups: the fast half on two workers, or with ``REALWORLD=all`` all, on three too."""
+    if "case" not in metafunc.fixturenames:
+        return
+    assert metafunc.cls is not None
+    runs_all = os.environ.get("REALWORLD") == "all"
+    found = [
+        pytest.param(case, workers, id=f"{case.name}-{workers}")
+        for case in read_cases()
+        for workers in ((2, 3) if runs_all else (2,))
+        if case.group in metafunc.cls.groups and (runs_all or case.is_fast)
+    ]
+    metafunc.parametrize(("case", "workers"), found)

@@ -35,7 +35,7 @@ from tests.realworld.values import write_values
 sys.path.remove({root!r})
 write_values({names!r}, globals(), {path!r})
 """
-CELL_S = 60
+CELL_S = 40
 """How long one cell may run."""
 
 

@@ -42,6 +42,7 @@ def run(w: float, *, losses: float = 1.0, stderr: str = "", receipt: str = RECEI
         (run(1.0, losses=2.0, receipt=f"{RECEIPT} · {OF_SHARE}"), "equal"),
         (run(1.0, error=("ValueError", "shapes"), traceback="ValueError: shapes"), "failed"),
         (run(1.0, error=("UnsyncedGradientError", "w"), traceback="UnsyncedGradientError: w"), "refused"),
+        (run(1.0, error=("PoolError", "torch.jit.NotSupportedError: args"), traceback="NotSupportedError"), "failed"),
         (run(1.0, error=("ValueError", "shapes"), traceback="ValueError: shapes\nthe batch was divided"), "refused"),
     ],
 )

@@ -23,6 +23,7 @@ _FACTS = re.compile(
 _WARNING = re.compile(r"^(?:.*:\d+: )?\w*Warning: (?P<words>.*)$", re.MULTILINE)
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _OURS = re.compile(r"\b(workers?|ranks?|one device)\b|`--")
+_STAND_IN = re.compile(r"(\w+\.)+\w+: ")
 _OF_DIVISION = re.compile(r"share of the batch|batch (is|was) divided")
 
 
@@ -84,9 +85,14 @@ def lines_of_ours(plain: Run, other: Run) -> Sequence[str]:
 
 
 def is_refusal(output: Output) -> bool:
-    """Whether the error that ended a cell is one of accel_nb's, or comes with its line on the divided batch."""
+    """Whether the error that ended a cell is one of accel_nb's, or comes with its line on the divided batch.
+
+    A PoolError also stands in for an error of a type that the kernel cannot rebuild; it then begins with that type.
+    """
     assert output.error is not None
-    return output.error[0] in _names_of_errors(AccelNbError) or _OF_DIVISION.search(output.traceback) is not None
+    name, message = output.error
+    is_ours = name in _names_of_errors(AccelNbError) and not _STAND_IN.match(message)
+    return is_ours or _OF_DIVISION.search(output.traceback) is not None
 
 
 def _lines(output: Output) -> Iterator[str]:

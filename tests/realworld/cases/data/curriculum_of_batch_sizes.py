@@ -1,7 +1,6 @@
 # The loader is built anew in each epoch, with a larger batch and more of the data.
 # outcome: equal
 # compare: model, sizes
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A collate function that makes a dataclass with a namedtuple in it, with methods.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 from dataclasses import dataclass
 from typing import NamedTuple

@@ -1,7 +1,6 @@
 # Collaborative filtering: user and item embeddings with biases, implicit feedback with negatives fixed before.
 # outcome: equal
 # compare: model, hit_rate
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # while True over next(iterator), the iterator made anew at StopIteration, a number of steps, evaluation in between.
 # outcome: equal
 # compare: model, evals
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -2,7 +2,6 @@
 # outcome: equal
 # compare: model, history
 # needs: sklearn
-# runs: always
 # %%
 import numpy as np
 import torch

@@ -1,7 +1,6 @@
 # An unbalanced set with a WeightedRandomSampler.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import numpy as np
 import torch

@@ -2,7 +2,6 @@
 # outcome: equal
 # compare: encoder, decoder, reconstructed
 # needs: sklearn
-# runs: always
 # %%
 import itertools
 import matplotlib.pyplot as plt

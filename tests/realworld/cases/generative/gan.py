@@ -1,7 +1,6 @@
 # The GAN of the tutorials: real and fake batches, two optimizers, the generator through the discriminator, SGD.
 # outcome: told draw
 # compare: netG, netD
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # The same sums, reconstruction plus KL, without noise: the mean is decoded.
 # outcome: equal
 # compare: encoder, heads, decoder
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # The mean over the samples that a boolean mask selects.
 # outcome: told --strategy single
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

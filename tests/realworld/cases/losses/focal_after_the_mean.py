@@ -1,7 +1,6 @@
 # A focal loss that is computed from the mean cross entropy, as many notebooks have it.
 # outcome: told --strategy single
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A robust loss: the median of the absolute errors.
 # outcome: told --strategy single
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # Gradient accumulation by hand without a division: gradients add up over three batches.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

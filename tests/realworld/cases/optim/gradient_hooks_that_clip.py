@@ -1,7 +1,6 @@
 # Hooks on parameters clamp each gradient as it is made.
 # outcome: told --strategy single
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

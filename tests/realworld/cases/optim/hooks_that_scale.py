@@ -1,6 +1,7 @@
 # Hooks that scale gradients of the lower layers (discriminative fine-tuning by hand), registered in the cell that defines.
 # outcome: equal
 # compare: model
+# runs: always
 # %%
 import torch
 import torch.nn as nn

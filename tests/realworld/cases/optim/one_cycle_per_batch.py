@@ -1,7 +1,6 @@
 # OneCycleLR stepped in each batch, rates collected.
 # outcome: equal
 # compare: model, rates
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # An optimizer for each parameter in hooks, everything made in the cell that trains, no loader.
 # outcome: equal
 # compare: model
-# runs: always
 # %% accelerate
 import torch
 import torch.nn as nn

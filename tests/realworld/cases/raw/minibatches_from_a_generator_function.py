@@ -1,7 +1,6 @@
 # The textbook's data_iter generator, squared loss halved, sgd as a function that divides by the batch size.
 # outcome: equal
 # compare: w, b, epoch_losses
-# runs: always
 # %%
 import random
 import torch

@@ -1,7 +1,6 @@
 # An LSTM whose state is made for as many sequences as came, in each batch anew.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

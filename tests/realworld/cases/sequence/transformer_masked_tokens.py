@@ -1,7 +1,6 @@
 # Encoder with padding masks, the loss of each token times a mask, divided by the number of tokens that count.
 # outcome: equal
 # compare: model
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # The cell before has called model.eval(), and the training cell forgets model.train(): nothing in it needs the mode.
 # outcome: equal
 # compare: model, before
-# runs: always
 # %%
 import torch
 import torch.nn as nn

@@ -1,7 +1,6 @@
 # A train function in the style of the examples' scripts: args, model, device, loader, optimizer, epoch; log every few batches.
 # outcome: equal
 # compare: model, test_losses
-# runs: always
 # %%
 import torch
 import torch.nn as nn
