@@ -412,8 +412,21 @@ def test_a_loader_whose_loop_cannot_be_read_is_read_whole_and_said() -> None:
     assert any("read the loader whole" in message for message in first[1])
 
 
-def writes_in_every_way(world: World, folder: str) -> dict[str, Any]:
-    """What a cell writes and reads back; what it holds differs by rank, so that it shows whose is read."""
+def writes_in_every_way(world: World, folder: str, is_main_ahead: bool) -> dict[str, Any]:
+    """What a cell writes and reads back; what it holds differs by rank, so that it shows whose is read.
+
+    Either rank 0 has done all before the others begin, or they have done all before it begins.
+    """
+    waits = world.is_main != is_main_ahead
+    if waits:
+        torch.distributed.barrier()
+    found = write_in_every_way(world, folder)
+    if not waits:
+        torch.distributed.barrier()
+    return found
+
+
+def write_in_every_way(world: World, folder: str) -> dict[str, Any]:
     mine = f"rank {world.rank}"
     place = Path(folder)
     found: dict[str, Any] = {}
@@ -452,12 +465,13 @@ def writes_in_every_way(world: World, folder: str) -> dict[str, Any]:
     return found
 
 
-def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_main_ahead", [True, False])
+def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_path: Path, is_main_ahead: bool) -> None:
     (tmp_path / "old").mkdir()
     for name in ("unwanted.txt", "old/file.txt"):
         (tmp_path / name).write_text("old")
     (tmp_path / "earlier.txt").write_text("before\n")
-    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(tmp_path))):
+    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(tmp_path), is_main_ahead)):
         mine = f"rank {rank}"
         assert [found[name] for name in ("handle", "path", "text", "array")] == [mine, mine, mine, rank]
         assert found["appended"].endswith(f"{mine}\n")
