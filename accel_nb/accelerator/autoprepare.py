@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.utils.data import BatchSampler, DataLoader
 
-from accel_nb.accelerator import file_writes
+from accel_nb.accelerator import file_writes, scripting
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.divided import is_divided_loader, without_divided
 from accel_nb.accelerator.intent import training_code
@@ -183,6 +183,9 @@ class PlainCells:
         replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
         for name in _FACTORIES:
             replace((torch,), name, functools.partial(_factory, move))
+        stack.enter_context(scripting.known_to_compiler([self._replacements[torch, name] for name in _FACTORIES]))
+        for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
+            replace((owner,), name, scripting.of_plain_model)
         if self._writes_once:
             files = None if world.is_main else self._files
             if files is not None:

@@ -313,7 +313,7 @@ class PrivateFiles:
                 _raise(errno.EISDIR, path)
             folder = os.path.dirname(full)
             # Beside the path, where there is room for it; a folder that only this rank has made yet holds nothing.
-            file = tempfile.TemporaryFile(buffering=0, dir=folder if os.access(folder, os.W_OK) else None)  # noqa: SIM115
+            file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
             if keeps_content and not self._is_gone(full) and _exists(full):
                 with io.FileIO(full) as source:
                     shutil.copyfileobj(source, file)
@@ -407,7 +407,7 @@ class _Scan:
 
 
 # The system's own, for use inside of replacements.
-_stat, _scandir = os.stat, os.scandir
+_access, _scandir, _stat = os.access, os.scandir, os.stat
 
 
 def _exists(full: str) -> bool:

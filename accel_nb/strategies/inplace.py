@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import copyreg
+import functools
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -192,7 +193,12 @@ def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         return forward(*args, **kwargs)
 
-    methods: dict[str, Callable[..., Any]] = {"forward": forward_of_instance}
+    functools.update_wrapper(forward_of_instance, getattr(own, "__func__", type(model).forward))
+    methods: dict[str, Callable[..., Any]] = {
+        "forward": forward_of_instance,
+        # What torch.jit.script compiles: a forward whose code it can read.
+        "__prepare_scriptable__": lambda self: plain_view(self, None),
+    }
     if own is not None:
         methods[_OWN_FORWARD] = own
     specialise(model, methods)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import inspect
 import io
 import logging
 import os
@@ -412,8 +414,21 @@ def test_a_loader_whose_loop_cannot_be_read_is_read_whole_and_said() -> None:
     assert any("read the loader whole" in message for message in first[1])
 
 
-def writes_in_every_way(world: World, folder: str) -> dict[str, Any]:
-    """What a cell writes and reads back; what it holds differs by rank, so that it shows whose is read."""
+def writes_in_every_way(world: World, folder: str, is_main_ahead: bool) -> dict[str, Any]:
+    """What a cell writes and reads back; what it holds differs by rank, so that it shows whose is read.
+
+    Either rank 0 has done all before the others begin, or they have done all before it begins.
+    """
+    waits = world.is_main != is_main_ahead
+    if waits:
+        torch.distributed.barrier()
+    found = write_in_every_way(world, folder)
+    if not waits:
+        torch.distributed.barrier()
+    return found
+
+
+def write_in_every_way(world: World, folder: str) -> dict[str, Any]:
     mine = f"rank {world.rank}"
     place = Path(folder)
     found: dict[str, Any] = {}
@@ -452,12 +467,13 @@ def writes_in_every_way(world: World, folder: str) -> dict[str, Any]:
     return found
 
 
-def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_main_ahead", [True, False])
+def test_a_plain_cell_writes_each_file_once_and_every_rank_reads_its_own(tmp_path: Path, is_main_ahead: bool) -> None:
     (tmp_path / "old").mkdir()
     for name in ("unwanted.txt", "old/file.txt"):
         (tmp_path / name).write_text("old")
     (tmp_path / "earlier.txt").write_text("before\n")
-    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(tmp_path))):
+    for rank, found in enumerate(run_ranks(writes_in_every_way, 3, str(tmp_path), is_main_ahead)):
         mine = f"rank {rank}"
         assert [found[name] for name in ("handle", "path", "text", "array")] == [mine, mine, mine, rank]
         assert found["appended"].endswith(f"{mine}\n")
@@ -487,3 +503,54 @@ def files_of_each_rank(world: World, folder: str) -> bool:
 def test_a_cell_that_tells_ranks_apart_writes_on_all_of_them(tmp_path: Path) -> None:
     assert run_ranks(files_of_each_rank, 2, str(tmp_path)) == [False, False], "all is put back"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.txt", "1.txt", "after_0.txt", "after_1.txt"]
+
+
+class Scaled(nn.Module):
+    """A model whose code makes tensors, as libraries' do that are compiled when they are imported."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, 2)
+        self.norm = nn.BatchNorm1d(2)
+
+    def forward(self, x: Tensor, scale: float = 2.0) -> Tensor:
+        shift = torch.zeros(2, device=x.device) + torch.ones_like(x[:, :2]) + torch.arange(2)
+        return self.norm(self.layer(x)) * scale + shift
+
+
+def compiled_in_a_cell(world: World, precision: str) -> dict[str, Any]:
+    torch.manual_seed(3)
+    model, x = Scaled(), torch.randn(6, 3)
+    accelerator = Accelerator(world=world, cpu=True, mixed_precision=precision)
+    cells = PlainCells(accelerator)
+    found: dict[str, Any] = {}
+    with cells.running():
+        cells.prepare(
+            {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}, ["model", "optimizer"]
+        )
+        model(x).sum().backward()
+        parameters = list(inspect.signature(model.forward).parameters)
+        replacement = torch.zeros
+        for is_training in (True, False):
+            model.train(is_training)
+            made = [
+                torch.jit.script(model),
+                torch.jit.trace(model, x, check_trace=False),
+                torch.export.export(model, (x,)).module(),
+            ]
+            found[str(is_training)] = [type(item(x)) is Tensor for item in made]
+        expected = copy.deepcopy(model)(x)
+        found["equal"] = [torch.allclose(item(x), expected, atol=1e-6) for item in made]
+    accelerator.close()
+    known = torch.jit._builtins._get_builtin_table()
+    found["put back"] = id(replacement) not in known and id(torch.zeros) in known
+    found["parameters"] = parameters == ["x", "scale"]
+    return found
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_a_prepared_model_is_scripted_traced_and_exported_as_the_plain_one(precision: str) -> None:
+    for found in run_ranks(compiled_in_a_cell, 2, precision):
+        assert found == {
+            "True": [True] * 3, "False": [True] * 3, "equal": [True] * 3, "put back": True, "parameters": True,
+        }  # fmt: skip
