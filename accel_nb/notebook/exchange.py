@@ -53,7 +53,7 @@ class Exchange:
         self._has_lost_ranks = True
         self._receiver.close()
         self._ledger.forget()
-        self._surroundings.forget_sources()
+        self._surroundings.forget()
         self.kept = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
@@ -100,6 +100,7 @@ class Exchange:
         prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
         parcel, sent = prepared.parcel, prepared.sent
         self._ledger.record(sent, self.namespace)
+        settings = self._surroundings.settings()
         chosen = resolved.config.ranks or range(pool.size)
         body = {
             "source": cell.source,
@@ -122,6 +123,7 @@ class Exchange:
             "has_rng": states is not None,
             "sys_path": [entry for entry in sys.path if isinstance(entry, str)],
             "variables": self._surroundings.variables(started_with),
+            "settings": settings,
             "reloaded": reloaded,
             "lines": self._modules.describe(reloaded),
             "default_dtype": _default_dtype(),
@@ -129,7 +131,7 @@ class Exchange:
             "has_lost_ranks": self._has_lost_ranks,
         }
         # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
-        ranks = range(pool.size) if parcel is not None or reloaded else chosen
+        ranks = range(pool.size) if parcel is not None or reloaded or settings else chosen
         bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
         lines = [f"left out: {problem}" for problem in prepared.left_out.values()]
@@ -149,6 +151,7 @@ class Exchange:
         """Hear that nobody knows what has become of a shipment."""
         self._ledger.forget(map(root_of, shipment.sent))
         self._ledger.supersede(shipment.removed)
+        self._surroundings.forget()
 
     def take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
         """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did.

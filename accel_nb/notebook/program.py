@@ -25,6 +25,7 @@ from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
 from accel_nb.notebook.call import pack_result
 from accel_nb.notebook.modules import LoadedModules, Reload
+from accel_nb.notebook.process_settings import apply_settings
 from accel_nb.notebook.shell import OWN, make_shell, note_left_out, short_tracebacks, without_frames
 from accel_nb.notebook.surroundings import FUTURE_FLAGS
 from accel_nb.pool import pickling
@@ -118,6 +119,7 @@ class CellProgram:
         sys.path[:] = body["sys_path"]
         self._modules.begin_run()
         self._follow_surroundings(body["variables"], body["reloaded"])
+        apply_settings(body["settings"])
         if body["default_dtype"] is not None:
             torch.set_default_dtype(getattr(torch, body["default_dtype"]))
         suspended, self._suspended = self._suspended, []
@@ -289,7 +291,7 @@ class CellProgram:
         if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
             self._lines = [line for known in self._living() for line in known.end_interrupted_run()]
         if isinstance(error, SystemExit):
-            words = f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
+            words = _describe_exit(error)
             shell.structured_traceback = [f"RuntimeError: {words}"]
             return RuntimeError(words)
         return error
@@ -472,6 +474,19 @@ class CellProgram:
         }
 
 
+def _describe_exit(error: SystemExit) -> str:
+    """Say what has ended a cell that raised SystemExit."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == "argparse":
+            return (
+                f"argparse ended the cell, with exit code {error.code!r}: it reads sys.argv, which is the notebook's "
+                f"({sys.argv!r}). Give it the arguments, as in parse_args([]), or set sys.argv"
+            )
+        trace = trace.tb_next
+    return f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
+
+
 def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
     return [
         f"`{root_of(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
@@ -518,6 +533,7 @@ def warm() -> None:
         "sys_path": list(sys.path),
         "variables": {},
         "reloaded": {},
+        "settings": {},
         "lines": [],
         "default_dtype": None,
         "is_partial": False,

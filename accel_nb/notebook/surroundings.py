@@ -11,9 +11,11 @@ import os
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from IPython.core.getipython import get_ipython
 
+from accel_nb.notebook.process_settings import read_settings
 from accel_nb.runtime.environment import notebook_variables, variable
 
 GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
@@ -29,6 +31,7 @@ class Surroundings:
 
     _touched: set[str] = field(default_factory=set)
     _sources: set[str] = field(default_factory=set)
+    _settings: dict[str, Any] = field(default_factory=dict)
 
     def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
         """Return the environment variables that have ever differed from those of a fresh worker, None where unset.
@@ -53,9 +56,15 @@ class Surroundings:
                 found[name] = "".join(lines), _shown_name(name)
         return found
 
-    def forget_sources(self) -> None:
-        """Return every text again: the workers are new."""
+    def settings(self) -> dict[str, Any]:
+        """Return those settings of the process that have changed since this was last called."""
+        before, self._settings = self._settings, read_settings(self._settings)
+        return {name: value for name, value in self._settings.items() if name not in before or before[name] != value}
+
+    def forget(self) -> None:
+        """Return every text and setting again: a worker is new, or may not have them."""
         self._sources.clear()
+        self._settings = {}
 
 
 def _shown_name(file: str) -> str:

@@ -12,6 +12,7 @@ Both ends run the user's own code and the channel between them is anonymous: not
 
 from __future__ import annotations
 
+import argparse
 import functools
 import io
 import itertools
@@ -51,6 +52,10 @@ def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId
 def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, Any]) -> Any:
     """Rebuild a value; references to shared objects are looked up in ``namespace``."""
     return _Unpickler(io.BytesIO(stream), namespace, buffers).load()
+
+
+_SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
+"""Stands for a text that argparse tells by its identity from others that are equal."""
 
 
 class SectionError(Exception):
@@ -288,6 +293,8 @@ class _Pickler(cloudpickle.Pickler):
         self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
 
     def persistent_id(self, obj: Any) -> SharedId | int | None:
+        if obj is argparse.SUPPRESS:
+            return _SUPPRESS
         found = self._shared.get(id(obj))
         return id(obj) if self._by_identity and found is not None else found
 
@@ -450,6 +457,8 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, pid: SharedId | int) -> Any:
         if isinstance(pid, int):
             return self._earlier[pid]
+        if pid == _SUPPRESS:
+            return argparse.SUPPRESS
         kind, name, path = pid
         value = find(self._namespace, name)
         if kind == "module":

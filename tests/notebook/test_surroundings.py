@@ -91,6 +91,64 @@ def test_imports_from_future_hold_for_later_cells_on_both_sides(kernel):
     assert run(kernel, lazy).error is not None, "the workers compile with the notebook's flags"
 
 
+def test_arguments_of_the_notebook_are_those_of_the_workers(kernel):
+    setup(
+        kernel,
+        "import argparse, sys\nkept = sys.argv\nsys.argv = ['prog', '--rate', '0.5']\n"
+        "parser = argparse.ArgumentParser()\nadded = parser.add_argument('--rate', type=float, default=1.0)",
+    )
+    done(kernel, "found = vars(parser.parse_args()), sys.argv")
+    assert kernel.value("found") == ({"rate": 0.5}, ["prog", "--rate", "0.5"])
+    setup(kernel, "sys.argv = ['prog', '--other']")
+    output = run(kernel, "parser.parse_args()")
+    assert output.error is not None
+    assert output.error[1].startswith("argparse ended the cell, with exit code 2: it reads sys.argv, which is the note")
+    assert "['prog', '--other']" in output.error[1]
+    setup(kernel, "sys.argv = kept")
+
+
+SETTINGS = """
+import logging, sys, warnings, numpy, torch
+def read_all():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.warn('some noise')
+    return (
+        sys.getrecursionlimit(), len(caught), logging.getLogger('chatty').level, str(numpy.array([1.23456])),
+        str(torch.tensor([1.23456])), numpy.geterr()['divide'], torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(), logging.root.level,
+    )
+before = read_all()
+"""
+
+
+def test_settings_of_the_process_are_the_notebooks(kernel):
+    setup(kernel, SETTINGS)
+    done(kernel, "found = read_all()")
+    assert kernel.value("found == before") is True
+    setup(
+        kernel,
+        "options = numpy.get_printoptions(), numpy.geterr(), sys.getrecursionlimit(), warnings.filters[:]\n"
+        "sys.setrecursionlimit(4321)\nwarnings.filterwarnings('ignore', message='some noise')\n"
+        "logging.getLogger('chatty').setLevel(40)\nnumpy.set_printoptions(precision=2)\n"
+        "torch.set_printoptions(precision=2)\nnumpy.seterr(divide='raise')\ntorch.set_grad_enabled(False)\n"
+        "torch.use_deterministic_algorithms(True)\nlogging.basicConfig(level=20, format='%(name)s says %(message)s')",
+    )
+    output = done(kernel, "found = read_all()\nlogging.getLogger('mine').info('hello')")
+    assert output.stderr == "mine says hello\n"
+    assert kernel.value("found == read_all()") is True
+    assert kernel.value("found[:3]") == (4321, 0, 40)
+    setup(
+        kernel,
+        "numpy.set_printoptions(precision=options[0]['precision'])\nnumpy.seterr(**options[1])\n"
+        "sys.setrecursionlimit(options[2])\nwarnings.filters[:] = options[3]\n"
+        "torch.set_printoptions(profile='default')\n"
+        "torch.set_grad_enabled(True)\ntorch.use_deterministic_algorithms(False)\nlogging.root.handlers.clear()\n"
+        "logging.root.setLevel(30)\nlogging.getLogger('chatty').setLevel(0)",
+    )
+    done(kernel, "found = read_all()")
+    assert kernel.value("found == before") is True
+
+
 @pytest.fixture
 def folder(kernel, tmp_path):
     """A folder that the notebook imports from."""

@@ -1,0 +1,129 @@
+"""Settings of a Python process that cells set in one place and depend on in another: the workers' are the notebook's.
+
+`read_settings` takes those of the notebook, as JSON; `apply_settings` sets them in a worker. Settings of libraries are
+read where the notebook has imported the library.
+"""
+
+from __future__ import annotations
+
+import importlib
+import locale
+import logging
+import re
+import sys
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any
+
+_TORCH_PRINT = ("precision", "threshold", "edgeitems", "linewidth", "sci_mode")
+_NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", "linewidth", "nanstr", "infstr", "sign")
+
+
+def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings of this process by name, JSON-ready; ``before`` is what an earlier call has returned."""
+    found: dict[str, Any] = {
+        "argv": [str(item) for item in sys.argv],
+        "recursion_limit": sys.getrecursionlimit(),
+        "locale": locale.setlocale(locale.LC_ALL),
+        "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
+        # A level that was taken back is 0 again.
+        "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
+        "log_handlers": [
+            [handler.level, getattr(handler.formatter, "_fmt", None), getattr(handler.formatter, "datefmt", None)]
+            for handler in logging.root.handlers
+            if type(handler) is logging.StreamHandler
+        ],
+    }
+    if (numpy := sys.modules.get("numpy")) is not None:
+        options = numpy.get_printoptions()
+        found["numpy_print"] = {name: options[name] for name in _NUMPY_PRINT}
+        found["numpy_errors"] = numpy.geterr()
+    if (torch := sys.modules.get("torch")) is not None:
+        options = torch._tensor_str.PRINT_OPTS
+        found["torch_print"] = {name: getattr(options, name) for name in _TORCH_PRINT}
+        found["torch_grad"] = torch.is_grad_enabled()
+        found["torch_matmul"] = torch.get_float32_matmul_precision()
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        found["torch_deterministic"] = [deterministic, torch.is_deterministic_algorithms_warn_only_enabled()]
+    return found
+
+
+def apply_settings(settings: Mapping[str, Any]) -> None:
+    """Set what `read_settings` returned, or a part of it, in this process."""
+    for name, value in settings.items():
+        _SETTERS[name](value)
+
+
+def _filter_to_json(entry: Any) -> list[Any] | None:
+    """Return a filter of `warnings`; None for one that makes errors: what runs a cell on a worker may warn too."""
+    action, message, category, module, line = entry
+    if action == "error":
+        return None
+    texts = [[item.pattern, item.flags] if isinstance(item, re.Pattern) else item for item in (message, module)]
+    return [action, texts[0], category.__module__, category.__qualname__, texts[1], line]
+
+
+def _set_warnings(entries: list[list[Any]]) -> None:
+    filters: list[Any] = []
+    for action, message, module, name, source, line in entries:
+        category = getattr(sys.modules.get(module), name, None)
+        if isinstance(category, type):
+            patterns = [re.compile(*item) if isinstance(item, list) else item for item in (message, source)]
+            filters.append((action, patterns[0], category, patterns[1], line))
+    warnings.filters[:] = filters  # type: ignore[index]
+    warnings.filterwarnings("ignore", message="To exit: use", module="IPython")  # which also empties Python's caches
+
+
+def _log_levels() -> dict[str, int]:
+    known = list(logging.root.manager.loggerDict.items())
+    levels = {name: logger.level for name, logger in known if isinstance(logger, logging.Logger) and logger.level}
+    return {"": logging.root.level, **levels}
+
+
+def _set_log_levels(levels: Mapping[str, int]) -> None:
+    for name, level in levels.items():
+        logging.getLogger(name or None).setLevel(level)
+
+
+class _NotebookHandler(logging.StreamHandler):
+    """Stands for a handler of the notebook's root logger; writes to what ``sys.stderr`` is at the time."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.stream = sys.stderr
+        super().emit(record)
+
+
+def _set_log_handlers(handlers: list[list[Any]]) -> None:
+    for handler in list(logging.root.handlers):
+        if isinstance(handler, _NotebookHandler):
+            logging.root.removeHandler(handler)
+    for level, text, dates in handlers:
+        handler = _NotebookHandler()
+        handler.setLevel(level)
+        if text is not None:
+            handler.setFormatter(logging.Formatter(text, dates))
+        logging.root.addHandler(handler)
+
+
+def _torch() -> Any:
+    return importlib.import_module("torch")
+
+
+def _numpy() -> Any:
+    return importlib.import_module("numpy")
+
+
+_SETTERS: Mapping[str, Callable[[Any], object]] = {
+    "argv": lambda value: sys.argv.__setitem__(slice(None), value),
+    "recursion_limit": sys.setrecursionlimit,
+    "locale": lambda value: locale.setlocale(locale.LC_ALL, value),
+    "warnings": _set_warnings,
+    "log_levels": _set_log_levels,
+    "log_handlers": _set_log_handlers,
+    "numpy_print": lambda value: _numpy().set_printoptions(**value),
+    "numpy_errors": lambda value: _numpy().seterr(**value),
+    "torch_print": lambda value: _torch().set_printoptions(**value),
+    "torch_grad": lambda value: _torch().set_grad_enabled(value),
+    "torch_matmul": lambda value: _torch().set_float32_matmul_precision(value),
+    "torch_deterministic": lambda value: _torch().use_deterministic_algorithms(value[0], warn_only=value[1]),
+}
