@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-PACKAGE = "accelerate"
+from accel_nb.compat.unserved_names import FOR_IMPORT, PACKAGE
 
 _PLUGINS = "accel_nb.accelerator.plugins"
 _STATE = "accel_nb.accelerator.places"
@@ -74,24 +74,8 @@ _CONSTANTS = _in(
     "MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAMPLER_NAME "
     "SCALER_NAME SCHEDULER_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME",
 )
-_FOR_IMPORT = {
-    PACKAGE: "ParallelismConfig",
-    f"{PACKAGE}.hooks": (
-        "AlignDevicesHook CpuOffload add_hook_to_module remove_hook_from_module remove_hook_from_submodules"
-    ),
-    f"{PACKAGE}.parallelism_config": "ParallelismConfig",
-    f"{PACKAGE}.utils": (
-        "DeepSpeedSchedulerWrapper DummyOptim DummyScheduler get_balanced_memory get_max_memory load_fsdp_model "
-        "load_fsdp_optimizer named_module_tensors save_fsdp_model save_fsdp_optimizer set_module_tensor_to_device"
-    ),
-    f"{PACKAGE}.utils.deepspeed": "DeepSpeedSchedulerWrapper DummyOptim DummyScheduler HfDeepSpeedConfig",
-    f"{PACKAGE}.utils.modeling": (
-        "clean_device_map get_balanced_memory get_max_layer_size get_max_memory named_module_tensors "
-        "set_module_tensor_to_device"
-    ),
-}
-UNSERVED = frozenset(name for names in _FOR_IMPORT.values() for name in names.split())
-"""Names that libraries import whether they use them or not, transformers above all; to use one is an error."""
+UNSERVED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
+"""Names that libraries import whether they use them or not, transformers and peft above all; to use one is an error."""
 
 _TQDM = _in("accel_nb.accelerator.progress", "tqdm")
 
@@ -188,8 +172,8 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
 
 MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
-        module: {**_in("accel_nb.compat.unserved", _FOR_IMPORT.get(module, "")), **_SERVED.get(module, {})}
-        for module in sorted({*_SERVED, *_FOR_IMPORT})
+        module: {**_in("accel_nb.compat.unserved", FOR_IMPORT.get(module, "")), **_SERVED.get(module, {})}
+        for module in sorted({*_SERVED, *FOR_IMPORT})
     }
 )
 """For each module that can be imported the names in it, each with the place ``module:attribute`` of the object."""

@@ -8,12 +8,29 @@ from accel_nb.compat.names import UNSERVED, reason_for
 from accel_nb.errors import MisuseError
 
 
+class UnservedAttribute(MisuseError, AttributeError):
+    """An attribute of a name that is not offered: `hasattr` says no, and who asks for it reads the reason."""
+
+
 class _Unserved(type):
-    """Makes calling a class, or one derived from it, an error."""
+    """Makes it an error to call a class or one derived from it, to read its attributes, or to use it as a constant."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
-        name = next(base.__name__ for base in cls.__mro__ if base.__name__ in UNSERVED)
-        raise MisuseError(f"{name} is not offered by accel_nb: {reason_for(name)}")
+        raise MisuseError(_refusal(cls))
+
+    def __getattr__(cls, name: str) -> NoReturn:
+        raise UnservedAttribute(_refusal(cls))
+
+    def __iter__(cls) -> NoReturn:
+        raise MisuseError(_refusal(cls))
+
+    def __contains__(cls, item: object) -> NoReturn:
+        raise MisuseError(_refusal(cls))
+
+
+def _refusal(kind: type) -> str:
+    name = next(base.__name__ for base in kind.__mro__ if base.__name__ in UNSERVED)
+    return f"{name} is not offered by accel_nb: {reason_for(name)}"
 
 
 def __getattr__(name: str) -> type:

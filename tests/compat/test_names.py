@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.metadata
 import importlib.util
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -85,16 +86,49 @@ def test_libraries_that_ask_for_the_version_are_told() -> None:
     ("statement", "words"),
     [
         ("from accelerate import MegatronLMPlugin", 'strategy="fsdp"'),
-        ("import accelerate.utils.fsdp_utils", 'strategy="deepspeed"'),
         ("import accelerate.commands.launch", "command line"),
-        ("from accelerate.tracking import filter_trackers", "log_with"),
-        ("from accelerate.hooks import SequentialHook", "big models"),
         ("import accelerate.not_there", "no counterpart"),
     ],
 )
 def test_what_is_not_offered_says_which_part_would_serve_it(statement: str, words: str) -> None:
     with pytest.raises(ImportError, match=f"is not offered by accel_nb: .*{words}"):
         exec(statement, {})
+
+
+PEERS_NAMES = """
+import importlib, json, pkgutil, accelerate, accelerate.utils
+names = {}
+for prefix in ("accelerate", "accelerate.utils"):
+    for found in pkgutil.iter_modules(importlib.import_module(prefix).__path__, f"{prefix}."):
+        if found.name in ("accelerate.commands", "accelerate.test_utils", "accelerate.utils.rich"):
+            continue  # its command line, its own tests, and what needs a package that is not there
+        module = importlib.import_module(found.name)
+        own = [name for name, value in vars(module).items() if getattr(value, "__module__", "") == found.name]
+        names[found.name] = [name for name in own if not name.startswith("_")]
+for name, module in (("accelerate", accelerate), ("accelerate.utils", accelerate.utils)):
+    of_package = lambda value: str(getattr(value, "__module__", "")).startswith("accelerate")
+    names[name] = [key for key, value in vars(module).items() if not key.startswith("_") and of_package(value)]
+print(json.dumps(names))
+"""
+
+
+def test_every_name_of_the_other_package_imports_and_is_refused_when_it_is_used(installed: None) -> None:
+    found = subprocess.run([sys.executable, "-c", PEERS_NAMES], check=True, timeout=120, capture_output=True, text=True)
+    names: dict[str, list[str]] = json.loads(found.stdout.splitlines()[-1])
+    assert sum(map(len, names.values())) > 400
+    lacking = []
+    for module, listed in names.items():
+        ours = importlib.import_module(module)
+        lacking += [f"{module}.{name}" for name in listed if not hasattr(ours, name)]
+    assert lacking == []
+    offload = importlib.import_module("accelerate.utils").offload_state_dict
+    with pytest.raises(MisuseError, match=r"offload_state_dict is not offered by accel_nb: .*big models"):
+        offload("folder", {})
+    plugin = importlib.import_module("accelerate.utils").MegatronLMPlugin
+    with pytest.raises(MisuseError, match="MegatronLMPlugin is not offered by accel_nb"):
+        plugin.from_environment()
+    assert not hasattr(plugin, "from_environment")
+    assert not hasattr(importlib.import_module("accelerate.utils"), "no_such_name")
 
 
 @pytest.mark.usefixtures("installed")
