@@ -133,9 +133,11 @@ def warn_of_whole(accelerator: Accelerator) -> None:
 
 
 def _warn(accelerator: Accelerator, words: str) -> None:
-    """Warn on the main rank of several, at the user's own line."""
+    """Warn on the main rank of several, at the user's own line, also where the notebook ignores warnings."""
     if not (accelerator.is_main_process and accelerator.num_processes > 1):
         return
     frame = frame_of_user()
     place = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
-    warnings.warn_explicit(words, UserWarning, *place)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.warn_explicit(words, UserWarning, *place)

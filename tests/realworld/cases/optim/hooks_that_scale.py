@@ -1,5 +1,5 @@
 # Hooks that scale gradients of the lower layers (discriminative fine-tuning by hand), registered in the cell that defines.
-# outcome: equal
+# outcome: told hooks on gradients
 # compare: model
 # runs: always
 # %%
