@@ -197,8 +197,8 @@ class Stepper:
     def step(self, gate: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
         """Step an optimizer if the window closes; returns what the closure returned."""
         gate.num_attempts += 1
-        if self.is_inside_backward and self.world.size > 1 and not self.strategy.capabilities.shards_params:
-            raise MisuseError(_STEP_IN_BACKWARD)
+        if self.is_inside_backward and self.window.share is not None:
+            self._refuse_step_in_backward()
         if closure is not None:
             return self._step_with_closure(gate, closure)
         window = self.window
@@ -457,6 +457,11 @@ class Stepper:
                 "does so itself",
                 stacklevel=4,
             )
+
+    def _refuse_step_in_backward(self) -> None:
+        """Refuse a step by gradients of one share; those of a model that is divided are averaged before hooks run."""
+        if self.world.size > 1 and not self.strategy.capabilities.shards_params:
+            raise MisuseError(_STEP_IN_BACKWARD)
 
     def _refuse_strays(self, gate: OptimizerGate) -> None:
         if self.is_plain and self.window.share is None and not self.has_diverged:

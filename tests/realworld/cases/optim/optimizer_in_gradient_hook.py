@@ -1,5 +1,5 @@
 # An optimizer for each parameter, stepped in post-accumulate-gradient hooks during the backward pass.
-# outcome: told --strategy single
+# outcome: refused inside of the backward pass
 # compare: model
 # %%
 import torch
