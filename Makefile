@@ -1,7 +1,7 @@
 # Every target does its own set-up; a second run only does what has changed.
 #   make demo    run the main job: a notebook trains on two workers     make lab            JupyterLab on the notebooks
 #   make test    lint and all tests                                     make bench          benchmarks
-#   make nightly the corpus of real code; faults, at length              make test-trackers  trackers with their packages
+#   make nightly real code, and faults at length: chaos, kills, fuzz    make test-trackers  trackers with their packages
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
 
@@ -112,7 +112,7 @@ $(XLA)/.installed: .ci/xla.sh .ci/constraints.txt pyproject.toml
 
 nightly: export OMP_WAIT_POLICY = passive
 nightly: $(STAMPS)/develop
-	REALWORLD=all $(BIN)/python -m pytest tests/realworld
+	REALWORLD=all $(BIN)/python -m pytest tests/realworld --numprocesses logical --maxprocesses 4 --dist loadscope
 	KILLS=200 $(BIN)/python -m pytest tests/faults/test_checkpoint.py -k kill --timeout 3600
 	FUZZ=15000 $(BIN)/python -m pytest tests/unit/test_fuzz.py --timeout 3600
 	$(BIN)/python -m tests.faults.chaos

@@ -1,4 +1,4 @@
-# Semi-supervised: a labelled and an unlabelled loader side by side, the smaller one cycled.
+# Semi-supervised: a labelled and an unlabelled loader side by side, the smaller one cycled, both divide evenly.
 # outcome: equal
 # compare: model
 # %%
@@ -8,9 +8,9 @@ import torch.nn as nn
 import torch.nn.functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
-xl, yl, xu = torch.randn(16, 4), torch.randint(0, 3, (16,)), torch.randn(48, 4)
-labelled = DataLoader(TensorDataset(xl, yl), batch_size=4)
-unlabelled = DataLoader(TensorDataset(xu, xu + 0.1), batch_size=8)
+xl, yl, xu = torch.randn(18, 4), torch.randint(0, 3, (18,)), torch.randn(48, 4)
+labelled = DataLoader(TensorDataset(xl, yl), batch_size=6)
+unlabelled = DataLoader(TensorDataset(xu, xu + 0.1), batch_size=12)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 

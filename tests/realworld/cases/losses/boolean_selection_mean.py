@@ -1,4 +1,4 @@
-# The mean over the samples that a boolean mask selects.
+# The mean over the samples that a boolean mask selects, some in each share.
 # outcome: told --strategy single
 # compare: model
 # %%
@@ -7,8 +7,7 @@ import torch.nn as nn
 from torch.utils.data import DataLoader, TensorDataset
 
 x, y = torch.randn(48, 4), torch.randn(48, 1)
-valid = torch.rand(48) < 0.6
-valid[::3] = True
+valid = torch.tensor([True, True, True, False, True, False, True, False]).repeat(6)
 loader = DataLoader(TensorDataset(x, y, valid), batch_size=8)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
