@@ -52,6 +52,10 @@ class Window:
         self.number = 0
         self._num_ended = 0
         self.share: Share | None = None
+        # Whether a backward pass has run since the latest share came.
+        self._has_passed = False
+        # Batches of several loaders came before one backward pass, divided in different proportions.
+        self.has_unequal_shares = False
         # What a mean loss, and a loss that is a sum over samples, are multiplied by.
         self.mean_factor = 1.0
         self.sum_factor = 1.0
@@ -131,6 +135,12 @@ class Window:
 
     def take_share(self, share: Share | None) -> None:
         """Hear what part of its global batch the next micro-batch is; None once no loader is iterated."""
+        if share is not None and self.share is not None and not self._has_passed:
+            before = self.share
+            self.has_unequal_shares |= (
+                share.num_samples * before.total_samples != before.num_samples * share.total_samples
+            )
+        self._has_passed = False
         self.share = share
         self._is_last = share is not None and share.is_last
         self._weigh()
@@ -145,6 +155,7 @@ class Window:
 
     def note_backward(self) -> None:
         """Hear of a backward pass."""
+        self._has_passed = True
         self._num_passes += 1
         self.has_backward = True
         self.is_dirty = True

@@ -6,7 +6,7 @@ import functools
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import chain
@@ -32,6 +32,7 @@ from accel_nb.accelerator.remarks import (
     warn_of_evaluation_mode,
     warn_of_lonely,
     warn_of_loose,
+    warn_of_unequal_shares,
     warn_of_whole,
 )
 from accel_nb.accelerator.seeding import synchronize_rng_states
@@ -167,6 +168,9 @@ class PlainCells:
             stack.callback(lambda: self._forget_pending(list(self._pending.values())))
             yield
         self.last_share = self._stepper.window.share
+        if self._stepper.window.has_unequal_shares:
+            self._stepper.window.has_unequal_shares = False
+            warn_of_unequal_shares(self._accelerator)
         self._stepper.window.take_share(None)
 
     def _replace_functions(self, stack: ExitStack) -> None:
@@ -284,8 +288,10 @@ class PlainCells:
         behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
         optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
         inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
+        stepped = {id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in _parameters(item)}
+        roots = [model for model in kinds.models if id(model) not in inside and model not in prepared]
         return Found(
-            modules=tuple(m for m in kinds.models if id(m) not in inside and m not in prepared),
+            modules=tuple(model for model in roots if not _is_skeleton(model, stepped)),
             optimizers=tuple(item for item in optimizers if item not in prepared),
             schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
             loaders=tuple(item for item in kinds.loaders if item not in prepared),
@@ -448,6 +454,12 @@ class PlainCells:
             return plain(loader)
 
         return __iter__
+
+
+def _is_skeleton(model: nn.Module, stepped: Collection[int]) -> bool:
+    """Whether a model has no values and is not trained: it is called with those of others, as `torch.func` does."""
+    values = list(model.parameters())
+    return any(value.is_meta for value in values) and not any(id(value) in stepped for value in values)
 
 
 def _has_batches(loader: DataLoader[Any]) -> bool:

@@ -17,7 +17,12 @@ from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.loss_trace import LossTrace
 from accel_nb.accelerator.module_calls import Forward, ModuleCalls
 from accel_nb.accelerator.reach import is_written_here
-from accel_nb.accelerator.remarks import warn_of_gradient_hooks, warn_of_random_numbers, warn_of_unproven_loss
+from accel_nb.accelerator.remarks import (
+    warn_of_buffers,
+    warn_of_gradient_hooks,
+    warn_of_random_numbers,
+    warn_of_unproven_loss,
+)
 from accel_nb.data.loader import Share, is_sharded, watch_batches
 from accel_nb.runtime import rng
 
@@ -100,6 +105,9 @@ class LossProof:
         with self._trace.paused():
             self._warn_of_hooks()
             self._warn_of_draws()
+            if self._trace.has_changed_buffers and "buffers" not in self._said:
+                self._said.add("buffers")
+                warn_of_buffers(self._accelerator)
             problem = self._trace.problem_with(loss, self._stepper.read(loss))
             if problem is not None and problem not in self._said:
                 self._said.add(problem)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -48,6 +49,8 @@ class LossTrace(TorchDispatchMode):
         self._batch_numbers: set[float] = set()
         # Memory in which a part was changed through another tensor.
         self._overwritten: set[int] = set()
+        # A prepared model's forward pass changes buffers, other than those of batch normalisation.
+        self.has_changed_buffers = False
         self._is_active = False
         self._plain_grad = torch.autograd.grad
         for tensor in find_tensors(batch):
@@ -83,8 +86,10 @@ class LossTrace(TorchDispatchMode):
     ) -> Any:
         """Call a prepared model without looking into it; ``forward`` takes it and its arguments."""
         given = [self._of(tensor) for tensor in find_tensors([*args, *kwargs.values()])]
+        before = _buffer_versions(model)
         with self.paused():
             output = forward(model, *args, **kwargs)
+        self.has_changed_buffers |= _buffer_versions(model) != before
         mixed = next((item for item in given if isinstance(item, Mixed)), None)
         reduced = any(isinstance(item, Reduced) for item in given)
         for tensor in find_tensors(output):
@@ -186,6 +191,12 @@ class LossTrace(TorchDispatchMode):
     def _at(reason: str) -> str:
         frame = frame_of_user()
         return reason if frame is None else f"{reason} in line {frame.f_lineno}"
+
+
+def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes with a model's buffers; not those of batch normalisation, which is said by itself."""
+    parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
+    return [(id(value), value._version) for part in parts for value in part.buffers(recurse=False)]
 
 
 def _address(tensor: Tensor) -> int:

@@ -15,7 +15,7 @@ from accel_nb.accelerator.prepare import is_prepared
 from accel_nb.accelerator.reach import frame_of_user, is_called_by_user
 from accel_nb.accelerator.release import is_out_of_memory
 from accel_nb.data.order import Share
-from accel_nb.errors import AccelNbError
+from accel_nb.errors import AccelNbError, NanLossError
 from accel_nb.runtime.world import World
 
 WAYS_OUT = (
@@ -32,12 +32,14 @@ def remark_on(error: BaseException, share: Share | None) -> str | None:
     """
     if share is None or share.num_samples >= share.total_samples:
         return None
-    if not isinstance(error, _SHAPE_ERRORS) or isinstance(error, AccelNbError) or is_out_of_memory(error):
+    if not isinstance(error, _SHAPE_ERRORS) or is_out_of_memory(error):
+        return None
+    if isinstance(error, AccelNbError) and not isinstance(error, NanLossError):
         return None
     return (
         f"the batch was divided: this worker had {share.num_samples} of its {share.total_samples} samples. Code that "
-        "needs the whole batch, such as a hidden state of its size or batch normalisation of two samples, fails on a "
-        f"share: {WAYS_OUT}; drop_last=True leaves no short batch"
+        "needs the whole batch, such as a hidden state of its size, a mean over selected samples or batch "
+        f"normalisation of two, fails on a share: {WAYS_OUT}; drop_last=True leaves no short batch"
     )
 
 
@@ -100,6 +102,25 @@ def warn_of_random_numbers(accelerator: Accelerator) -> None:
         accelerator,
         "random numbers are drawn for each batch (noise, augmentation, sampling): each worker draws its own, so the "
         "result is not equal to that of one device, but one that another seed could give",
+    )
+
+
+def warn_of_buffers(accelerator: Accelerator) -> None:
+    """Warn that a forward pass changes buffers by what it sees of a batch."""
+    _warn(
+        accelerator,
+        "the model changes buffers in its forward pass (running statistics, codebooks): those of the first worker "
+        f"count, which have seen its share of each batch, and may differ from one device. {WAYS_OUT}",
+    )
+
+
+def warn_of_unequal_shares(accelerator: Accelerator) -> None:
+    """Warn that a step used batches of several loaders that were not divided in the same proportion."""
+    _warn(
+        accelerator,
+        "a step used batches of several loaders whose shares were uneven in different ways, as those of short last "
+        "batches are, and a loss has one weight for all of them: it may differ from one device. drop_last=True, or "
+        f"batch sizes that the number of workers divides, avoid that; {WAYS_OUT}",
     )
 
 

@@ -99,7 +99,6 @@ class Exchange:
             self._ledger.forget(self._ledger.names())  # what the workers hold was made by the modules as they were
         prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
         parcel, sent = prepared.parcel, prepared.sent
-        self._ledger.record(sent, self.namespace)
         settings = self._surroundings.settings()
         chosen = resolved.config.ranks or range(pool.size)
         body = {
@@ -108,7 +107,6 @@ class Exchange:
             "execution_count": cell.execution_count,
             "used": list(dict.fromkeys([*needed, *names.used])),
             "bound": list(names.bound),
-            "shared": self.shared_names,
             "is_plain": not names.is_explicit and cell.call is None,
             "observes": names.observes and cell.call is None,
             "call": None if cell.call is None else cell.call.to_body(),
@@ -130,6 +128,8 @@ class Exchange:
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
         }
+        self._ledger.record(sent, self.namespace)  # nothing fails from here on: what is recorded is sent
+        body["shared"] = self.shared_names
         # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
         ranks = range(pool.size) if parcel is not None or reloaded or settings else chosen
         bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}

@@ -261,6 +261,87 @@ def test_random_numbers_drawn_for_a_batch_are_said(where: str, num_warnings: int
     assert len(first) == num_warnings
 
 
+class Centred(nn.Module):
+    """Subtracts the mean of the batches so far, or a constant, which both are buffers."""
+
+    def __init__(self, is_moving: bool) -> None:
+        super().__init__()
+        self.layer = nn.Linear(3, CLASSES, dtype=torch.float64)
+        self.is_moving = is_moving
+        self.register_buffer("mean", torch.zeros(CLASSES, dtype=torch.float64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.layer(x)
+        if self.is_moving and self.training:
+            self.mean.lerp_(out.detach().mean(0), 0.1)
+        return out - self.mean
+
+
+def with_buffers(world: World, is_moving: bool) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    with cells.running(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model = Centred(is_moving)
+        _, _, loader = parts()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        for batch in loader:
+            optimizer.zero_grad()
+            F.mse_loss(model(batch[0]), batch[1]).backward()
+            optimizer.step()
+    accelerator.close()
+    return [str(item.message) for item in caught if "changes buffers" in str(item.message)]
+
+
+@pytest.mark.parametrize(("is_moving", "num_warnings"), [(True, 1), (False, 0)])
+def test_buffers_that_a_forward_changes_are_said(is_moving: bool, num_warnings: int) -> None:
+    first, _ = run_ranks(with_buffers, 2, is_moving)
+    assert len(first) == num_warnings
+
+
+def two_loaders(world: World, num_extra: int) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    with warnings.catch_warnings(record=True) as caught, cells.running():
+        warnings.simplefilter("always")
+        model, optimizer, loader = parts()
+        others = DataLoader(TensorDataset(torch.ones(16 + num_extra, 3, dtype=torch.float64)), batch_size=4)
+        for batch, (other,) in zip(loader, others, strict=False):
+            optimizer.zero_grad()
+            (F.mse_loss(model(batch[0]), batch[1]) + model(other).pow(2).mean()).backward()
+            optimizer.step()
+    accelerator.close()
+    return [str(item.message) for item in caught if "uneven in different ways" in str(item.message)]
+
+
+@pytest.mark.parametrize(("num_extra", "num_warnings"), [(0, 0), (-1, 1)])
+def test_loaders_with_other_proportions_in_one_step_are_said(num_extra: int, num_warnings: int) -> None:
+    first, _ = run_ranks(two_loaders, 2, num_extra)
+    assert len(first) == num_warnings
+
+
+def skeleton(world: World) -> list[float]:
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    with cells.running():
+        model, optimizer, loader = parts()
+        empty = nn.Sequential(nn.Linear(3, 8), nn.Tanh(), nn.Linear(8, CLASSES)).to("meta")
+        names = {"model": model, "optimizer": optimizer, "empty": empty, "loader": loader}
+        cells.prepare(names, list(names))
+        for batch in loader:
+            optimizer.zero_grad()
+            out = torch.func.functional_call(empty, dict(model.named_parameters()), (batch[0],))
+            F.mse_loss(out, batch[1]).backward()
+            optimizer.step()
+    accelerator.close()
+    return weights(model)
+
+
+def test_a_model_without_values_that_is_only_called_is_left_alone() -> None:
+    first, _ = run_ranks(skeleton, 2)
+    assert first == pytest.approx(trained(lambda b: F.mse_loss(b.out, b.y)), abs=1e-12)
+
+
 def hooked(world: World, kind: str) -> list[str]:
     accelerator = Accelerator(world=world, cpu=True)
     cells = PlainCells(accelerator)
