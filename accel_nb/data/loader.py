@@ -32,6 +32,7 @@ from accel_nb.data.stream import Cutter, read_own, read_whole
 from accel_nb.data.transfer import Ahead, Lane, Pair, SideStream
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import rng
+from accel_nb.runtime.instance_class import make_instance_class
 from accel_nb.runtime.nested import first_batch_size, to_device
 
 if TYPE_CHECKING:
@@ -211,13 +212,7 @@ def _sharded_class(plain: type[DataLoader[Any]], *, has_own_length: bool) -> typ
         # Protocol 1 names the class as an argument; later ones insist that it is the class of the pickled object.
         return _plain_twin(self, plain).__reduce_ex__(1)
 
-    body: dict[str, Any] = {
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "__doc__": plain.__doc__,
-        "__iter__": __iter__,
-        "__reduce_ex__": __reduce_ex__,
-    }
+    body: dict[str, Any] = {"__iter__": __iter__, "__reduce_ex__": __reduce_ex__}
     if has_own_length:
         body["__len__"] = __len__
     known = {
@@ -228,7 +223,7 @@ def _sharded_class(plain: type[DataLoader[Any]], *, has_own_length: bool) -> typ
         "remainder": property(lambda self: _sharding(self).remainder(self)),
     }
     body.update({name: value for name, value in known.items() if name == "set_epoch" or not hasattr(plain, name)})
-    return cast(Any, type(plain))(plain.__name__, (plain,), body)
+    return make_instance_class(plain, plain, body)
 
 
 def _plain_twin(loader: DataLoader[Any], plain: type[DataLoader[Any]]) -> DataLoader[Any]:

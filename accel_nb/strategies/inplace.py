@@ -19,10 +19,10 @@ from torch import nn
 from accel_nb.errors import MisuseError
 from accel_nb.precision.half import cast_floats
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.instance_class import PLAIN_CLASS, make_instance_class
 
 T = TypeVar("T")
 
-_PLAIN = "_accel_nb_plain_class"
 _OWN_FORWARD = "_accel_nb_own_forward"
 _CLASS: Any = vars(object)["__class__"]
 
@@ -51,20 +51,14 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
         held = None if pickled is None else pickled()
         return _CLASS.__get__(self) if held is None else held.kind
 
-    body: dict[str, Any] = {
-        "__module__": plain.__module__,
-        "__qualname__": plain.__qualname__,
-        "__doc__": plain.__doc__,
-        "__class__": property(get_class, _set_class),
-        _PLAIN: plain,
-    }
+    body: dict[str, Any] = {"__class__": property(get_class, _set_class)}
     if hasattr(plain, "__deepcopy__"):
         body["__deepcopy__"] = lambda self, memo: _as_plain(self, lambda: copy.deepcopy(self, memo))
     if hasattr(plain, "__copy__"):
         body["__copy__"] = lambda self: _as_plain(self, lambda: copy.copy(self))
     body.update(methods, __reduce_ex__=__reduce_ex__)
     try:
-        _set_class(instance, type(base)(plain.__name__, (base,), body))
+        _set_class(instance, make_instance_class(base, plain, body))
     except TypeError as error:
         raise MisuseError(
             f"a {plain.__qualname__} cannot be prepared in place ({error}); prepare the module that it was made from"
@@ -87,14 +81,14 @@ def restore(instance: T) -> T:
 
 def plain_class(instance: T) -> type[T]:
     """Return the class that the instance had before `specialise`."""
-    return vars(type(instance)).get(_PLAIN, type(instance))
+    return vars(type(instance)).get(PLAIN_CLASS, type(instance))
 
 
 def innermost_class(instance: T) -> type[T]:
     """Return the class that the instance had before any `specialise`."""
     found = type(instance)
-    while _PLAIN in vars(found):
-        found = vars(found)[_PLAIN]
+    while PLAIN_CLASS in vars(found):
+        found = vars(found)[PLAIN_CLASS]
     return found
 
 
@@ -104,8 +98,8 @@ def plain_view(model: nn.Module, precision: Precision | None, *, keeps_inner: bo
     With a ``precision`` its forward computes in it. ``keeps_inner`` keeps the innermost change, which is compiled code.
     """
     classes = [type(model)]
-    while _PLAIN in vars(classes[-1]):
-        classes.append(vars(classes[-1])[_PLAIN])
+    while PLAIN_CLASS in vars(classes[-1]):
+        classes.append(vars(classes[-1])[PLAIN_CLASS])
     own = [found[_OWN_FORWARD] for found in map(vars, classes) if _OWN_FORWARD in found]
     view = object.__new__(classes[-2] if keeps_inner and len(classes) > 1 else classes[-1])
     if own and not keeps_inner:
@@ -159,7 +153,7 @@ class _Reduction(tuple[Any, ...]):
 
 def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
     special = type(instance)
-    _set_class(instance, vars(special)[_PLAIN])
+    _set_class(instance, vars(special)[PLAIN_CLASS])
     try:
         return act()
     finally:

@@ -278,7 +278,7 @@ def repoint(
 def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
     plain = type(unit)
     fully_shard(unit, **settings)
-    if plain.__module__ != unit.__class__.__module__ or "_accel_nb_plain_class" in vars(plain):
+    if plain.__module__ != unit.__class__.__module__ or PLAIN_CLASS in vars(plain):
         _forget_class(plain)
     for part in unit.modules():
         # They say so to torch's compiler of old, and would travel to the notebook as attributes of the user's.
