@@ -1,4 +1,4 @@
-"""Classes made for one instance. Calling such a class, as in ``type(model)(...)``, makes an object of the plain class."""
+"""Classes made for one instance. Calling one, as in ``type(model)(...)``, makes an object of the plain class."""
 
 from __future__ import annotations
 

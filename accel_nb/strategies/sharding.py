@@ -25,6 +25,7 @@ from accel_nb.bigmodel.shards import Checkpoint
 from accel_nb.errors import MisuseError
 from accel_nb.runtime import sharded
 from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.instance_class import PLAIN_CLASS
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.filling import Filling, give_memory
 from accel_nb.strategies.float8_gather import Float8Gather
