@@ -27,7 +27,7 @@ from accel_nb.accelerator.loose import loose_names
 from accel_nb.accelerator.loss_proof import LossProof
 from accel_nb.accelerator.module_calls import ModuleCalls
 from accel_nb.accelerator.prepare import Kinds
-from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, trained_objects
+from accel_nb.accelerator.reach import frames_of_cell, is_called_by_user, is_written_here, trained_objects
 from accel_nb.accelerator.remarks import (
     warn_of_evaluation_mode,
     warn_of_lonely,
@@ -405,11 +405,11 @@ class PlainCells:
         return backward
 
     def _noting_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
-        """Return ``Tensor.register_hook`` that records whether the user's code calls it."""
+        """Return ``Tensor.register_hook`` that records whether the user's code calls it, and not torch's."""
 
         @functools.wraps(plain)
         def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
-            if is_called_by_user():
+            if is_written_here(sys._getframe(1).f_globals.get("__name__")):
                 self._proof.note_hook()
             return plain(tensor, hook)
 

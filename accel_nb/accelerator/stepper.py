@@ -458,15 +458,19 @@ class Stepper:
                 stacklevel=4,
             )
 
+    def _holds(self, parameter: Tensor) -> bool:
+        return any(parameter is value for model in self.bundle.models for value in model.parameters())
+
     def _refuse_step_in_backward(self) -> None:
         """Refuse a step by gradients of one share; those of a model that is divided are averaged before hooks run."""
         if self.world.size > 1 and not self.strategy.capabilities.shards_params:
             raise MisuseError(_STEP_IN_BACKWARD)
 
     def _refuse_strays(self, gate: OptimizerGate) -> None:
-        if self.is_plain and self.window.share is None and not self.has_diverged:
-            return  # every rank computes the same gradients
+        computes_alike = self.is_plain and self.window.share is None and not self.has_diverged
         for stray in gate.strays:
+            if computes_alike and not self._holds(stray[2]):
+                continue  # a tensor in no module, whose gradient is the same on every rank
             if stray[2].requires_grad and stray[2].grad is not None:
                 raise UnsyncedGradientError(self._describe_stray(*stray))
 

@@ -236,6 +236,8 @@ def make_shell(show: Show) -> WorkerShell:
     shell = WorkerShell.instance(config=config, user_module=main, user_ns=main.__dict__)
     shell.display_pub.show = show  # type: ignore[attr-defined]
     shell.displayhook.show = show  # type: ignore[attr-defined]
+    # IPython's own ``open`` holds Python's function, so that a replacement of that would not be seen by cells.
+    shell.user_ns.pop("open", None)
     sys.__dict__.pop("ps1", None)  # nobody types here, and trainers refuse to where somebody does
     builtins.input = _no_input
     warnings.filterwarnings("ignore", message="To exit: use", module="IPython")

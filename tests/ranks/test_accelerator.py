@@ -35,7 +35,8 @@ def stray(world: World) -> list[str]:
     optimizer = torch.optim.SGD([{"params": model.parameters()}, {"params": [scale]}], lr=0.1)
     accelerator = Accelerator(world=world)
     names = {"model": model, "optimizer": optimizer, "scale": scale}
-    PlainCells(accelerator).prepare(names, ["model", "optimizer"])
+    accelerator.prepare(model, optimizer)
+    accelerator._stepper.namespace = names
     accelerator.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()  # the stray parameter has no gradient yet
     accelerator.backward((model(torch.ones(1, 2)) * scale).sum())

@@ -1,5 +1,5 @@
 # SimCLR in small: two views of each sample, all against all in the batch.
-# outcome: told compares the samples of a batch
+# outcome: told of samples with each other
 # compare: encoder, projector
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # A loss module with proxies as parameters of its own, stepped by a second optimizer.
-# outcome: equal
+# outcome: told compares the samples of the batch
 # compare: net, proxy_loss
 # runs: always
 # %%

@@ -1,5 +1,5 @@
 # A module beside the notebook is edited between two trainings, under %autoreload.
-# outcome: equal
+# outcome: told loaded anew on the workers
 # compare: model, version, versions
 # runs: always
 # %%
