@@ -176,8 +176,13 @@ class LossProof:
 
 
 def _has_own_hooks(model: nn.Module) -> bool:
-    """Whether the user has registered hooks on gradients of a model."""
-    holders = [(module, "_backward_hooks", "_backward_pre_hooks") for module in model.modules()]
-    holders += [(value, "_backward_hooks", "_post_accumulate_grad_hooks") for value in model.parameters()]
+    """Whether the user has registered hooks on gradients of a model.
+
+    Not by ``model.parameters()``: a model that is divided makes its parameters whole or not for that, on every rank.
+    """
+    parts = list(model.modules())
+    values = [value for part in parts for value in part._parameters.values() if value is not None]
+    holders = [(part, "_backward_hooks", "_backward_pre_hooks") for part in parts]
+    holders += [(value, "_backward_hooks", "_post_accumulate_grad_hooks") for value in values]
     hooks = (getattr(holder, name, None) or {} for holder, *names in holders for name in names)
     return any(is_written_here(getattr(hook, "__module__", None)) for found in hooks for hook in found.values())
