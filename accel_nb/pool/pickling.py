@@ -13,6 +13,7 @@ Both ends run the user's own code and the channel between them is anonymous: not
 from __future__ import annotations
 
 import argparse
+import copyreg
 import functools
 import io
 import itertools
@@ -234,8 +235,10 @@ def _cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any
 
 def _reduce_scheduler(scheduler: Any) -> Any:
     """Copy a scheduler without the ``step`` that an instance may carry: it belongs to one process."""
-    make, arguments, state, *rest = scheduler.__reduce_ex__(5)
-    return make, arguments, {name: value for name, value in state.items() if name != "step"}, *rest
+    _, (kind, *_), state, *rest = scheduler.__reduce_ex__(5)
+    state = {name: value for name, value in state.items() if name != "step"}
+    # pickle compares the class with the object's, of which a prepared one has another, for ``__newobj__`` only.
+    return copyreg._reconstructor, (kind, object, None), state, *rest  # type: ignore[attr-defined]
 
 
 def _reduce_optimizer(optimizer: Any) -> Any:

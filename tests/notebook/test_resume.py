@@ -238,14 +238,16 @@ def test_a_kernel_that_is_to_end_saves_first(tmp_path: Path):
 def test_a_rank_that_is_killed_in_a_save_leaves_the_checkpoint_before(kernel, folder: Path):
     """Rank 1 dies as it writes its part of step 8: nobody commits it, and the next cell's saves work."""
     body = (
-        "import os, signal\n"
-        "from accel_nb.checkpoint.store import LocalStore\n"
-        "write = LocalStore.write\n"
-        "def dying(self, folder, file, content):\n"
-        "    if folder.startswith('step_8.') and os.environ['RANK'] == '1':\n"
-        "        os.kill(os.getpid(), signal.SIGKILL)\n"
-        "    write(self, folder, file, content)\n"
-        "LocalStore.write = dying\n" + LOOP
+        "def change_writes():\n"
+        "    import os, signal\n"
+        "    from accel_nb.checkpoint.store import LocalStore\n"
+        "    write = LocalStore.write\n"
+        "    def dying(self, folder, file, content):\n"
+        "        if folder.startswith('step_8.') and os.environ['RANK'] == '1':\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "        write(self, folder, file, content)\n"
+        "    LocalStore.write = dying\n"
+        "change_writes()\n" + LOOP
     )
     output = run(kernel, body, f"--cpus 2 --checkpoint {folder} --every 4")
     assert output.error is not None
