@@ -5,6 +5,7 @@ What is not proven is said once, where the cell calls backward. Only the main ra
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
@@ -47,10 +48,12 @@ class LossProof:
         # Kinds that came up in batches that were not traced, and how many batches may still be traced for them.
         self._missing: set[type] = set()
         self._num_left = 0
-        self._loops: set[tuple[Any, int]] = set()
+        # The loops that were traced: their code, their loader and what was prepared then.
+        self._loops: list[tuple[Any, weakref.ref[Any], weakref.ref[Any]]] = []
         self._watched: list[DataLoader[Any]] = []
         self._said: set[str] = set()
         self._has_hooks = False
+        # The random generators when the traced batch was delivered.
         self._digest: str | None = None
 
     def begin(self) -> None:
@@ -70,10 +73,15 @@ class LossProof:
             warn_of_unproven_loss(self._accelerator, "it came up in too few batches to follow it")
 
     def watch(self, code: Any, loader: DataLoader[Any]) -> None:
-        """Trace the first batch of a loop, given by its code and loader, that is about to begin."""
+        """Trace the first batch of a loop, given by its code and loader, that is about to begin.
+
+        A further epoch of a traced loop is left out, unless something was prepared since, as in a search over models.
+        """
         self._stop()
-        if self._is_on and (code, id(loader)) not in self._loops:
-            self._loops.add((code, id(loader)))
+        bundle = self._stepper.bundle
+        is_known = any(loop[0] is code and loop[1]() is loader and loop[2]() is bundle for loop in self._loops)
+        if self._is_on and not is_known:
+            self._loops.append((code, weakref.ref(loader), weakref.ref(bundle)))
             self._is_new_loop = True
             self._watch([loader])
 
@@ -126,7 +134,7 @@ class LossProof:
         self._is_new_loop = False
         self._num_left = max(self._num_left - 1, 0)
         self._trace = LossTrace(batch, share.num_samples)
-        self._digest = rng.digest(rng.present())
+        self._digest = self._random_states()
         self.known = _NOTHING
         roots = {id(model) for model in self._stepper.bundle.models}
         trace = self._trace
@@ -157,15 +165,17 @@ class LossProof:
 
     def _warn_of_draws(self) -> None:
         """Warn if random numbers were drawn since the batch was delivered, other than by dropout, which is said."""
-        if self._digest is None:
-            return
-        drawn = rng.digest(rng.present()) != self._digest
-        if not drawn:
+        if self._digest is None or self._random_states() == self._digest:
             return
         self._digest = None
         modules = (part for model in self._stepper.bundle.models for part in model.modules())
         if not any(isinstance(part, _DropoutNd) and part.p > 0 and part.training for part in modules):
             warn_of_random_numbers(self._accelerator)
+
+    def _random_states(self) -> str:
+        """Return what changes when a random number is drawn, on the CPU or on this rank's device."""
+        of_device = rng.capture(self._accelerator.device, parts=()).values()
+        return rng.digest(rng.present()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
 
     def _warn_of_hooks(self) -> None:
         if "hooks" in self._said:

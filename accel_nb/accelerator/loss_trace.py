@@ -7,17 +7,18 @@ it is; what it cannot follow is not proven.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.accelerator.comparing import num_compared
+from accel_nb.accelerator.module_calls import Forward
 from accel_nb.accelerator.reach import frame_of_user
 from accel_nb.accelerator.sample_rules import (
     Call,
@@ -61,14 +62,18 @@ class LossTrace(TorchDispatchMode):
         if not self._is_active:
             self._is_active = True
             torch.autograd.grad = self._grad  # type: ignore[assignment]
-            self.__enter__()
+            if self not in _get_current_dispatch_mode_stack():
+                self.__enter__()
 
     def stop(self) -> None:
         """Watch no longer."""
-        if self._is_active:
-            self._is_active = False
+        if not self._is_active:
+            return
+        self._is_active = False
+        torch.autograd.grad = self._plain_grad
+        # Below a mode that the user has entered since, it stays and records nothing.
+        if _get_current_dispatch_mode_stack()[-1:] == [self]:
             self.__exit__(None, None, None)
-            torch.autograd.grad = self._plain_grad
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -81,30 +86,25 @@ class LossTrace(TorchDispatchMode):
             if was_active:
                 self.start()
 
-    def call(
-        self, forward: Callable[..., Any], model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> Any:
-        """Call a prepared model without looking into it; ``forward`` takes it and its arguments."""
+    def call(self, forward: Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a prepared model without looking into it."""
         given = [self._of(tensor) for tensor in find_tensors([*args, *kwargs.values()])]
         before = _buffer_versions(model)
         with self.paused():
             output = forward(model, *args, **kwargs)
         self.has_changed_buffers |= _buffer_versions(model) != before
         mixed = next((item for item in given if isinstance(item, Mixed)), None)
-        reduced = any(isinstance(item, Reduced) for item in given)
+        if mixed is None and any(isinstance(item, Reduced) for item in given):
+            mixed = _mixed("a model that computes with a value of the whole batch")
         for tensor in find_tensors(output):
-            self._dependences[tensor] = mixed or (
-                Mixed(self._at("a model that computes with a value of the whole batch"))
-                if reduced
-                else self._of_model(tensor)
-            )
+            self._dependences[tensor] = mixed or self._of_model(tensor)
         return output
 
     def problem_with(self, loss: Tensor, reading: Reading) -> str | None:
         """Return why a loss is not proven to be what it was taken for, ``reading``; None if it is."""
         found = self._of(loss)
         if isinstance(found, Mixed):
-            return found.reason
+            return found.reason if found.line is None else f"{found.reason} in line {found.line}"
         if not isinstance(found, Reduced):
             return "it was computed in a way that cannot be followed"
         if found.kind == "model":
@@ -121,6 +121,8 @@ class LossTrace(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         """Run an operation, and record what its results are to the samples."""
         kwargs = kwargs or {}
+        if not self._is_active:
+            return func(*args, **kwargs)
         dependences = {
             id(tensor): found for tensor in _tensors_of(args, kwargs) if (found := self._of(tensor)) is not None
         }
@@ -138,8 +140,8 @@ class LossTrace(TorchDispatchMode):
         return output
 
     def _record(self, tensor: Tensor, found: Dependence | None, *, is_in_place: bool) -> None:
-        if isinstance(found, Mixed) and " in " not in found.reason:
-            found = Mixed(self._at(found.reason))
+        if isinstance(found, Mixed) and found.line is None:
+            found = _mixed(found.reason)
         if isinstance(found, Rows) and not found.is_counted:
             self._note_number(tensor.shape[found.dim])
             self._note_number(tensor.numel())
@@ -167,7 +169,7 @@ class LossTrace(TorchDispatchMode):
         if not tensor.dim():
             return Reduced("model")
         found = rows_of(tensor, self._num_samples)
-        return found or Mixed(self._at("an output of the model that has no dimension for samples"))
+        return found or _mixed("an output of the model that has no dimension for samples")
 
     def _grad(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Compute ``torch.autograd.grad``: the gradient of what belongs to a sample belongs to the sample."""
@@ -180,17 +182,18 @@ class LossTrace(TorchDispatchMode):
             own = self._of(tensor)
             if isinstance(gradient, Tensor):
                 is_followed = is_per_sample and isinstance(own, Rows)
-                self._dependences[gradient] = own if is_followed else Mixed(self._at("a gradient"))
+                self._dependences[gradient] = own if is_followed else _mixed("a gradient")
         return gradients
 
     def _note_number(self, number: float) -> None:
         if float(number) not in _COMMON_NUMBERS:
             self._batch_numbers.add(float(number))
 
-    @staticmethod
-    def _at(reason: str) -> str:
-        frame = frame_of_user()
-        return reason if frame is None else f"{reason} in line {frame.f_lineno}"
+
+def _mixed(reason: str) -> Mixed:
+    """Return what stands for mixed samples, with the line of the user's code that is running."""
+    frame = frame_of_user()
+    return Mixed(reason, None if frame is None else frame.f_lineno)
 
 
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:

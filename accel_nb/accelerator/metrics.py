@@ -61,7 +61,7 @@ class WholeReading:
         self.num_samples: int | None = None
 
     def take(self, iterator: Any, share: Share | None, num_samples: int | None) -> None:
-        """Note a batch that ``iterator`` delivers whole while ``share`` is the latest share; None at its end."""
+        """Record a batch that ``iterator`` delivers whole while ``share`` is the latest share; None at its end."""
         self._iterator = None if iterator is None else weakref.ref(iterator)
         self._share = share
         self.num_samples = num_samples

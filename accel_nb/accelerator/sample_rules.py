@@ -48,9 +48,13 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A value in which the samples of a batch meet in another way; ``reason`` names the operation."""
+    """A value in which the samples of a batch meet in another way.
+
+    ``reason`` names the operation, ``line`` is that of the user's code that called it, if it is known.
+    """
 
     reason: str
+    line: int | None = None
 
 
 Dependence = Rows | Reduced | Mixed

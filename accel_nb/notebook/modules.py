@@ -85,7 +85,7 @@ class ImportedModules:
                 self._modules[name] = _Imported(file, min(found) if len(found) == 1 else _UNKNOWN, _spec_of(name))
 
     def forget(self) -> None:
-        """Note that the workers are new and have imported nothing."""
+        """Record that the workers are new and have imported nothing."""
         self._modules.clear()
 
     def changed(self) -> dict[str, Reload]:
@@ -136,7 +136,7 @@ class LoadedModules:
         self._old_objects: dict[Any, Any] = {}
 
     def begin_run(self) -> None:
-        """Note that a cell begins."""
+        """Record the time at which a cell begins."""
         self._began_ns = time.time_ns()
 
     def report(self) -> dict[str, tuple[str, int, int]]:

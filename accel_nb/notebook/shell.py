@@ -158,7 +158,7 @@ def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, 
 def short_tracebacks(
     error: BaseException, trace: types.TracebackType | None
 ) -> Iterator[tuple[types.TracebackType | None, int]]:
-    """Give a traceback with few frames, and how many were left out; the errors that led to this one have few, too.
+    """Yield a traceback with few frames, and how many were left out; shorten those of the errors that led to it too.
 
     IPython looks for the module of each frame among all that are loaded: a recursion's thousand frames take a minute.
     """

@@ -376,14 +376,14 @@ class Ledger:
                 self._aliases[heir] = {other: None for other in others if other != heir}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Note that the workers have some names no more."""
+        """Record that the workers do not have some names any more."""
         names = list(names)
         self.forget(names)
         for name in names:
             self._bindings.pop(name, None)
 
     def supersede(self, names: Iterable[str]) -> None:
-        """Note that what the workers may hold by some names is out of date, whatever this side's names stand for."""
+        """Record that the workers' values of some names are out of date, whatever the names stand for here."""
         self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
 
     def _outdated(self, namespace: Mapping[str, Any]) -> list[str]:

@@ -204,7 +204,7 @@ class Fsdp(Stepping):
         return ShardedModel(model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather)
 
     def _adapt(self, part: ShardedModel) -> None:
-        """Let a divided model compute by other methods, and in the run's precision, as the options say."""
+        """Register a divided model's other forward methods, and set its precision, as the options say."""
         options, model = self.options, part.model
         root: Any = model
         for name in options.forward_methods:
@@ -414,7 +414,7 @@ def _stepped_by(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[An
 
 
 def _step_again(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
-    """Let an optimizer step what it stepped when `_stepped_by` was asked."""
+    """Restore the groups and the state of an optimizer that `_stepped_by` has returned."""
     groups, state = before
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = parameters

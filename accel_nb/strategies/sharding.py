@@ -118,7 +118,7 @@ class ShardedModel:
             raise
 
     def commit(self) -> None:
-        """Let go of the whole values; nothing here fails, so that all ranks have done it or none."""
+        """Free the whole values. Nothing here fails: either all ranks have freed them or none."""
         for place in self._places:
             now = self.changed.get(id(place.original))
             if now is not None:

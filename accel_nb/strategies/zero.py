@@ -140,7 +140,7 @@ class ZeroModel:
             raise
 
     def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[Filling]) -> None:
-        """Have an engine made that divides the parameters."""
+        """Make an engine that divides the parameters."""
         for value in self._parameters:
             value.grad = None
         for filling in fillings:

@@ -220,7 +220,7 @@ def _comm_class(manager: Any) -> Callable[..., Any]:
     """Return what opens a comm that a kernel's comm manager serves.
 
     ipykernel before 6.18 does not use the package ``comm``, which may be installed beside it: comms of that package
-    would reach nobody there.
+    would reach no front end there.
     """
     try:
         import comm
