@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.flop_counter import FlopCounterMode
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.autoprepare import PlainCells
@@ -225,6 +226,52 @@ def test_a_loss_that_comes_up_later_is_looked_at_too() -> None:
     first, _ = run_ranks(later_loss, 2)
     assert len(first) == 1
     assert "`sqrt` of a mean over the batch" in first[0]
+
+
+def search(world: World) -> list[str]:
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    with cells.running(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        _, _, loader = parts()
+        for loss_of in (F.mse_loss, lambda out, y: F.mse_loss(out, y).sqrt()):
+            model, optimizer, _ = parts()
+            for x, y, *_ in loader:
+                optimizer.zero_grad()
+                (loss_of(model(x), y) * 2).backward()
+                optimizer.step()
+    accelerator.close()
+    return warned(caught)
+
+
+def test_each_loss_of_a_search_in_one_loop_is_looked_at() -> None:
+    first, _ = run_ranks(search, 2)
+    assert len(first) == 1
+    assert "`sqrt` of a mean over the batch" in first[0]
+
+
+def counted(world: World) -> tuple[list[int], list[str]]:
+    accelerator = Accelerator(world=world, cpu=True)
+    cells = PlainCells(accelerator)
+    totals = []
+    with cells.running(), warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        model, optimizer, loader = parts()
+        for x, y, *_ in loader:
+            optimizer.zero_grad()
+            with FlopCounterMode(display=False) as counter:
+                loss = F.mse_loss(model(x), y)
+            loss.backward()
+            optimizer.step()
+            totals.append(counter.get_total_flops() // len(x))
+    accelerator.close()
+    return totals, warned(caught)
+
+
+def test_dispatch_modes_of_the_user_see_what_they_see_without_a_trace() -> None:
+    (first, told), (second, _) = run_ranks(counted, 2)
+    assert first[0] == first[1] == second[0] > 0
+    assert told == []
 
 
 class Noisy(Dataset[Any]):
