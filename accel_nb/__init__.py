@@ -6,17 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from accel_nb.accelerator import Accelerator
-    from accel_nb.accelerator.batch_size import find_executable_batch_size
-    from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
-    from accel_nb.accelerator.local_sgd import LocalSGD
-    from accel_nb.accelerator.logging import get_logger
-    from accel_nb.accelerator.places import (
-        AcceleratorState,
-        DistributedType,
-        GradientState,
-        PartialState,
-    )
-    from accel_nb.accelerator.plugins import (
+    from accel_nb.accelerator.memory.release import release_memory
+    from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
+    from accel_nb.accelerator.options.plugins import (
         AORecipeKwargs,
         AutocastKwargs,
         DataLoaderConfiguration,
@@ -30,23 +22,31 @@ if TYPE_CHECKING:
         ProjectConfiguration,
         TorchDynamoPlugin,
     )
-    from accel_nb.accelerator.progress import tqdm
-    from accel_nb.accelerator.release import release_memory
-    from accel_nb.accelerator.seeding import set_seed, synchronize_rng_states
-    from accel_nb.bigmodel.bnb import BnbQuantizationConfig, load_and_quantize_model
-    from accel_nb.bigmodel.casting import attach_layerwise_casting_hooks
-    from accel_nb.bigmodel.device_map import check_device_map, infer_auto_device_map
-    from accel_nb.bigmodel.kernels import Quantization
-    from accel_nb.bigmodel.load import load_checkpoint_and_dispatch, load_checkpoint_in_model
-    from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
-    from accel_nb.bigmodel.micro_batches import pipeline_devices
-    from accel_nb.bigmodel.offload import cpu_offload, disk_offload, dispatch_model
-    from accel_nb.bigmodel.pace import Pace
-    from accel_nb.bigmodel.pipeline import prepare_pipeline
-    from accel_nb.bigmodel.quantize import quantize_model, report_quantization
-    from accel_nb.bigmodel.quantized_files import quantize_checkpoint, save_quantized
-    from accel_nb.bigmodel.ready import load
-    from accel_nb.bigmodel.turns import cpu_offload_with_hook
+    from accel_nb.accelerator.process.logging import get_logger
+    from accel_nb.accelerator.process.process_state import (
+        AcceleratorState,
+        DistributedType,
+        GradientState,
+        PartialState,
+    )
+    from accel_nb.accelerator.process.progress import tqdm
+    from accel_nb.accelerator.process.seeding import set_seed, synchronize_rng_states
+    from accel_nb.accelerator.training.batch_size import find_executable_batch_size
+    from accel_nb.accelerator.training.local_sgd import LocalSGD
+    from accel_nb.bigmodel.loading.from_checkpoint import load
+    from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch, load_checkpoint_in_model
+    from accel_nb.bigmodel.loading.meta import init_empty_weights, init_on_device
+    from accel_nb.bigmodel.offload.dispatch import cpu_offload, disk_offload, dispatch_model
+    from accel_nb.bigmodel.offload.layerwise_casting import attach_layerwise_casting_hooks
+    from accel_nb.bigmodel.offload.sequential_offload import cpu_offload_with_hook
+    from accel_nb.bigmodel.pipelining.micro_batches import pipeline_devices
+    from accel_nb.bigmodel.pipelining.pipeline import prepare_pipeline
+    from accel_nb.bigmodel.planning.cost_model import Pace
+    from accel_nb.bigmodel.planning.device_map import check_device_map, infer_auto_device_map
+    from accel_nb.bigmodel.quantization.bnb import BnbQuantizationConfig, load_and_quantize_model
+    from accel_nb.bigmodel.quantization.kernels import Quantization
+    from accel_nb.bigmodel.quantization.quantize import quantize_model, report_quantization
+    from accel_nb.bigmodel.quantization.quantized_files import quantize_checkpoint, save_quantized
     from accel_nb.data.loader import skip_first_batches
     from accel_nb.notebook.launcher import debug_launcher, notebook_launcher
     from accel_nb.telemetry.trackers import GeneralTracker
@@ -111,57 +111,57 @@ __all__ = [
 ]
 
 _HOMES = {
-    "AORecipeKwargs": "accel_nb.accelerator.plugins",
+    "AORecipeKwargs": "accel_nb.accelerator.options.plugins",
     "Accelerator": "accel_nb.accelerator",
-    "AcceleratorState": "accel_nb.accelerator.places",
-    "AutocastKwargs": "accel_nb.accelerator.plugins",
-    "BnbQuantizationConfig": "accel_nb.bigmodel.bnb",
-    "DDPCommunicationHookType": "accel_nb.accelerator.plugins",
-    "DataLoaderConfiguration": "accel_nb.accelerator.plugins",
-    "DistributedDataParallelKwargs": "accel_nb.accelerator.plugins",
-    "DistributedType": "accel_nb.accelerator.places",
-    "FullyShardedDataParallelPlugin": "accel_nb.accelerator.fsdp_plugin",
+    "AcceleratorState": "accel_nb.accelerator.process.process_state",
+    "AutocastKwargs": "accel_nb.accelerator.options.plugins",
+    "BnbQuantizationConfig": "accel_nb.bigmodel.quantization.bnb",
+    "DDPCommunicationHookType": "accel_nb.accelerator.options.plugins",
+    "DataLoaderConfiguration": "accel_nb.accelerator.options.plugins",
+    "DistributedDataParallelKwargs": "accel_nb.accelerator.options.plugins",
+    "DistributedType": "accel_nb.accelerator.process.process_state",
+    "FullyShardedDataParallelPlugin": "accel_nb.accelerator.options.fsdp_plugin",
     "GeneralTracker": "accel_nb.telemetry.trackers",
-    "GradScalerKwargs": "accel_nb.accelerator.plugins",
-    "DeepSpeedPlugin": "accel_nb.accelerator.plugins",
-    "GradientAccumulationPlugin": "accel_nb.accelerator.plugins",
-    "GradientState": "accel_nb.accelerator.places",
-    "InitProcessGroupKwargs": "accel_nb.accelerator.plugins",
-    "LocalSGD": "accel_nb.accelerator.local_sgd",
-    "Pace": "accel_nb.bigmodel.pace",
-    "PartialState": "accel_nb.accelerator.places",
-    "ProfileKwargs": "accel_nb.accelerator.plugins",
-    "ProjectConfiguration": "accel_nb.accelerator.plugins",
-    "Quantization": "accel_nb.bigmodel.kernels",
-    "TorchDynamoPlugin": "accel_nb.accelerator.plugins",
-    "attach_layerwise_casting_hooks": "accel_nb.bigmodel.casting",
-    "check_device_map": "accel_nb.bigmodel.device_map",
-    "cpu_offload": "accel_nb.bigmodel.offload",
-    "cpu_offload_with_hook": "accel_nb.bigmodel.turns",
+    "GradScalerKwargs": "accel_nb.accelerator.options.plugins",
+    "DeepSpeedPlugin": "accel_nb.accelerator.options.plugins",
+    "GradientAccumulationPlugin": "accel_nb.accelerator.options.plugins",
+    "GradientState": "accel_nb.accelerator.process.process_state",
+    "InitProcessGroupKwargs": "accel_nb.accelerator.options.plugins",
+    "LocalSGD": "accel_nb.accelerator.training.local_sgd",
+    "Pace": "accel_nb.bigmodel.planning.cost_model",
+    "PartialState": "accel_nb.accelerator.process.process_state",
+    "ProfileKwargs": "accel_nb.accelerator.options.plugins",
+    "ProjectConfiguration": "accel_nb.accelerator.options.plugins",
+    "Quantization": "accel_nb.bigmodel.quantization.kernels",
+    "TorchDynamoPlugin": "accel_nb.accelerator.options.plugins",
+    "attach_layerwise_casting_hooks": "accel_nb.bigmodel.offload.layerwise_casting",
+    "check_device_map": "accel_nb.bigmodel.planning.device_map",
+    "cpu_offload": "accel_nb.bigmodel.offload.dispatch",
+    "cpu_offload_with_hook": "accel_nb.bigmodel.offload.sequential_offload",
     "debug_launcher": "accel_nb.notebook.launcher",
-    "disk_offload": "accel_nb.bigmodel.offload",
-    "dispatch_model": "accel_nb.bigmodel.offload",
-    "find_executable_batch_size": "accel_nb.accelerator.batch_size",
-    "get_logger": "accel_nb.accelerator.logging",
-    "infer_auto_device_map": "accel_nb.bigmodel.device_map",
-    "init_empty_weights": "accel_nb.bigmodel.meta",
-    "init_on_device": "accel_nb.bigmodel.meta",
-    "load": "accel_nb.bigmodel.ready",
-    "load_and_quantize_model": "accel_nb.bigmodel.bnb",
-    "load_checkpoint_and_dispatch": "accel_nb.bigmodel.load",
-    "load_checkpoint_in_model": "accel_nb.bigmodel.load",
-    "pipeline_devices": "accel_nb.bigmodel.micro_batches",
-    "prepare_pipeline": "accel_nb.bigmodel.pipeline",
-    "quantize_checkpoint": "accel_nb.bigmodel.quantized_files",
-    "quantize_model": "accel_nb.bigmodel.quantize",
+    "disk_offload": "accel_nb.bigmodel.offload.dispatch",
+    "dispatch_model": "accel_nb.bigmodel.offload.dispatch",
+    "find_executable_batch_size": "accel_nb.accelerator.training.batch_size",
+    "get_logger": "accel_nb.accelerator.process.logging",
+    "infer_auto_device_map": "accel_nb.bigmodel.planning.device_map",
+    "init_empty_weights": "accel_nb.bigmodel.loading.meta",
+    "init_on_device": "accel_nb.bigmodel.loading.meta",
+    "load": "accel_nb.bigmodel.loading.from_checkpoint",
+    "load_and_quantize_model": "accel_nb.bigmodel.quantization.bnb",
+    "load_checkpoint_and_dispatch": "accel_nb.bigmodel.loading.load",
+    "load_checkpoint_in_model": "accel_nb.bigmodel.loading.load",
+    "pipeline_devices": "accel_nb.bigmodel.pipelining.micro_batches",
+    "prepare_pipeline": "accel_nb.bigmodel.pipelining.pipeline",
+    "quantize_checkpoint": "accel_nb.bigmodel.quantization.quantized_files",
+    "quantize_model": "accel_nb.bigmodel.quantization.quantize",
     "notebook_launcher": "accel_nb.notebook.launcher",
-    "release_memory": "accel_nb.accelerator.release",
-    "report_quantization": "accel_nb.bigmodel.quantize",
-    "save_quantized": "accel_nb.bigmodel.quantized_files",
-    "set_seed": "accel_nb.accelerator.seeding",
+    "release_memory": "accel_nb.accelerator.memory.release",
+    "report_quantization": "accel_nb.bigmodel.quantization.quantize",
+    "save_quantized": "accel_nb.bigmodel.quantization.quantized_files",
+    "set_seed": "accel_nb.accelerator.process.seeding",
     "skip_first_batches": "accel_nb.data.loader",
-    "synchronize_rng_states": "accel_nb.accelerator.seeding",
-    "tqdm": "accel_nb.accelerator.progress",
+    "synchronize_rng_states": "accel_nb.accelerator.process.seeding",
+    "tqdm": "accel_nb.accelerator.process.progress",
 }
 
 

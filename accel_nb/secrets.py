@@ -1,4 +1,4 @@
-"""What looks like a secret in a text, and how it is hidden. No torch, no state; see `accel_nb.runtime.secrets`.
+"""What looks like a secret in a text, and how it is hidden. No torch, no state; see `accel_nb.runtime.process.secrets`.
 
 Hidden are tokens by the shapes that services give them, what a URL says before its host, private keys, and the values
 that a text gives to names such as ``password``, ``api_key`` or ``hf_token``.

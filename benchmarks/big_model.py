@@ -169,7 +169,7 @@ def _child(*arguments: object) -> str:
 
 
 def _empty(depth: int) -> Any:
-    from accel_nb.bigmodel.meta import init_empty_weights
+    from accel_nb.bigmodel.loading.meta import init_empty_weights
     from tests.support.transformer import Transformer
 
     with init_empty_weights():
@@ -243,7 +243,7 @@ def _generate(folder: Path, depth: int, limit: int) -> None:
 
 def _load(who: str, model: Any, folder: Path, places: dict[str, Any]) -> Any:
     if who in (OURS, PAST, MAPPED):
-        from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
+        from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
 
         loaded = load_checkpoint_and_dispatch(model, folder, places, mmap=who == MAPPED)
         for file in {piece.source.file for unit in _units(loaded) for piece in unit.pieces} if who == PAST else ():
@@ -255,7 +255,7 @@ def _load(who: str, model: Any, folder: Path, places: dict[str, Any]) -> Any:
 
 
 def _units(model: Any) -> list[Any]:
-    from accel_nb.bigmodel.offload import stream_of
+    from accel_nb.bigmodel.offload.dispatch import stream_of
 
     stream = stream_of(model)
     assert stream is not None
@@ -265,7 +265,7 @@ def _units(model: Any) -> list[Any]:
 def _forwards(folder: Path, depth: int, rounds: int) -> None:
     import torch
 
-    from accel_nb.bigmodel.host_memory import empty_tensors
+    from accel_nb.bigmodel.offload.host_memory import empty_tensors
 
     ways = {who: _load(who, _empty(depth), folder, _DISK) for who in (OURS, PEER)}
     ways[RESIDENT] = _load(OURS, _empty(depth), folder, {"": "cpu"})
@@ -345,7 +345,7 @@ def _timed(run: Callable[[], object]) -> tuple[float, float]:
 def _load_timed(folder: Path, depth: int, who: str, place: str) -> None:
     import torch
 
-    import accel_nb.bigmodel.load  # noqa: F401
+    import accel_nb.bigmodel.loading.load  # noqa: F401
 
     if who in (PEER, COPIED):
         import accelerate  # noqa: F401

@@ -20,11 +20,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from accel_nb.checkpoint.background import Saver
+from accel_nb.checkpoint.background_save import Saver
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.store import LocalStore
-from accel_nb.runtime.comm import LocalComm
+from accel_nb.runtime.distributed.communicator import LocalComm
 from benchmarks.measure import ROOT, Figure, Report, main, shuffled_rounds
 
 STALL, CLONE = "accel_nb, until a background save lets go", "clone of every tensor"

@@ -85,9 +85,9 @@ def _ways(rank: int) -> dict[str, Iterable[Any]]:
     from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, TensorDataset
 
     from accel_nb.accelerator import Accelerator
-    from accel_nb.runtime.comm import TorchComm
-    from accel_nb.runtime.group import Group
-    from accel_nb.runtime.world import World
+    from accel_nb.runtime.distributed.communicator import TorchComm
+    from accel_nb.runtime.distributed.process_group import Group
+    from accel_nb.runtime.distributed.world import World
 
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_nb.runtime.environment import patch_environment
+from accel_nb.runtime.process.environment import patch_environment
 from tests.realworld.summary import summary_lines
 
 SETTLE_S = 5.0

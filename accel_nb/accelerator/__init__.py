@@ -1,6 +1,6 @@
 """The training API: one object that brings models, optimizers and loaders to every device."""
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.plugins import DataLoaderConfiguration
+from accel_nb.accelerator.options.plugins import DataLoaderConfiguration
 
 __all__ = ["Accelerator", "DataLoaderConfiguration"]

@@ -16,16 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.activations import Recomputer
-from accel_nb.accelerator.autosave import Autosave
-from accel_nb.accelerator.compiling import Compiler
-from accel_nb.accelerator.enter import enter
-from accel_nb.accelerator.fsdp_plugin import FullyShardedDataParallelPlugin
-from accel_nb.accelerator.join import joined
-from accel_nb.accelerator.metrics import RowHistory, cut_to_samples, gather_for_metrics
-from accel_nb.accelerator.places import AcceleratorState, GradientState
-from accel_nb.accelerator.planning import Planner
-from accel_nb.accelerator.plugins import (
+from accel_nb.accelerator.memory.release import release_memory
+from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
+from accel_nb.accelerator.options.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DeepSpeedPlugin,
@@ -38,41 +31,49 @@ from accel_nb.accelerator.plugins import (
     one_of_two,
     refuse_later,
 )
-from accel_nb.accelerator.prepare import Kinds, Preparer, describe_object, notes_on
-from accel_nb.accelerator.profile import Profiler, profiled
-from accel_nb.accelerator.rate_plan import RatePlanner
-from accel_nb.accelerator.release import release_memory
-from accel_nb.accelerator.resuming import Resumer
-from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
-from accel_nb.accelerator.seeding import checked_types
-from accel_nb.accelerator.state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
-from accel_nb.accelerator.steering import Helm, current_steering
-from accel_nb.accelerator.stepper import Stepper
-from accel_nb.accelerator.tracking import Tracked, weakly
-from accel_nb.accelerator.trigger import Trigger
+from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
+from accel_nb.accelerator.prepare.compiling import Compiler
+from accel_nb.accelerator.prepare.preparer import Kinds, Preparer, describe_object, notes_on
+from accel_nb.accelerator.prepare.strategy_choice import Planner
+from accel_nb.accelerator.process.init_world import enter
+from accel_nb.accelerator.process.process_state import AcceleratorState, GradientState
+from accel_nb.accelerator.process.seeding import checked_types
+from accel_nb.accelerator.state.autosave import Autosave
+from accel_nb.accelerator.state.resuming import Resumer
+from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
+from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
+from accel_nb.accelerator.tracking.metrics import RowHistory, cut_to_samples, gather_for_metrics
+from accel_nb.accelerator.tracking.run_tracking import Tracked, weakly
+from accel_nb.accelerator.training.join import joined
+from accel_nb.accelerator.training.lr_preview import RatePlanner
+from accel_nb.accelerator.training.profiling import Profiler, profiled
+from accel_nb.accelerator.training.run_control import Helm, current_steering
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.accelerator.training.trigger import Trigger
 from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
-from accel_nb.checkpoint.whole import whole_weights
+from accel_nb.checkpoint.full_tensors import whole_weights
 from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
 from accel_nb.config.sections import AutocastOptions
-from accel_nb.config.values import seconds_of
+from accel_nb.config.value_types import seconds_of
 from accel_nb.data.loader import BatchMeaning, Skipping, skip_first_batches
 from accel_nb.data.order import Share
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
-from accel_nb.runtime import rng, sharded
-from accel_nb.runtime.built import note_built
-from accel_nb.runtime.collectives import Collectives, VerifiedComm
-from accel_nb.runtime.comm import Communicator, Operation
-from accel_nb.runtime.device import choose_precision, has_real_bf16
-from accel_nb.runtime.environment import option_variables
-from accel_nb.runtime.secrets import redact
-from accel_nb.runtime.tied import find_tied
-from accel_nb.runtime.world import World
+from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
+from accel_nb.runtime.distributed.communicator import Communicator, Operation
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process import rng
+from accel_nb.runtime.process.built_accelerators import note_built
+from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.process.secrets import redact
+from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.tensors.tied import find_tied
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.inplace import plain_view
-from accel_nb.strategies.plan import AUTO, with_options
+from accel_nb.strategies.choice import AUTO, with_options
+from accel_nb.strategies.instance_patching import plain_view
 from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.meters import StepMeter

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, tensor_of
 from accel_nb.checkpoint.load import materialise, open_checkpoint
-from accel_nb.checkpoint.plan import TensorPlan, plan_writes
 from accel_nb.checkpoint.save import Draft, abandon, commit, live_buffers, refuse_foreign, write_share
 from accel_nb.checkpoint.store import open_store, split
+from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError
-from accel_nb.runtime.comm import LocalComm
+from accel_nb.runtime.distributed.communicator import LocalComm
 
 
 def weights_of(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]:

@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from accel_nb.checkpoint.discovery import locate, manifest_of
 from accel_nb.checkpoint.encoding import ArrayOf, decode
-from accel_nb.checkpoint.find import locate, manifest_of
 from accel_nb.checkpoint.layout import DTYPES, MAX_JSON_BYTES, Region, TensorPlace, read_header, whole
 from accel_nb.checkpoint.manifest import Manifest, TensorRecord
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
 from accel_nb.errors import AccelNbError, CorruptCheckpoint
-from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.distributed.communicator import Communicator
 
 
 @dataclass(frozen=True, eq=False)

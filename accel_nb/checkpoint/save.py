@@ -28,10 +28,10 @@ from accel_nb.checkpoint.manifest import (
     record_of,
     running_checksum,
 )
-from accel_nb.checkpoint.plan import Task, TensorPlan, WritePlan, plan_writes
 from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.write_plan import Task, TensorPlan, WritePlan, plan_writes
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
-from accel_nb.runtime.comm import Communicator
+from accel_nb.runtime.distributed.communicator import Communicator
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from accel_nb.checkpoint.find import locate, manifest_of
+from accel_nb.checkpoint.discovery import locate, manifest_of
 from accel_nb.checkpoint.layout import MANIFEST, read_header
 from accel_nb.checkpoint.manifest import Manifest
 from accel_nb.checkpoint.store import Store

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TextIO
 
-from accel_nb.runtime.environment import variable
+from accel_nb.runtime.process.environment import variable
 
 _GREEN, _YELLOW, _RED, _BLUE = 32, 33, 31, 36
 MARKS: Mapping[str, int] = MappingProxyType(

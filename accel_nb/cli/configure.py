@@ -12,7 +12,7 @@ from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
 from accel_nb.config.layers import did_you_mean
 from accel_nb.errors import ConfigError
-from accel_nb.runtime.environment import option_variables
+from accel_nb.runtime.process.environment import option_variables
 
 
 def run(words: Sequence[str]) -> str:
@@ -37,8 +37,8 @@ def _show(words: Sequence[str]) -> str:
 
 
 def _init(words: Sequence[str]) -> str:
-    from accel_nb.config.starter import starter_file
-    from accel_nb.runtime.hardware import inspect_machine
+    from accel_nb.config.starter_file import starter_file
+    from accel_nb.runtime.process.hardware import inspect_machine
 
     parser = Parser(prog="accel-nb config init", description="Begin a file of options for this machine.")
     parser.add_argument("--out", metavar="FILE", help="the new file; without it the text is printed")
@@ -49,9 +49,9 @@ def _init(words: Sequence[str]) -> str:
 
 
 def _import(words: Sequence[str]) -> str:
+    from accel_nb.config.accelerate_import import import_accelerate
+    from accel_nb.config.deepspeed_import import import_deepspeed, is_deepspeed
     from accel_nb.config.files import dumps, read_document
-    from accel_nb.config.foreign import import_accelerate
-    from accel_nb.config.foreign_deepspeed import import_deepspeed, is_deepspeed
 
     parser = Parser(
         prog="accel-nb config import",
@@ -71,8 +71,8 @@ def _import(words: Sequence[str]) -> str:
 
 
 def _deepspeed(words: Sequence[str]) -> str:
-    from accel_nb.config.deepspeed_shown import show_deepspeed
-    from accel_nb.pool.place import uses_gpus
+    from accel_nb.config.deepspeed_report import show_deepspeed
+    from accel_nb.pool.device_assignment import uses_gpus
 
     parser = Parser(
         prog="accel-nb config deepspeed",

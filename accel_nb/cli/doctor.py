@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from accel_nb.cli.parser import Parser
-from accel_nb.notebook.doctor import diagnose
+from accel_nb.notebook.reports.doctor import diagnose
 
 
 def run(words: Sequence[str]) -> str:

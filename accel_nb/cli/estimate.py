@@ -13,9 +13,9 @@ from accel_nb.forecast.plans import Forecast, Setting, forecast
 from accel_nb.forecast.request import Request, find_setting, read_request
 from accel_nb.forecast.sizes import with_optimizer
 from accel_nb.forecast.table import show
-from accel_nb.pool.place import place_workers
-from accel_nb.runtime.environment import option_variables
-from accel_nb.runtime.hardware import inspect_machine
+from accel_nb.pool.device_assignment import place_workers
+from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.process.hardware import inspect_machine
 
 
 class NothingFits(Failed):

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from accel_nb.cli.parser import Parser
 from accel_nb.config import environment_layer
 from accel_nb.launch.target import read_bytes, read_notebook, stored_options
-from accel_nb.notebook.export import Source, export, write_script
-from accel_nb.runtime.environment import option_variables
+from accel_nb.notebook.export.script import Source, export, write_script
+from accel_nb.runtime.process.environment import option_variables
 
 
 def run(words: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from accel_nb.cli.colours import for_terminal
 from accel_nb.cli.failed import Failed
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
-from accel_nb.runtime.secrets import redact
+from accel_nb.runtime.process.secrets import redact
 
 HELP = """\
 accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them

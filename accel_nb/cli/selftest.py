@@ -8,9 +8,9 @@ from accel_nb.cli.failed import Failed
 from accel_nb.cli.parser import parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve
 from accel_nb.errors import ConfigError
-from accel_nb.pool.place import place_workers
-from accel_nb.runtime.environment import option_variables
-from accel_nb.runtime.hardware import find_gpus
+from accel_nb.pool.device_assignment import place_workers
+from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.process.hardware import find_gpus
 from accel_nb.selftest.run import DEADLINE_S, run_checks
 
 NUM_CPU_WORKERS = 2

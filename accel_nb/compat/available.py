@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 import torch
 
-from accel_nb.runtime.device import has_real_bf16
+from accel_nb.runtime.devices.device import has_real_bf16
 
 _PACKAGES: Mapping[str, str] = MappingProxyType(
     {

@@ -16,12 +16,12 @@ import torch
 from packaging.version import Version, parse
 from torch import Tensor, nn
 
-from accel_nb.accelerator.release import free_cached_memory
-from accel_nb.accelerator.seeding import synchronize_rng_states
+from accel_nb.accelerator.memory.release import free_cached_memory
+from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.checkpoint.export import save_plain
-from accel_nb.runtime.current import current_world
-from accel_nb.runtime.environment import variable
-from accel_nb.strategies.inplace import plain_view
+from accel_nb.runtime.distributed.current_world import current_world
+from accel_nb.runtime.process.environment import variable
+from accel_nb.strategies.instance_patching import plain_view
 
 MODEL_NAME = "pytorch_model"
 SAFE_MODEL_NAME = "model"

@@ -7,9 +7,9 @@ from types import MappingProxyType
 
 from accel_nb.compat.unserved_names import FOR_IMPORT, PACKAGE
 
-_PLUGINS = "accel_nb.accelerator.plugins"
-_STATE = "accel_nb.accelerator.places"
-_OPERATIONS = "accel_nb.accelerator.operations"
+_PLUGINS = "accel_nb.accelerator.options.plugins"
+_STATE = "accel_nb.accelerator.process.process_state"
+_OPERATIONS = "accel_nb.accelerator.process.operations"
 _LITTLE = "accel_nb.compat.little"
 _AVAILABLE = "accel_nb.compat.available"
 
@@ -18,7 +18,7 @@ def _in(module: str, names: str) -> dict[str, str]:
     return {name: f"{module}:{name}" for name in names.split()}
 
 
-_RECORDS = _in("accel_nb.accelerator.fsdp_plugin", "FullyShardedDataParallelPlugin") | _in(
+_RECORDS = _in("accel_nb.accelerator.options.fsdp_plugin", "FullyShardedDataParallelPlugin") | _in(
     _PLUGINS,
     "AORecipeKwargs AutocastKwargs DDPCommunicationHookType DataLoaderConfiguration DeepSpeedPlugin "
     "DistributedDataParallelKwargs "
@@ -38,16 +38,16 @@ _COLLECTIVES = _in(
 _WALKS = {**_COLLECTIVES, **_in(_LITTLE, "honor_type is_namedtuple is_torch_tensor")}
 _MEMORY = {
     "clear_device_cache": f"{_LITTLE}:clear_device_cache",
-    "find_executable_batch_size": "accel_nb.accelerator.batch_size:find_executable_batch_size",
-    "release_memory": "accel_nb.accelerator.release:release_memory",
-    "should_reduce_batch_size": "accel_nb.accelerator.release:is_out_of_memory",
+    "find_executable_batch_size": "accel_nb.accelerator.training.batch_size:find_executable_batch_size",
+    "release_memory": "accel_nb.accelerator.memory.release:release_memory",
+    "should_reduce_batch_size": "accel_nb.accelerator.memory.release:is_out_of_memory",
 }
 _RANDOM = {
-    **_in("accel_nb.accelerator.seeding", "set_seed synchronize_rng_states"),
+    **_in("accel_nb.accelerator.process.seeding", "set_seed synchronize_rng_states"),
     "synchronize_rng_state": f"{_LITTLE}:synchronize_rng_state",
 }
 _ENVIRONMENT = {
-    **_in("accel_nb.runtime.environment", "clear_environment patch_environment"),
+    **_in("accel_nb.runtime.process.environment", "clear_environment patch_environment"),
     **_in(_LITTLE, "get_int_from_env parse_choice_from_env parse_flag_from_env str_to_bool"),
 }
 _VERSIONS = _in(_LITTLE, "compare_versions is_torch_version")
@@ -77,7 +77,7 @@ _CONSTANTS = _in(
 UNSERVED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
 """Names that libraries import whether they use them or not, transformers and peft above all; to use one is an error."""
 
-_TQDM = _in("accel_nb.accelerator.progress", "tqdm")
+_TQDM = _in("accel_nb.accelerator.process.progress", "tqdm")
 
 _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
 _RESUME = _in("accel_nb", "skip_first_batches")
@@ -106,7 +106,7 @@ _BIG = _in(
 )
 _PLACING = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
 _QUANTIZING = _in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")
-_STAGES = {"prepare_pippy": "accel_nb.bigmodel.pipeline:prepare_pipeline"}
+_STAGES = {"prepare_pippy": "accel_nb.bigmodel.pipelining.pipeline:prepare_pipeline"}
 _BIG_TOP = {
     **{name: place for name, place in _BIG.items() if name != "attach_layerwise_casting_hooks"},
     **{name: place for name, place in _PLACING.items() if name != "check_device_map"},
@@ -138,10 +138,10 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.hooks": {},
         f"{PACKAGE}.inference": _STAGES,
         f"{PACKAGE}.launchers": _LAUNCHERS,
-        f"{PACKAGE}.local_sgd": _in("accel_nb.accelerator.local_sgd", "LocalSGD"),
+        f"{PACKAGE}.local_sgd": _in("accel_nb.accelerator.training.local_sgd", "LocalSGD"),
         f"{PACKAGE}.logging": {
-            **_in("accel_nb.accelerator.logging", "get_logger"),
-            "MultiProcessAdapter": "accel_nb.accelerator.logging:RankLogger",
+            **_in("accel_nb.accelerator.process.logging", "get_logger"),
+            "MultiProcessAdapter": "accel_nb.accelerator.process.logging:RankLogger",
         },
         f"{PACKAGE}.memory_utils": _MEMORY,
         f"{PACKAGE}.optimizer": _in("accel_nb.compat.prepared", "AcceleratedOptimizer"),

@@ -8,7 +8,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.prepare import is_prepared
+from accel_nb.accelerator.prepare.preparer import is_prepared
 from accel_nb.errors import MisuseError
 
 

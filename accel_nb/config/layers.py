@@ -15,7 +15,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from accel_nb.config.clashes import ALTERNATIVES, clashes, idle_options, rank_problems
+from accel_nb.config.conflicts import ALTERNATIVES, clashes, idle_options, rank_problems
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
 from accel_nb.errors import ConfigError
 from accel_nb.secrets import hide_secrets

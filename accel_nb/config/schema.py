@@ -29,7 +29,7 @@ from accel_nb.config.sections import (
     StrategySections,
     declare,
 )
-from accel_nb.config.values import (
+from accel_nb.config.value_types import (
     MAX_SEED,
     MONTH_S,
     Name,

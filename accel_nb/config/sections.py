@@ -4,7 +4,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from accel_nb.config.values import (
+from accel_nb.config.value_types import (
     MAX_SEED,
     MONTH_S,
     ModuleName,

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.data.draw import Place
+from accel_nb.data.index_distribution import Place
 from accel_nb.data.order import Share
-from accel_nb.data.transfer import Pair
+from accel_nb.data.prefetch import Pair
 from accel_nb.errors import MisuseError
 
 _END, _BATCH, _LENGTH, _ERROR = range(4)

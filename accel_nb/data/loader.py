@@ -5,7 +5,7 @@ Two ways to get at a share:
 - *by index*: the loader has a batch sampler. Only the samples of this rank are read: in this process, or where there
   are worker processes or the loader's class iterates in its own way, by an inner loader that is equal but for the batch
   sampler.
-- *by batch*: the dataset is a stream or gives ready batches (``batch_size=None``); see `accel_nb.data.stream`.
+- *by batch*: the dataset is a stream or gives ready batches (``batch_size=None``); see `accel_nb.data.streams`.
 """
 
 from __future__ import annotations
@@ -23,20 +23,27 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, It
 
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.dispatch import dispatched
-from accel_nb.data.draw import IndexFeed, Place, drawing_as_rank_0, length_of, own_generators, start_together
 from accel_nb.data.fetch import reader
+from accel_nb.data.index_distribution import (
+    IndexFeed,
+    Place,
+    drawing_as_rank_0,
+    length_of,
+    own_generators,
+    start_together,
+)
 from accel_nb.data.order import Share, grouped, mark_last, num_groups
-from accel_nb.data.resume import Drawing, Epoch, Position, Snapshots, is_stateful, present_drawing, put_back
+from accel_nb.data.position import Drawing, Epoch, Position, Snapshots, is_stateful, present_drawing, put_back
+from accel_nb.data.prefetch import Ahead, Lane, Pair, SideStream
 from accel_nb.data.sampler import set_epoch
-from accel_nb.data.stream import Cutter, read_own, read_whole
-from accel_nb.data.transfer import Ahead, Lane, Pair, SideStream
+from accel_nb.data.streams import Cutter, read_own, read_whole
 from accel_nb.errors import MisuseError
-from accel_nb.runtime import rng
-from accel_nb.runtime.instance_class import make_instance_class
-from accel_nb.runtime.nested import first_batch_size, to_device
+from accel_nb.runtime.process import rng
+from accel_nb.runtime.tensors.instance_class import make_instance_class
+from accel_nb.runtime.tensors.nested import first_batch_size, to_device
 
 if TYPE_CHECKING:
-    from accel_nb.runtime.comm import Communicator
+    from accel_nb.runtime.distributed.communicator import Communicator
 
 T = TypeVar("T")
 BatchMeaning = Literal["global", "per-worker"]

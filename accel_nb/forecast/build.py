@@ -20,7 +20,7 @@ from accel_nb.forecast.plans import Forecast, Setting, forecast
 from accel_nb.forecast.request import Sample
 from accel_nb.forecast.sizes import Model, with_optimizer
 from accel_nb.forecast.trace import Loss, measure_activations, measure_model
-from accel_nb.runtime.rng import forked
+from accel_nb.runtime.process.rng import forked
 
 MAX_CONFIG_BYTES = 1 << 20
 _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
 from accel_nb.config.layers import quoted
-from accel_nb.config.values import bytes_of
+from accel_nb.config.value_types import bytes_of
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import ROOM_SHARE, Setting
 from accel_nb.forecast.sizes import size_text
-from accel_nb.runtime.hardware import Machine
+from accel_nb.runtime.process.hardware import Machine
 
 MAX_BATCH = 1_000_000_000
 _OPTIONS = ("gpus", "cpus", "precision", "batch", "config", "fsdp.hybrid_shard_size")

@@ -12,7 +12,7 @@ from accel_nb.config.schema import Config
 from accel_nb.forecast.plans import Forecast, Plan
 from accel_nb.precision.half import Full
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.plan import with_options
+from accel_nb.strategies.choice import with_options
 from accel_nb.strategies.registry import Registry
 
 

@@ -26,8 +26,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.forecast.memory import Activations
 from accel_nb.forecast.sizes import Model, Weight
 from accel_nb.precision.half import cast_floats
-from accel_nb.runtime.nested import find_tensors, map_tensors
-from accel_nb.strategies.units import repeated_blocks
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 
 _HOLDING_LOSSES = frozenset(
     getattr(torch.ops.aten, name).default

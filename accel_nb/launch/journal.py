@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.world import World
 from accel_nb.telemetry.events import CheckpointSaved, Event, MetricLogged, Prepared
 
 if TYPE_CHECKING:

@@ -21,11 +21,11 @@ from typing import Any, Literal
 
 from accel_nb.launch.standing import Comparer
 from accel_nb.launch.task import FINISHING, Task
-from accel_nb.notebook.interrupts import Presses, counted_interrupts
+from accel_nb.notebook.session.interrupts import Presses, counted_interrupts
+from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S, describe_exit
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.failure import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S, describe_exit
-from accel_nb.runtime.environment import LAUNCH_STORE, all_variables, rank_variables
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process.environment import LAUNCH_STORE, all_variables, rank_variables
 
 POLL_S = 0.05
 TAIL_BYTES = 4096

@@ -12,9 +12,9 @@ from collections.abc import Mapping, Sequence
 from accel_nb.launch.local import POLL_S, TIMED_OUT, Ending
 from accel_nb.launch.request import Machines
 from accel_nb.launch.task import MODULE, Task
-from accel_nb.notebook.interrupts import counted_interrupts
-from accel_nb.pool.failure import FINISH_PATIENCE_S
-from accel_nb.runtime.environment import all_variables
+from accel_nb.notebook.session.interrupts import counted_interrupts
+from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S
+from accel_nb.runtime.process.environment import all_variables
 
 AGENT = "torch.distributed.run"
 PATIENCE_S = FINISH_PATIENCE_S + 5

@@ -25,8 +25,8 @@ from accel_nb.errors import AccelNbError
 from accel_nb.launch.journal import Journal
 from accel_nb.launch.standing import Teller
 from accel_nb.launch.task import FINISHING, Task
-from accel_nb.runtime.built import noting_built
-from accel_nb.runtime.environment import torchrun_world, variable
+from accel_nb.runtime.process.built_accelerators import noting_built
+from accel_nb.runtime.process.environment import torchrun_world, variable
 from accel_nb.telemetry.events import current_sink
 
 _PR_SET_PDEATHSIG = 1
@@ -114,7 +114,7 @@ class RankProgram:
             os.write(self._task.report, json.dumps(report).encode())
             return
         if variable("TORCHELASTIC_ERROR_FILE", ""):
-            from accel_nb.runtime.elastic import record_failure
+            from accel_nb.runtime.distributed.elastic import record_failure
 
             record_failure(error)
         whose = "" if self._world is None else f"rank {self._world.rank} of {self._world.size} raised:\n"
@@ -153,7 +153,7 @@ def main() -> int:
         return RankProgram(task, sys.argv[2:]).run()
     finally:
         if "torch.distributed" in sys.modules:  # the script may have opened a group of its own
-            from accel_nb.runtime.group import settle
+            from accel_nb.runtime.distributed.process_group import settle
 
             settle()
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Mapping, Set
 from typing import Any
 
-from accel_nb.pool.hang import find_different, find_missing
-from accel_nb.pool.whereabouts import where_is
-from accel_nb.runtime.world import World
+from accel_nb.pool.control.hang_detection import find_different, find_missing
+from accel_nb.pool.control.stack_report import where_is
+from accel_nb.runtime.distributed.world import World
 
 LOOK_S = 5.0
 PATIENCE = 4
@@ -53,7 +53,7 @@ class Teller:
     def _here(self, main: int) -> dict[str, Any] | None:
         if "torch.distributed" not in sys.modules:
             return None
-        from accel_nb.runtime.group import Group
+        from accel_nb.runtime.distributed.process_group import Group
 
         return where_is(main, Group.adopt(self._world)) if Group.is_open() else None
 

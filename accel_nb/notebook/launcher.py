@@ -19,16 +19,16 @@ from IPython.core.getipython import get_ipython
 
 from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
-from accel_nb.notebook.call import Call
-from accel_nb.notebook.restarts import require_checkpoint, run_with_restarts
-from accel_nb.notebook.running import Cell
-from accel_nb.notebook.session import Session
+from accel_nb.notebook.cells.call import Call
+from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
+from accel_nb.notebook.session.run_state import Cell
+from accel_nb.notebook.session.session import Session
+from accel_nb.pool.device_assignment import place_workers
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.place import place_workers
 from accel_nb.pool.pool import START_PATIENCE_S
-from accel_nb.runtime.environment import option_variables, torchrun_world, visible_gpus
-from accel_nb.runtime.hardware import find_gpus
-from accel_nb.runtime.platforms import find_tpu
+from accel_nb.runtime.process.environment import option_variables, torchrun_world, visible_gpus
+from accel_nb.runtime.process.hardware import find_gpus
+from accel_nb.runtime.process.platforms import find_tpu
 
 _SCRIPT_SESSION = "__accel_nb_session__"
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
@@ -85,7 +85,7 @@ def notebook_launcher(
 
     Args:
         function: called on each worker; it may be defined in a cell, a lambda, a closure or a bound method. No model
-            is prepared unless it builds an ``Accelerator``, or calls ``accelerator.prepare``.
+            is prepared unless it builds an ``Accelerator``, or calls ``accelerator.prepare.preparer``.
         args: positional arguments.
         num_processes: workers, one for each GPU; CPU workers, which share the cores, where there is no GPU. None:
             every visible GPU, else one CPU worker.

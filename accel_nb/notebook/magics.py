@@ -22,24 +22,24 @@ from accel_nb.config import (
     resolve,
     usage,
 )
-from accel_nb.config.deepspeed_shown import show_deepspeed
+from accel_nb.config.deepspeed_report import show_deepspeed
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
 from accel_nb.forecast.request import read_request
 from accel_nb.forecast.table import show
-from accel_nb.notebook.background import BackgroundRun
-from accel_nb.notebook.controls import outcome
-from accel_nb.notebook.doctor import diagnose
-from accel_nb.notebook.export import executed, export, write_script
-from accel_nb.notebook.forecasting import forecast_notebook
-from accel_nb.notebook.plan import describe_plan
-from accel_nb.notebook.raising import with_traceback
-from accel_nb.notebook.restarts import require_checkpoint, run_with_restarts
-from accel_nb.notebook.running import Cell
-from accel_nb.notebook.session import Session
-from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
-from accel_nb.pool.place import place_workers, uses_gpus
-from accel_nb.runtime.environment import option_variables
-from accel_nb.runtime.secrets import redact
+from accel_nb.notebook.export.script import executed, export, write_script
+from accel_nb.notebook.reports.doctor import diagnose
+from accel_nb.notebook.reports.forecasting import forecast_notebook
+from accel_nb.notebook.reports.plan import describe_plan
+from accel_nb.notebook.reports.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
+from accel_nb.notebook.session.background import BackgroundRun
+from accel_nb.notebook.session.error_translation import with_traceback
+from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
+from accel_nb.notebook.session.run_controls import outcome
+from accel_nb.notebook.session.run_state import Cell
+from accel_nb.notebook.session.session import Session
+from accel_nb.pool.device_assignment import place_workers, uses_gpus
+from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
 from accel_nb.ui import SidebarComm
 

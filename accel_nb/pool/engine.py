@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from accel_nb.runtime.kills import Verdict
+from accel_nb.runtime.process.oom_detection import Verdict
 from accel_nb.telemetry.events import Event
 
 

@@ -9,9 +9,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from accel_nb.errors import PoolError
+from accel_nb.pool.control.coordination import Steersman, Wishes
+from accel_nb.pool.control.hang_detection import HangDoctor
+from accel_nb.pool.control.stop_escalation import Answer, Ladder, Reason
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
-from accel_nb.pool.failure import Answer, Ladder, Reason
-from accel_nb.pool.hang import HangDoctor
 from accel_nb.pool.messages import (
     FINISHING,
     PLACE,
@@ -23,8 +24,7 @@ from accel_nb.pool.messages import (
     Request,
     WorkerReady,
 )
-from accel_nb.pool.state import State, move
-from accel_nb.pool.steering import Steersman, Wishes
+from accel_nb.pool.pool_state import State, move
 from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05

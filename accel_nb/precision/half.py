@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 
 from accel_nb.errors import ConfigError
 from accel_nb.precision.policy import Precision, PrecisionPolicy
-from accel_nb.runtime.device import choose_precision
-from accel_nb.runtime.nested import map_tensors
+from accel_nb.runtime.devices.device import choose_precision
+from accel_nb.runtime.tensors.nested import map_tensors
 
 
 class AutocastOptions(Protocol):

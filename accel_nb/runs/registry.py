@@ -20,8 +20,8 @@ from accel_nb.config import Resolved
 from accel_nb.errors import ConfigError
 from accel_nb.runs.facts import GIT_PATIENCE_S, environment_facts, git_facts
 from accel_nb.runs.record import METRICS, RUN, Outcome, Run, read_run
-from accel_nb.runtime.environment import variable
-from accel_nb.runtime.secrets import redacted, redacted_words
+from accel_nb.runtime.process.environment import variable
+from accel_nb.runtime.process.secrets import redacted, redacted_words
 
 logger = logging.getLogger(__name__)
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.seeding import set_seed
-from accel_nb.runtime.world import World
+from accel_nb.accelerator.process.seeding import set_seed
+from accel_nb.runtime.distributed.world import World
 
 Check = Callable[[World, Callable[[], None]], str]
 

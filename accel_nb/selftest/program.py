@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from accel_nb.pool.worker import Handled, Worker
+from accel_nb.pool.local.worker import Handled, Worker
 from accel_nb.selftest.checks import CHECKS
 
 

@@ -12,14 +12,14 @@ from typing import Any, Literal
 import psutil
 
 from accel_nb.errors import PoolError
+from accel_nb.pool.control.stop_escalation import Answer, describe_exit
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.failure import Answer, describe_exit
-from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
 from accel_nb.telemetry.events import Event
 
 PROGRAM = "accel_nb.selftest.program:CheckProgram"
-PRELOAD = ("torch", "torch.distributed", "accel_nb.runtime.group", "accel_nb.selftest.program")
+PRELOAD = ("torch", "torch.distributed", "accel_nb.runtime.distributed.process_group", "accel_nb.selftest.program")
 NAMES = (
     "world",
     "collectives",

@@ -13,10 +13,10 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.precision.policy import Precision
-from accel_nb.runtime.comm import Communicator
-from accel_nb.runtime.device import use
-from accel_nb.runtime.sharded import local
-from accel_nb.runtime.world import World
+from accel_nb.runtime.devices.device import use
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.tensors.sharded import local
 
 StepOutcome = Literal["ran", "skipped"]
 

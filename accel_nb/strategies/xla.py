@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
-from accel_nb.runtime.comm import Communicator
-from accel_nb.runtime.environment import prepare_for_xla
-from accel_nb.runtime.hardware import why_no_xla
-from accel_nb.runtime.nested import find_tensors, to_device
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process.environment import prepare_for_xla
+from accel_nb.runtime.process.hardware import why_no_xla
+from accel_nb.runtime.tensors.nested import find_tensors, to_device
 from accel_nb.strategies.base import (
     Bundle,
     Capabilities,
@@ -32,7 +32,7 @@ from accel_nb.strategies.base import (
     StepOutcome,
     multiply_gradients,
 )
-from accel_nb.strategies.inplace import give_forward, plain_forward, take_forward_back
+from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 _AXIS = "chips"
 
@@ -59,7 +59,7 @@ def _open_device(world: World) -> torch.device:
     import torch_xla  # pyright: ignore[reportMissingImports]
     import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
 
-    from accel_nb.runtime import xla
+    from accel_nb.runtime.devices import xla
 
     num_chips = xr.addressable_runtime_device_count()  # this opens the device
     if world.size == 1 and num_chips > 1 and not xr.is_spmd():

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, Protocol
 
-from accel_nb.runtime.typed import build
+from accel_nb.runtime.process.typed_records import build
 
 EVENT_VERSION = 2
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.runtime.device import memory
-from accel_nb.runtime.sharded import local
+from accel_nb.runtime.devices.device import memory
+from accel_nb.runtime.tensors.sharded import local
 from accel_nb.telemetry.events import MemorySample, Sink
 
 PERIOD_S = 0.2

@@ -15,7 +15,7 @@ import mmap
 import os
 import struct
 
-from accel_nb.runtime.sealed import seal_size
+from accel_nb.runtime.process.memfd import seal_size
 from accel_nb.telemetry.events import Event, MemorySample, MetricLogged, StepDone
 
 _HEADER = struct.Struct("<Q")

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from accel_nb.runtime.secrets import redact
+from accel_nb.runtime.process.secrets import redact
 from accel_nb.ui.routing import hear_beside_cells
 
 logger = logging.getLogger(__name__)

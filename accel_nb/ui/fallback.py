@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
-from accel_nb.runtime.platforms import PLATFORMS, Rung, detect_platform
+from accel_nb.runtime.process.platforms import PLATFORMS, Rung, detect_platform
 from accel_nb.ui.view import PanelState
 
 Mode = Literal["live", "static", "off"]

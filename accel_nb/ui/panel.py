@@ -10,8 +10,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from accel_nb.runtime.hardware import num_usable_cores
-from accel_nb.runtime.platforms import Rung
+from accel_nb.runtime.process.hardware import num_usable_cores
+from accel_nb.runtime.process.platforms import Rung
 from accel_nb.ui.asked import Asked, Question, read_question
 from accel_nb.ui.earlier import EarlierRun, EarlierRuns
 from accel_nb.ui.fallback import (

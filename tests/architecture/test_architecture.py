@@ -18,18 +18,18 @@ KERNEL_SIDE = [
     "accel_nb.config",
     "accel_nb.telemetry.events",
     "accel_nb.telemetry.ring",
-    "accel_nb.runtime.environment",
-    "accel_nb.runtime.hardware",
+    "accel_nb.runtime.process.environment",
+    "accel_nb.runtime.process.hardware",
     "accel_nb.forecast.header",
     "accel_nb.forecast.plans",
     "accel_nb.forecast.request",
     "accel_nb.forecast.table",
-    "accel_nb.pool.local",
+    "accel_nb.pool.local.engine",
     "accel_nb.pool.pool",
-    "accel_nb.pool.contents",
-    "accel_nb.pool.parts",
-    "accel_nb.pool.shipping",
-    "accel_nb.pool.returning",
+    "accel_nb.pool.sync.change_detection",
+    "accel_nb.pool.sync.object_paths",
+    "accel_nb.pool.sync.namespace_sync",
+    "accel_nb.pool.sync.result_transfer",
     "accel_nb.notebook.magics",
     "accel_nb.ui",
     "accel_nb.cli",
@@ -78,12 +78,12 @@ def test_torch_distributed_is_named_in_its_layers_only():
 
 def test_torch_xla_is_known_to_its_strategy_and_its_device_only():
     known = [path.relative_to(PACKAGE).as_posix() for path in FILES if mentions(path, "torch_xla")]
-    assert known == ["runtime/xla.py", "strategies/xla.py"]
+    assert known == ["runtime/devices/xla.py", "strategies/xla.py"]
 
 
 def test_only_one_module_reads_the_environment():
     wrong = [p for p in FILES if mentions(p, "os.environ") or mentions(p, "os.getenv")]
-    assert [path.relative_to(PACKAGE).as_posix() for path in wrong] == ["runtime/environment.py"]
+    assert [path.relative_to(PACKAGE).as_posix() for path in wrong] == ["runtime/process/environment.py"]
 
 
 @pytest.mark.parametrize("name", ["ddp", "single"])

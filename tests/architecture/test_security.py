@@ -111,12 +111,12 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "unpickling": (
         imports("pickle", "cloudpickle", "_pickle", "dill", "marshal", "shelve", "joblib"),
         "import pickle",
-        {"pool/pickling.py": SHIPS},
+        {"pool/sync/pickling.py": SHIPS},
     ),
     "torch.load": (
         calls("torch.load", "torch.jit.load", "torch.package.PackageImporter"),
         "torch.load(path)",
-        {"checkpoint/foreign.py": "folders of accelerate by explicit wish, weights_only and torch >= 2.10"},
+        {"checkpoint/accelerate_format.py": "folders of accelerate by explicit wish, weights_only and torch >= 2.10"},
     ),
     "torch's pickled objects": (
         methods("all_gather_object", "scatter_object_list", "gather_object_list", "send_object_list"),
@@ -136,7 +136,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
     "compiled code": (
         calls("compile", "builtins.compile"),
         "compile(text, '', 'exec')",
-        {"notebook/cell.py": "the syntax tree of the user's cell, for the names in it; it is not run here"},
+        {"notebook/cells/cell_analysis.py": "parses the user's cell for its names and does not run it"},
     ),
     "a shell": (
         calls("os.system", "os.popen", "subprocess.getoutput", "subprocess.getstatusoutput", "commands.getoutput"),
@@ -148,8 +148,8 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         calls("os.kill", "os.killpg"),
         "os.kill(pid, 9)",
         {
-            "pool/zygote.py": "to the processes that it has forked, by the ids that fork gave",
-            "pool/worker.py": "to its own group, when the kernel is gone",
+            "pool/local/zygote.py": "to the processes that it has forked, by the ids that fork gave",
+            "pool/local/worker.py": "to its own group, when the kernel is gone",
             "launch/local.py": "to the ranks that it has started, by the ids that it got, before they are reaped",
         },
     ),
@@ -176,15 +176,15 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
             "compat/finder.py": TABLE,
             "telemetry/trackers/choose.py": TABLE,
             "cli/main.py": TABLE,
-            "pool/worker.py": "the program that the kernel names when it starts the pool",
-            "pool/zygote.py": "what the kernel has it load, from its command line",
+            "pool/local/worker.py": "the program that the kernel names when it starts the pool",
+            "pool/local/zygote.py": "what the kernel has it load, from its command line",
             "forecast/build.py": "the path that the user gives on the command line, as python -m does",
         },
     ),
     "waits by the clock": (
         calls("time.sleep", "sleep"),
         "time.sleep(1)",
-        {"runtime/group.py": "gloo's threads tell nobody when they have let go of what they worked on"},
+        {"runtime/distributed/process_group.py": "gloo reports no event when its threads release their buffers"},
     ),
 }
 
@@ -199,7 +199,7 @@ def test_what_is_dangerous_is_only_where_there_is_a_reason(name: str) -> None:
 
 
 def test_foreign_files_are_loaded_as_weights_only() -> None:
-    (call,) = calls("torch.load")(NODES["checkpoint/foreign.py"])
+    (call,) = calls("torch.load")(NODES["checkpoint/accelerate_format.py"])
     assert isinstance(call, ast.Call)
     assert "weights_only=True" in [ast.unparse(item) for item in call.keywords]
 

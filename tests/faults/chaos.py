@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
 from tests.support.pools import run_code, running_pool
 

@@ -21,15 +21,15 @@ from typing import Any
 import pytest
 import torch
 
-from accel_nb.checkpoint.background import Saver
+from accel_nb.checkpoint.background_save import Saver
 from accel_nb.checkpoint.layout import step_name
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts, _digest
 from accel_nb.checkpoint.store import LocalStore
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
-from accel_nb.runtime.comm import LocalComm, TorchComm
-from accel_nb.runtime.group import Group
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
 from tests.ranks.launch import run_ranks
 
 NUM_KILLS = int(os.environ.get("KILLS", "20"))

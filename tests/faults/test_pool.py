@@ -14,9 +14,9 @@ import pytest
 
 from accel_nb.errors import IllegalTransition, PoolError
 from accel_nb.pool.engine import Ended, WorkerSpec
-from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
-from accel_nb.pool.state import move
+from accel_nb.pool.pool_state import move
 from tests.conftest import wait_for
 from tests.support.pools import PRELOAD, PROGRAM, Recorder, run_code, running_pool
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from accel_nb.runtime.kills import KillCounters
+from accel_nb.runtime.process.oom_detection import KillCounters
 from tests.faults.chaos import FAULTS, chaos, descendants, soak
 from tests.faults.test_pool import HEALTHY, results
 from tests.support.pools import run_code, running_pool

@@ -8,9 +8,9 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import shard
-from accel_nb.data.transfer import SideStream
-from accel_nb.runtime.comm import LocalComm
-from accel_nb.runtime.world import World
+from accel_nb.data.prefetch import SideStream
+from accel_nb.runtime.distributed.communicator import LocalComm
+from accel_nb.runtime.distributed.world import World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

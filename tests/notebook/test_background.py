@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from accel_nb.accelerator.steering import NO_MAP
+from accel_nb.accelerator.training.run_control import NO_MAP
 from accel_nb.runs import Registry
 from accel_nb.runs.record import read_metrics
 from tests.conftest import wait_for

@@ -13,7 +13,7 @@ from tests.support.kernel import Kernel, running_kernel
 
 WHERE = """
 import sys
-from accel_nb.runtime.platforms import detect_platform
+from accel_nb.runtime.process.platforms import detect_platform
 from accel_nb.ui.fallback import find_display_facts, choose_rung
 """
 COLAB = (

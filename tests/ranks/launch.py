@@ -100,7 +100,7 @@ def _serve(connection: Connection) -> None:
 
     importlib.import_module("accel_nb.accelerator")
     if importlib.util.find_spec("deepspeed") is not None:  # which takes seconds; the tests of XLA have none
-        importlib.import_module("accel_nb.strategies.zero")
+        importlib.import_module("accel_nb.strategies.deepspeed.engine")
     for strategy in Registry().names:
         Registry().get(strategy)
 
@@ -174,8 +174,8 @@ def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, arg
 
         import torch
 
-        from accel_nb.runtime.group import Group
-        from accel_nb.runtime.world import World
+        from accel_nb.runtime.distributed.process_group import Group
+        from accel_nb.runtime.distributed.world import World
 
         faulthandler.enable(log)
         # As a worker does: else torch makes its pool anew in the first threads that compute, which race for it.

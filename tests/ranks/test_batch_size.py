@@ -12,7 +12,7 @@ from torch import nn
 from accel_nb import find_executable_batch_size
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.world import World
 from tests.ranks.launch import RankError, run_ranks
 
 
@@ -42,7 +42,7 @@ def train(world: World, batch_size: int, fails: bool, where: str) -> tuple[int, 
 
 def retries(world: World, unlucky: list[int], where: str, path: str) -> list[Any]:
     handler = logging.FileHandler(path)
-    logging.getLogger("accel_nb.accelerator.batch_size").addHandler(handler)
+    logging.getLogger("accel_nb.accelerator.training.batch_size").addHandler(handler)
     found = find_executable_batch_size(
         lambda batch_size: train(world, batch_size, batch_size > 4 and world.rank in unlucky, where), 16
     )()

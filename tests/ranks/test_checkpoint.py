@@ -14,16 +14,16 @@ from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.checkpoint import save as save_module
-from accel_nb.checkpoint.background import Saver
+from accel_nb.checkpoint.background_save import Saver
 from accel_nb.checkpoint.encoding import FromMain, Slice
 from accel_nb.checkpoint.layout import Region, whole
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.store import LocalStore, open_store
 from accel_nb.errors import CheckpointError
-from accel_nb.runtime.comm import Communicator, LocalComm, TorchComm
-from accel_nb.runtime.group import Group
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 

@@ -11,15 +11,15 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autoprepare import PlainCells
-from accel_nb.accelerator.plugins import DataLoaderConfiguration
+from accel_nb.accelerator.options.plugins import DataLoaderConfiguration
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.comm import LocalComm, TorchComm
-from accel_nb.runtime.group import Group
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
 from accel_nb.strategies import Registry
 from accel_nb.strategies.base import Capabilities
-from accel_nb.strategies.ddp import Ddp
+from accel_nb.strategies.ddp.strategy import Ddp
 from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit
 from tests.ranks.launch import run_ranks
 

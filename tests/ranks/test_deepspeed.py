@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.runtime import sharded
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.tensors import sharded
 from tests.contract.test_strategy import look_of
 from tests.ranks.launch import run_ranks
 from tests.ranks.test_fsdp import Language, flat, loss_of, tokens
@@ -341,17 +341,17 @@ def test_without_the_package_there_is_one_clear_error() -> None:
 
 
 def fails_in_the_engine(world: World, stage: int) -> list[bool]:
-    from accel_nb.strategies import zero
+    from accel_nb.strategies.deepspeed import engine
 
     model, optimizer = language()
     run_alone(model, optimizer, range(2))
     before = look_of(model, optimizer)
     accelerator = build(world, zero_stage=stage)
-    initialize = zero.deepspeed.initialize
-    zero.deepspeed.initialize = failing_after(initialize)
+    initialize = engine.deepspeed.initialize
+    engine.deepspeed.initialize = failing_after(initialize)
     with pytest.raises(ArithmeticError):
         accelerator.prepare(model, optimizer)
-    zero.deepspeed.initialize = initialize
+    engine.deepspeed.initialize = initialize
     found = [now == then for now, then in zip(look_of(model, optimizer), before, strict=True)]
     accelerator.prepare(model, optimizer)
     run(accelerator, model, optimizer, range(2, 4))

@@ -14,13 +14,13 @@ from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGath
 from torch.nn import functional
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.plugins import AORecipeKwargs
+from accel_nb.accelerator.options.plugins import AORecipeKwargs
 from accel_nb.errors import ConfigError
 from accel_nb.precision.fp8 import find_layers
 from accel_nb.precision.half import Full
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.world import World
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.fsdp import DefaultFsdpOptions, Fsdp
+from accel_nb.strategies.fsdp.strategy import DefaultFsdpOptions, Fsdp
 from tests.ranks.launch import run_ranks
 
 RECIPES = ["tensorwise", "rowwise", "rowwise_with_gw_hp"]

@@ -8,9 +8,9 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from accel_nb.data.loader import Share, shard
 from accel_nb.errors import MisuseError
-from accel_nb.runtime import rng
-from accel_nb.runtime.comm import LocalComm, TorchComm
-from accel_nb.runtime.group import Group
+from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.process import rng
 from tests.ranks.launch import run_ranks
 
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from accel_nb.pool.control.stop_escalation import Answer
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.failure import Answer
-from accel_nb.pool.local import LocalEngine
+from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import Pool
 
 PROGRAM = "tests.support.programs:EvalProgram"
-PRELOAD = ("tests.support.programs", "torch", "torch.distributed", "accel_nb.runtime.group")
+PRELOAD = ("tests.support.programs", "torch", "torch.distributed", "accel_nb.runtime.distributed.process_group")
 
 
 class Recorder:

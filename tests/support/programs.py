@@ -6,7 +6,7 @@ import errno
 import os
 from typing import Any
 
-from accel_nb.pool.worker import Handled, Worker
+from accel_nb.pool.local.worker import Handled, Worker
 
 
 class EvalProgram:

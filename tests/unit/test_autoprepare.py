@@ -8,7 +8,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autoprepare import PlainCells
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import MisuseError
 
 

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.autosave import Autosave
+from accel_nb.accelerator.state.autosave import Autosave
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.comm import LocalComm
-from accel_nb.runtime.world import World
+from accel_nb.runtime.distributed.communicator import LocalComm
+from accel_nb.runtime.distributed.world import World
 from accel_nb.telemetry.events import CheckpointSaved, Event, from_message, to_message
 
 
@@ -213,18 +213,18 @@ def test_a_folder_is_needed():
 
 def test_order_of_many_samples_is_drawn_at_once(monkeypatch: pytest.MonkeyPatch):
     """Going on at any position draws one permutation and makes no list of what is skipped."""
-    from accel_nb.data import resume
+    from accel_nb.data import position
 
     length = 1_000_000
     sampler = torch.utils.data.RandomSampler(range(length))
     torch.manual_seed(5)
     whole = list(sampler)
     asked: list[int] = []
-    plain: Callable[[Any], Any] = resume._plain
-    monkeypatch.setattr(resume, "_plain", lambda order: asked.append(len(order)) or plain(order))
+    plain: Callable[[Any], Any] = position._plain
+    monkeypatch.setattr(position, "_plain", lambda order: asked.append(len(order)) or plain(order))
     for start in (1, length - 10, random.Random(0).randrange(length)):
         torch.manual_seed(5)
-        head, rest = resume._from(sampler, start, 16)
+        head, rest = position._from(sampler, start, 16)
         assert head == whole[:16]
         assert next(rest) == whole[start]
         assert sum(asked) < length // 10, "the first index needs no list of the others"

@@ -10,12 +10,17 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.arrange import Arrangement, Part, Step
-from accel_nb.bigmodel.device_map import check_device_map, expect_forward, infer_auto_device_map, plan_device_map
-from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.pace import Pace, forward_time
-from accel_nb.bigmodel.placement import place_of
-from accel_nb.bigmodel.sizes import Device, compute_module_sizes
+from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.planning.cost_model import Pace, forward_time
+from accel_nb.bigmodel.planning.device_map import (
+    check_device_map,
+    expect_forward,
+    infer_auto_device_map,
+    plan_device_map,
+)
+from accel_nb.bigmodel.planning.placement import place_of
+from accel_nb.bigmodel.planning.placement_search import Arrangement, Part, Step
+from accel_nb.bigmodel.planning.sizes import Device, compute_module_sizes
 from accel_nb.errors import ConfigError
 from tests.support.transformer import Transformer
 

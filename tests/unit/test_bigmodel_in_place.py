@@ -14,13 +14,13 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from accel_nb.bigmodel import in_place
-from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.offload import offloaded_weights, stream_of
-from accel_nb.bigmodel.shards import ShardFile, open_checkpoint
-from accel_nb.bigmodel.sizes import compute_module_sizes
-from accel_nb.bigmodel.stream import OffloadError, WeightStream
+from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.loading.safetensors_reader import ShardFile, open_checkpoint
+from accel_nb.bigmodel.offload import mmap_weights
+from accel_nb.bigmodel.offload.dispatch import offloaded_weights, stream_of
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, WeightStream
+from accel_nb.bigmodel.planning.sizes import compute_module_sizes
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single
 from tests.support.transformer import Transformer
@@ -67,8 +67,8 @@ def test_bits_are_the_same_wherever_tensors_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, no_matter: bool | None, num_threads: int
 ) -> None:
     if no_matter is None:
-        no_matter = in_place.alignment_is_no_matter()
-    monkeypatch.setattr(in_place, "alignment_is_no_matter", lambda: no_matter)
+        no_matter = mmap_weights.alignment_is_no_matter()
+    monkeypatch.setattr(mmap_weights, "alignment_is_no_matter", lambda: no_matter)
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
@@ -168,12 +168,12 @@ def test_tensors_that_lie_together_are_mapped_together(tmp_path: Path) -> None:
     save_file(tensors, tmp_path / "model.safetensors")
     found = open_checkpoint(tmp_path).tensors
     chosen = [found[name] for name in ("d", "a", "c")]
-    parts = [(extent.begin, extent.end, inside) for extent, inside in in_place.extents(chosen)]
+    parts = [(extent.begin, extent.end, inside) for extent, inside in mmap_weights.extents(chosen)]
     assert parts == [
         (found["a"].offset, found["a"].offset + 12, [1]),
         (found["c"].offset, found["d"].offset + 28, [2, 0]),
     ]
-    assert list(in_place.extents([])) == []
+    assert list(mmap_weights.extents([])) == []
 
 
 def test_a_file_that_became_shorter_is_an_error_before_it_is_mapped(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_file_that_became_shorter_is_an_error_before_it_is_mapped(tmp_path: Pa
     found = list(open_checkpoint(path).tensors.values())
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(OSError, match="cut short while in use"):
-        in_place.lend(found)
+        mmap_weights.lend(found)
 
 
 def test_who_wants_to_cut_a_file_short_waits_until_a_block_has_computed(tmp_path: Path) -> None:

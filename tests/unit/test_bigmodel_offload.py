@@ -17,10 +17,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.lanes import CHUNK_BYTES, HostLane, HostTensor, SideLane
-from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.offload import (
+from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.loading.safetensors_reader import ShardFile, open_checkpoint
+from accel_nb.bigmodel.offload.dispatch import (
     _dispatch,
     cpu_offload,
     disk_offload,
@@ -30,9 +30,9 @@ from accel_nb.bigmodel.offload import (
     remove_hook_from_submodules,
     stream_of,
 )
-from accel_nb.bigmodel.shards import ShardFile, open_checkpoint
-from accel_nb.bigmodel.sizes import compute_module_sizes
-from accel_nb.bigmodel.stream import OffloadError
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadError
+from accel_nb.bigmodel.offload.weight_transfer import CHUNK_BYTES, HostLane, HostTensor, SideLane
+from accel_nb.bigmodel.planning.sizes import compute_module_sizes
 from accel_nb.errors import ConfigError, MisuseError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_sharded, save_single
@@ -245,7 +245,7 @@ def test_the_order_is_learnt_from_the_first_forward(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("through_buffers")
 def test_room_beyond_the_read_ahead_keeps_a_part_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.stream._AHEAD_BYTES", 0)
+    monkeypatch.setattr("accel_nb.bigmodel.offload.weight_prefetch._AHEAD_BYTES", 0)
     fills: dict[int, int] = {}
     for num_blocks in (3, 12):
         model = Transformer(depth=16, vocabulary=8)
@@ -504,7 +504,7 @@ def test_a_full_disk_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyP
         with open("/dev/full", "wb", buffering=0) as file:
             file.write(b"more")
 
-    monkeypatch.setattr("accel_nb.bigmodel.offload.save_file", full)
+    monkeypatch.setattr("accel_nb.bigmodel.offload.dispatch.save_file", full)
     with pytest.raises(OffloadError, match="No space left"):
         disk_offload(Transformer(), tmp_path)
     assert list(tmp_path.iterdir()) == []
@@ -531,9 +531,9 @@ def test_a_weight_in_memory_is_copied_from_there() -> None:
 
 LIMITED = """
 import resource, sys, torch
-from accel_nb.bigmodel.lanes import HostLane
-from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.offload.weight_transfer import HostLane
+from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.loading.meta import init_empty_weights
 from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 torch.set_num_threads(1)

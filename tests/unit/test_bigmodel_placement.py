@@ -17,16 +17,16 @@ from IPython.utils.capture import capture_output
 from torch import nn
 from traitlets.config import Config
 
-from accel_nb.bigmodel.device_map import (
+from accel_nb.bigmodel.loading.meta import init_empty_weights, init_on_device
+from accel_nb.bigmodel.planning.device_map import (
     check_device_map,
     clean_device_map,
     get_balanced_memory,
     infer_auto_device_map,
     plan_device_map,
 )
-from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
-from accel_nb.bigmodel.placement import describe_device_map, place_of
-from accel_nb.bigmodel.sizes import (
+from accel_nb.bigmodel.planning.placement import describe_device_map, place_of
+from accel_nb.bigmodel.planning.sizes import (
     _cgroup_rooms,
     compute_module_sizes,
     find_blocks,

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from accel_nb.bigmodel.lanes import HostLane, Source
-from accel_nb.bigmodel.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.meta import init_empty_weights
-from accel_nb.bigmodel.offload import _dispatch, stream_of
-from accel_nb.bigmodel.shards import ShardFile, as_bytes, open_checkpoint
+from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.loading.safetensors_reader import ShardFile, as_bytes, open_checkpoint
+from accel_nb.bigmodel.offload.dispatch import _dispatch, stream_of
+from accel_nb.bigmodel.offload.weight_transfer import HostLane, Source
 from accel_nb.errors import ConfigError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single
@@ -81,7 +81,7 @@ def test_what_is_past_the_cache_is_never_at_hand(large: Any) -> None:
 def test_threads_that_wait_for_an_operation_go_before_cores_copy_and_come_again(
     large: Any, monkeypatch: pytest.MonkeyPatch, num_cores: int
 ) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.lanes.num_usable_cores", lambda: num_cores)
+    monkeypatch.setattr("accel_nb.bigmodel.offload.weight_transfer.num_usable_cores", lambda: num_cores)
     file, tensors = large
 
     def tasks() -> set[str]:
@@ -146,7 +146,7 @@ def test_reading_ahead_is_left_where_nothing_is_gained(tmp_path: Path, gains: bo
 def test_a_model_that_the_cache_cannot_keep_is_read_past_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.offload.cache_room", lambda: room)
+    monkeypatch.setattr("accel_nb.bigmodel.offload.dispatch.cache_room", lambda: room)
     resident = Transformer(width=512, depth=1)
     with init_empty_weights():
         model = Transformer(width=512, depth=1)

@@ -17,17 +17,17 @@ from safetensors import safe_open
 
 from accel_nb.checkpoint import manifest as manifest_module
 from accel_nb.checkpoint import save as save_module
-from accel_nb.checkpoint.background import Saver
+from accel_nb.checkpoint.background_save import Saver
+from accel_nb.checkpoint.discovery import candidates, locate, prune
 from accel_nb.checkpoint.encoding import decode, encode
-from accel_nb.checkpoint.find import candidates, locate, prune
 from accel_nb.checkpoint.layout import Region, step_name, tiles, whole
 from accel_nb.checkpoint.load import StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
-from accel_nb.checkpoint.plan import TensorPlan, plan_writes
 from accel_nb.checkpoint.remote import RemoteStore
 from accel_nb.checkpoint.store import LocalStore, Store, open_store, split
+from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
-from accel_nb.runtime.comm import LocalComm
+from accel_nb.runtime.distributed.communicator import LocalComm
 
 FACTS = Facts(run="r1", step=1, world_size=1, strategy="single")
 
@@ -189,8 +189,8 @@ def test_a_background_save_holds_the_values_of_its_moment(store: Store) -> None:
 def test_large_tensors_are_split_and_chunks_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (manifest_module, save_module):
         monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
-    monkeypatch.setattr("accel_nb.checkpoint.plan.MAX_FILE_BYTES", 5000)
-    monkeypatch.setattr("accel_nb.checkpoint.plan.MIN_SPLIT_BYTES", 3000)
+    monkeypatch.setattr("accel_nb.checkpoint.write_plan.MAX_FILE_BYTES", 5000)
+    monkeypatch.setattr("accel_nb.checkpoint.write_plan.MIN_SPLIT_BYTES", 3000)
     tree = {f"w{n}": torch.randn(n, 30) for n in range(1, 40)}
     save(LocalStore(str(tmp_path)), "step_1", tree)
     found = load(tmp_path)

@@ -12,7 +12,7 @@ import pytest
 
 from accel_nb.cli.colours import MARKS, for_terminal
 from accel_nb.cli.main import COMMANDS, main
-from accel_nb.notebook.doctor import Finding
+from accel_nb.notebook.reports.doctor import Finding
 from accel_nb.selftest.run import Report, Row
 
 ACTIONS = ["config show", "config init", "config import", "config schema", "config docs", "config flags", "runs list"]

@@ -9,7 +9,7 @@ import pytest
 
 from accel_nb.cli.main import main
 from accel_nb.config.files import read_file
-from accel_nb.config.starter import starter_file
+from accel_nb.config.starter_file import starter_file
 
 
 def foreign(path: Path, **values: object) -> Path:

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from accel_nb.accelerator.plugins import DeepSpeedPlugin
+from accel_nb.accelerator.options.plugins import DeepSpeedPlugin
 from accel_nb.cli.main import main
 from accel_nb.config import Layer, resolve
+from accel_nb.config.deepspeed_import import import_deepspeed
+from accel_nb.config.deepspeed_report import show_deepspeed
 from accel_nb.config.deepspeed_settings import DefaultDeepspeedOptions, settings_for
-from accel_nb.config.deepspeed_shown import show_deepspeed
 from accel_nb.config.files import read_file
-from accel_nb.config.foreign_deepspeed import import_deepspeed
 from accel_nb.errors import ConfigError
 
 

@@ -10,7 +10,7 @@ import pytest
 from accel_nb.cli.main import main
 from accel_nb.config.files import read_file
 from accel_nb.errors import ConfigError
-from accel_nb.notebook.export import Exported, Source, executed, export, write_script
+from accel_nb.notebook.export.script import Exported, Source, executed, export, write_script
 
 SETUP = """\
 import torch

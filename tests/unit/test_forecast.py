@@ -21,7 +21,7 @@ from accel_nb.forecast.plans import Plan, Setting, choose, forecast, largest_sha
 from accel_nb.forecast.request import Sample, find_setting, read_request, read_size
 from accel_nb.forecast.sizes import OPTIMIZERS, Model, Weight, count_text, size_text, with_optimizer
 from accel_nb.forecast.table import as_data, as_markdown, as_text, explain
-from accel_nb.runtime.hardware import Gpu, Machine
+from accel_nb.runtime.process.hardware import Gpu, Machine
 
 GIB = 2**30
 BY_NAME = {layout.name: layout for layout in LAYOUTS}

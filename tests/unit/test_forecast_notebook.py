@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import Forecast
 from accel_nb.forecast.request import read_request
-from accel_nb.notebook.forecasting import forecast_notebook
+from accel_nb.notebook.reports.forecasting import forecast_notebook
 from tests.support.transformer import Transformer
 
 

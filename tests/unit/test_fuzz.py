@@ -26,9 +26,9 @@ from accel_nb.config.layers import Resolved
 from accel_nb.errors import ConfigError, CorruptCheckpoint
 from accel_nb.forecast.header import read_safetensors
 from accel_nb.pool import messages
-from accel_nb.pool.arena import Parcel, ReturnArena
-from accel_nb.pool.channel import Channel, ChannelError
-from accel_nb.runtime import wire
+from accel_nb.pool.local.arena import Parcel, ReturnArena
+from accel_nb.pool.local.channel import Channel, ChannelError
+from accel_nb.runtime.process import serialization
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     MemorySample,
@@ -209,14 +209,14 @@ def test_events(event: Any) -> None:
 
 def test_values_between_ranks() -> None:
     value = {"a": [1, 2.5, "x", None, (True, {3}), b"bytes"], "t": torch.arange(6.0).reshape(2, 3), 4: 1j}
-    message = wire.encode(value)
+    message = serialization.encode(value)
     end = 8 + int.from_bytes(message[:8], "big")
     tree = json.loads(message[8:end])
     with bounded_memory():
         for chance in rounds(6):
             for changed in (changed_bytes(message, chance), _with_tree(changed_value(tree, chance), message[end:])):
                 try:
-                    wire.decode(changed)
+                    serialization.decode(changed)
                 except ValueError:
                     continue
 

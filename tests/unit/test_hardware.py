@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from accel_nb.notebook.doctor import diagnose
-from accel_nb.runtime.hardware import inspect_machine, list_gpus
+from accel_nb.notebook.reports.doctor import diagnose
+from accel_nb.runtime.process.hardware import inspect_machine, list_gpus
 
 
 class Error(Exception):

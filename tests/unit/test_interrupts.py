@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.notebook.interrupts import HeldTermination
+from accel_nb.notebook.session.interrupts import HeldTermination
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from accel_nb.accelerator.saving import Saved, describe_nothing_saved, describe_saves
+from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
 from accel_nb.checkpoint.interval import SaveCost, best_interval
 
 

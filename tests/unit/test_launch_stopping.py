@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accel_nb.launch.local import TOGETHER_S, Rank, Stopper
-from accel_nb.pool.failure import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S
+from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S
 
 
 class Job:

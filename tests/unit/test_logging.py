@@ -3,7 +3,7 @@ import logging
 import pytest
 
 from accel_nb import get_logger
-from accel_nb.accelerator.progress import tqdm
+from accel_nb.accelerator.process.progress import tqdm
 from accel_nb.errors import MisuseError
 
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.accelerator import memory_map
-from accel_nb.accelerator.steering import NO_MAP, Steering
-from accel_nb.runtime.device import allocator_snapshot
+from accel_nb.accelerator.memory import memory_map
+from accel_nb.accelerator.training.run_control import NO_MAP, Steering
+from accel_nb.runtime.devices.device import allocator_snapshot
 from accel_nb.telemetry.actions import MapMemory
 from accel_nb.telemetry.blocks import AWAITING, FREE, IN_USE, MAX_BLOCKS, MAX_SEGMENTS, MIXED, fold
 from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
-from accel_nb.runtime.nested import concat_batches, find_tensors, first_batch_size, map_tensors, slice_batch, to_device
+from accel_nb.runtime.tensors.nested import (
+    concat_batches,
+    find_tensors,
+    first_batch_size,
+    map_tensors,
+    slice_batch,
+    to_device,
+)
 
 Point = namedtuple("Point", "x y")
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from accel_nb.pool.contents import module_state, set_module_state
-from accel_nb.pool.parts import content_of, fill
-from accel_nb.runtime.overlap import overwrite
+from accel_nb.pool.sync.change_detection import module_state, set_module_state
+from accel_nb.pool.sync.object_paths import content_of, fill
+from accel_nb.runtime.tensors.overlap import overwrite
 
 
 def test_a_tensor_with_repeated_dims_is_overwritten_in_place() -> None:

@@ -15,11 +15,18 @@ from accel_nb.cli.main import main
 from accel_nb.config import parse_flags, resolve
 from accel_nb.config.schema import STRATEGY_GROUP
 from accel_nb.errors import ConfigError, PoolError
-from accel_nb.notebook.doctor import diagnose
+from accel_nb.notebook.reports.doctor import diagnose
+from accel_nb.pool.device_assignment import Claims, place_workers
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.place import Claims, place_workers
-from accel_nb.runtime.hardware import Gpu, count_tpu_chips, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
-from accel_nb.runtime.platforms import PLATFORMS, Signals, detect_platform, find_tpu
+from accel_nb.runtime.process.hardware import (
+    Gpu,
+    count_tpu_chips,
+    cuda_of_torch,
+    inspect_machine,
+    why_no_xla,
+    why_unusable,
+)
+from accel_nb.runtime.process.platforms import PLATFORMS, Signals, detect_platform, find_tpu
 from accel_nb.strategies import Registry
 from accel_nb.ui.fallback import DisplayFacts, choose_rung
 
@@ -168,7 +175,7 @@ def test_a_tpu_is_asked_for_by_its_flag(monkeypatch: pytest.MonkeyPatch):
         resolve([parse_flags("--tpus 4 --cpus 2")])
     monkeypatch.setenv("TPU_ACCELERATOR_TYPE", "v5e-8")
     assert refusal("--tpus all").startswith("v5e-8: torch_xla is not installed")
-    monkeypatch.setattr("accel_nb.pool.place.why_no_xla", lambda: None)  # as on a TPU's machine
+    monkeypatch.setattr("accel_nb.pool.device_assignment.why_no_xla", lambda: None)  # as on a TPU's machine
     assert refusal("--tpus 4") == (
         "--tpus 4: one worker drives all chips of the v5e-8, and how many are there is not known before the device is "
         "opened; use --tpus all"

@@ -10,7 +10,7 @@ import torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.plugins import (
+from accel_nb.accelerator.options.plugins import (
     AutocastKwargs,
     DataLoaderConfiguration,
     DDPCommunicationHookType,

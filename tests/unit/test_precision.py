@@ -9,8 +9,8 @@ import torch
 
 from accel_nb.errors import ConfigError
 from accel_nb.precision import build_precision
-from accel_nb.runtime import device as device_module
-from accel_nb.runtime.device import choose_precision, has_real_bf16, memory
+from accel_nb.runtime.devices import device as device_module
+from accel_nb.runtime.devices.device import choose_precision, has_real_bf16, memory
 
 
 def test_auto_is_full_precision_on_the_cpu() -> None:

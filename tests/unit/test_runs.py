@@ -17,7 +17,7 @@ import pytest
 from accel_nb.cli.main import main
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import ConfigError
-from accel_nb.notebook.recording import record_run
+from accel_nb.notebook.session.recording import record_run
 from accel_nb.runs import Registry, Run, default_folder
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.telemetry.events import CheckpointSaved, MetricLogged, StepDone

@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from accel_nb import Accelerator, GeneralTracker
-from accel_nb.accelerator.state import LoadReport
+from accel_nb.accelerator.state.training_state import LoadReport
 from accel_nb.cli.main import main
 from accel_nb.config import parse_flags, resolve
 from accel_nb.errors import AccelNbError, CheckpointError, ConfigError
-from accel_nb.notebook.output import ConsoleOutput
+from accel_nb.notebook.output.cell_output import ConsoleOutput
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runtime.secrets import redact, redacted
+from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.telemetry.events import CheckpointSaved
 from accel_nb.ui import Panel
 from accel_nb.ui.comm import SidebarState

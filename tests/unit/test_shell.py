@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from accel_nb.notebook import surroundings
-from accel_nb.notebook.shell import WorkerDisplayHook
-from accel_nb.notebook.surroundings import Surroundings
+from accel_nb.notebook.session import environment_sync
+from accel_nb.notebook.session.environment_sync import Surroundings
+from accel_nb.notebook.worker.shell import WorkerDisplayHook
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,8 @@ def test_a_semicolon_at_the_end_hides_the_value(source: str, is_quiet: bool):
 
 @pytest.mark.parametrize("compiler", [SimpleNamespace(), SimpleNamespace(format_code_name=lambda name: None)])
 def test_a_cell_that_ipython_has_no_name_for_is_sent_without_one(compiler: object, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(surroundings, "get_ipython", lambda: SimpleNamespace(compile=compiler))
+    monkeypatch.setattr(environment_sync, "get_ipython", lambda: SimpleNamespace(compile=compiler))
     lines = ["def f():\n", "    return 1\n"]
-    monkeypatch.setitem(surroundings.linecache.cache, "<cell 1>", (20, None, lines, "<cell 1>"))
+    monkeypatch.setitem(environment_sync.linecache.cache, "<cell 1>", (20, None, lines, "<cell 1>"))
     code = compile("".join(lines), "<cell 1>", "exec")
     assert Surroundings().sources([code]) == {"<cell 1>": ("".join(lines), "")}

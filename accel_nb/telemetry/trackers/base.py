@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.secrets import redacted
+from accel_nb.runtime.process.secrets import redacted
 
 
 class NotKept(MisuseError):

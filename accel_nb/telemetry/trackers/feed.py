@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from accel_nb.runtime.secrets import redact
+from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, without_secrets
 
 logger = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-/** The runs that the kernel tells of, checked field by field. The kernel's side is `accel_nb/notebook/recent.py`. */
+/** The runs that the kernel tells of, checked field by field. The kernel's side is `accel_nb/notebook/reports/recent_runs.py`. */
 
 import { asList, asNumber, asText, isRecord } from './reading';
 

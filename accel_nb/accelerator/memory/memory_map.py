@@ -1,0 +1,50 @@
+"""What one rank's device holds at the end of a step: the allocator's blocks, and who holds most."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.memory.post_mortem import hold, largest
+from accel_nb.telemetry.blocks import fold
+from accel_nb.telemetry.events import MemoryMapped
+
+MAX_HOLDERS = 8
+
+
+def map_memory(
+    snapshot: Iterable[Mapping[str, Any]],
+    accelerators: Sequence[Accelerator],
+    namespace: Mapping[str, Any],
+    *,
+    rank: int,
+    step: int,
+    device: torch.device | str,
+    source: str,
+) -> MemoryMapped:
+    """Return the map of a device out of a snapshot of its allocator.
+
+    ``source`` is the cell's text, which says at which line a name was bound. Walks the objects that names lead to, so
+    it is for a moment when somebody asks.
+    """
+    device = torch.device(device)
+    found = fold(snapshot, device.index or 0)
+    held, _ = hold(accelerators, namespace, device=device, source=source)
+    holders = largest(held, MAX_HOLDERS)
+    return MemoryMapped(
+        rank=rank,
+        step=step,
+        time=time.time(),
+        num_segments=found.num_segments,
+        reserved=found.reserved,
+        in_use=found.in_use,
+        largest_free=found.largest_free,
+        segments=found.segments,
+        blocks=tuple(number for block in found.blocks for number in block),
+        holders=tuple(name.strip("`") for name, _ in holders),
+        held=tuple(size for _, size in holders),
+    )

@@ -1,0 +1,162 @@
+"""What a rank says about itself when its memory has run out; JSON-ready, sizes in bytes."""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import re
+import sys
+import traceback
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.memory.release import free_cached_memory, is_out_of_memory
+from accel_nb.accelerator.plain_cells.object_graph import is_written_here
+from accel_nb.bigmodel.offload.host_memory import give_back
+from accel_nb.bigmodel.planning.sizes import host_room
+from accel_nb.runtime.devices.device import memory
+from accel_nb.telemetry.holders import Holdings
+
+_ASKED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
+_UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
+_MAX_HOLDERS = 5
+
+
+def examine(
+    error: BaseException,
+    accelerators: Sequence[Accelerator],
+    namespace: Mapping[str, Any],
+    *,
+    device: torch.device | str,
+    source: str,
+) -> dict[str, Any] | None:
+    """Return who holds what, or None for an error that does not say that memory has run out.
+
+    To be called while the error's frames still hold what they held; `let_go` frees that.
+    """
+    if not is_out_of_memory(error):
+        return None
+    device = torch.device(device)
+    frames = list(_frames(error))
+    held, models = hold(accelerators, namespace, device=device, source=source)
+    for frame in frames:
+        if frame.f_locals is not namespace:
+            held.add_names({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
+    held.add_rest()
+    use = memory(device)
+    free = host_room() if device.type == "cpu" else use.free
+    counted = held.kinds.total()
+    return {
+        "device": device.type if device.type == "cpu" else str(device),
+        "asked": asked_bytes(str(error)),
+        "free": free,
+        "held": dict(held.kinds),
+        "rest": max(0, use.allocated - counted),
+        "cached": max(0, use.reserved - use.allocated),
+        "room": free + (use.reserved if device.type != "cpu" else counted),
+        "line": _line(frames),
+        "module": _module(frames, models),
+        "holders": largest(held, _MAX_HOLDERS),
+    }
+
+
+def hold(
+    accelerators: Sequence[Accelerator], namespace: Mapping[str, Any], *, device: torch.device, source: str
+) -> tuple[Holdings, list[nn.Module]]:
+    """Count what models, optimizers and variables hold on a device; return it with the models that there are."""
+    objects = [*(item for known in accelerators for item in known.prepared_objects), *namespace.values()]
+    models = [item for item in objects if isinstance(item, nn.Module)]
+    held = Holdings(device)
+    held.add_trained(models, [item for item in objects if isinstance(item, Optimizer)])
+    lines = _bound_at(source)
+    names = {name: value for name, value in namespace.items() if not name.startswith("_")}
+    held.add_names({f"{name} (line {lines[name]})" if name in lines else name: names[name] for name in names})
+    return held, models
+
+
+def largest(held: Holdings, number: int) -> list[tuple[str, int]]:
+    """Return what holds most and how many bytes, the largest first."""
+    rows = [(f"`{name}`", size) for name, size in held.names.items()]
+    rows += [(f"weights, gradients and optimizer state of {module}", size) for module, size in held.modules.items()]
+    rows += [(f"kept for the backward pass behind {module}", size) for module, size in held.behind.items()]
+    return sorted((row for row in rows if row[1]), key=lambda row: -row[1])[:number]
+
+
+def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
+    """Free what the frames of a told error hold, so that the next cell has the memory.
+
+    Tensors that the cell has ``bound`` keep their values and lose their graphs: a ``loss`` would hold all activations
+    until the next one is there, for which there is then no room.
+    """
+    told: BaseException | None = error
+    while told is not None:
+        traceback.clear_frames(told.__traceback__)
+        for frame in _frames(told):
+            _ = frame.f_locals  # a frame that was looked at keeps a copy of its variables until it is looked at again
+        told = told.__cause__ or told.__context__
+    for name in bound:
+        value = namespace.get(name)
+        if isinstance(value, Tensor) and value.grad_fn is not None:
+            namespace[name] = value.detach()
+    for name in ("last_exc", "last_type", "last_value", "last_traceback"):
+        if hasattr(sys, name):
+            delattr(sys, name)
+    free_cached_memory()
+    give_back()
+
+
+def asked_bytes(text: str) -> int | None:
+    """Return how much an allocator's message says was asked for; None if it does not."""
+    found = _ASKED.search(text)
+    return None if found is None else int(float(found[1]) * _UNITS[found[2][0].lower()])
+
+
+def _frames(error: BaseException) -> Iterator[types.FrameType]:
+    """Yield the frames that the error has passed, the outermost first."""
+    step = error.__traceback__
+    while step is not None:
+        yield step.tb_frame
+        step = step.tb_next
+
+
+def _line(frames: Sequence[types.FrameType]) -> str:
+    """Return the innermost line that the user has written, with its place."""
+    mine = [frame for frame in frames if is_written_here(frame.f_globals.get("__name__"))]
+    if not mine:
+        return ""
+    code, number = mine[-1].f_code, mine[-1].f_lineno
+    where = "" if code.co_name == "<module>" else f" of {code.co_name}"
+    return f"line {number}{where}: {linecache.getline(code.co_filename, number).strip()[:120]}"
+
+
+def _module(frames: Sequence[types.FrameType], models: Sequence[nn.Module]) -> str:
+    """Return the module that was computing, by its path in the model."""
+    paths = {id(module): path for model in models for path, module in model.named_modules()}
+    for frame in reversed(frames):
+        module = frame.f_locals.get("self")
+        if isinstance(module, nn.Module) and paths.get(id(module)):
+            return f"{paths[id(module)]} ({type(module).__name__})"
+    return ""
+
+
+def _bound_at(source: str) -> dict[str, int]:
+    """Return the last line of a cell at which each name is bound, or something is added to it."""
+    try:
+        nodes = list(ast.walk(ast.parse(source)))
+    except SyntaxError:
+        return {}
+    found: dict[str, int] = {}
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            found[node.id] = max(found.get(node.id, 0), node.lineno)
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            holder = node.func.value
+            if isinstance(holder, ast.Name) and node.func.attr in ("append", "extend", "add", "insert", "update"):
+                found[holder.id] = max(found.get(holder.id, 0), node.lineno)
+    return found

@@ -1,0 +1,1 @@
+"""Option records under the names that users of `accelerate` know."""

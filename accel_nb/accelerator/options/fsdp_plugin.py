@@ -1,0 +1,129 @@
+"""FSDP under the names that scripts for `accelerate` choose and set it by."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, fields
+from enum import Enum
+from typing import Any
+
+from torch import nn
+
+from accel_nb.config.fsdp_import import fsdp_outcome
+from accel_nb.config.import_report import Left
+from accel_nb.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class FullyShardedDataParallelPlugin:
+    """Trains by PyTorch's FSDP2; giving it chooses the strategy. A process alone divides nothing, and says so.
+
+    Members of torch's enumerations are taken as well as their names.
+
+    Args:
+        fsdp_version: Anything: it is FSDP2.
+        sharding_strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``. Hybrid ones want ``fsdp.hybrid_shard_size`` instead.
+        reshard_after_forward: Let go of parameters between forward and backward.
+        auto_wrap_policy: ``transformer_based_wrap``, ``size_based_wrap``, ``no_wrap``, or a `functools.partial` of
+            torch's function for one of the first two. None given: repeated blocks.
+        transformer_cls_names_to_wrap: Class names of the modules that are gathered at a time.
+        min_num_params: How many parameters a module has that is gathered by size.
+        cpu_offload: Keep parameters, gradients and optimizer state in host memory; a policy of torch stands for True.
+        activation_checkpointing: Compute activations again instead of keeping them.
+        mixed_precision_policy: Refused: ``mixed_precision`` and ``fsdp.reduce_dtype`` say it.
+        ignored_modules: Refused, as the next one: nothing stands for them.
+        param_init_fn: Refused.
+        state_dict_config: Anything, as all that follow: what they choose between makes no difference here.
+        optim_state_dict_config: Anything.
+        state_dict_type: Anything.
+        backward_prefetch: Anything.
+        forward_prefetch: Anything.
+        limit_all_gathers: Anything.
+        use_orig_params: Anything.
+        sync_module_states: Anything.
+        cpu_ram_efficient_loading: Anything.
+    """
+
+    fsdp_version: int | None = None
+    sharding_strategy: str | int | Enum | None = None
+    reshard_after_forward: bool | str | Enum | None = None
+    auto_wrap_policy: str | Callable[..., Any] | None = None
+    transformer_cls_names_to_wrap: Iterable[str] | str | None = None
+    min_num_params: int | None = None
+    cpu_offload: Any = None
+    activation_checkpointing: bool | None = None
+    mixed_precision_policy: Any = None
+    ignored_modules: Any = None
+    param_init_fn: Any = None
+    state_dict_config: Any = None
+    optim_state_dict_config: Any = None
+    state_dict_type: Any = None
+    backward_prefetch: Any = None
+    forward_prefetch: Any = None
+    limit_all_gathers: Any = None
+    use_orig_params: Any = None
+    sync_module_states: Any = None
+    cpu_ram_efficient_loading: Any = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema.
+
+        Raises `ConfigError`, with every problem, for values that no option stands for.
+        """
+        given = {
+            item.name.removeprefix("fsdp_"): _plain(value)
+            for item in fields(self)
+            if (value := getattr(self, item.name)) is not None
+        }
+        given |= _named(given.get("auto_wrap_policy"))
+        if "cpu_offload" in given:
+            given["cpu_offload"] = _is_offloading(given["cpu_offload"])
+        options: dict[str, Any] = {"strategy": "fsdp"}
+        problems: list[str] = []
+        for name, value in given.items():
+            outcome = Left(_REFUSED[name]) if name in _REFUSED else fsdp_outcome(name, value, given)
+            if isinstance(outcome, Left):
+                problems.append(f"{name} from FullyShardedDataParallelPlugin(...): {outcome.reason}")
+            elif not isinstance(outcome, str):
+                options |= outcome
+        if problems:
+            raise ConfigError(problems)
+        return options
+
+
+_NOTHING = "nothing stands for it; leave it out"
+_REFUSED = {
+    "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype for what gradients are averaged in",
+    "ignored_modules": _NOTHING,
+    "param_init_fn": "build the model on the meta device, and give fsdp.weights",
+}
+
+
+def _plain(value: Any) -> Any:
+    return value.name if isinstance(value, Enum) else value
+
+
+def _named(policy: Any) -> dict[str, Any]:
+    """Return what a wrap policy that is a function says, by the names of the policies that are words."""
+    if not callable(policy):
+        return {}
+    known = policy if isinstance(policy, functools.partial) else functools.partial(policy)
+    name = getattr(known.func, "__name__", type(known.func).__name__)
+    if name == "transformer_auto_wrap_policy":
+        classes: Iterable[type[nn.Module]] = known.keywords.get("transformer_layer_cls", ())
+        return {
+            "auto_wrap_policy": "transformer_based_wrap",
+            "transformer_cls_names_to_wrap": sorted(kind.__name__ for kind in classes),
+        }
+    if name == "size_based_auto_wrap_policy":
+        smallest = known.keywords.get("min_num_params", 100_000_000)  # torch's own default
+        return {"auto_wrap_policy": "size_based_wrap", "min_num_params": smallest}
+    return {"auto_wrap_policy": f"the function {name}"}
+
+
+def _is_offloading(value: Any) -> Any:
+    """Return whether torch's records of offloading say so; those of FSDP2 offload by being given."""
+    if isinstance(value, bool):
+        return value
+    return getattr(value, "offload_params", type(value).__name__ == "CPUOffloadPolicy")

@@ -1,0 +1,581 @@
+"""Records by which options can be given under well-known names; each is a view of the one schema.
+
+A field that is left at None stays as the options of the run say. What has no counterpart here is refused with the
+reason, in `Record.as_options`, which is called when an `Accelerator` is built with the record.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from datetime import timedelta
+from enum import Enum
+from typing import Any, Literal, Protocol
+
+from accel_nb.config import Layer
+from accel_nb.config.deepspeed_import import import_deepspeed
+from accel_nb.config.files import read_document
+from accel_nb.config.import_report import Imported
+from accel_nb.errors import ConfigError
+
+_DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed", "non_blocking")
+
+
+class Record(Protocol):
+    """What every record is: something that gives options."""
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        ...
+
+
+@dataclass(frozen=True)
+class DataLoaderConfiguration:
+    """How `Accelerator.prepare` reads loaders; what is None stays as the options of the run say.
+
+    Args:
+        split_batches: A loader's batch is that of all workers together (``batch="global"``); False: each worker's.
+        dispatch_batches: Rank 0 alone reads, and sends each rank its share.
+        even_batches: All ranks take equally many samples, some of them twice; else exact, weighted shares.
+        use_seedable_sampler: Shuffle in an order that depends on seed and epoch only.
+        data_seed: Seed of that order.
+        non_blocking: Copy the next batch to a GPU while the present one is trained on.
+        use_stateful_dataloader: Only False: prepared loaders need no loader of another package.
+    """
+
+    split_batches: bool | None = None
+    dispatch_batches: bool | None = None
+    even_batches: bool | None = None
+    use_seedable_sampler: bool | None = None
+    data_seed: int | None = None
+    non_blocking: bool | None = None
+    use_stateful_dataloader: bool = False
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        if self.use_stateful_dataloader:
+            raise ConfigError(
+                "use_stateful_dataloader=True from DataLoaderConfiguration(...) is not served: torchdata's loader is "
+                "not used here; leave it out"
+            )
+        given = {f"data.{name}": getattr(self, name) for name in _DATA}
+        if self.split_batches is not None:
+            given["batch"] = "global" if self.split_batches else "per-worker"
+        return _given(given)
+
+
+@dataclass(frozen=True)
+class GradientAccumulationPlugin:
+    """How gradients are accumulated.
+
+    Args:
+        num_steps: Micro-batches for one optimizer step.
+        adjust_scheduler: Only True: schedulers count optimizer steps.
+        sync_with_dataloader: Step at the end of a loader, though the window is short; False: go on with it.
+        sync_each_batch: Average gradients over ranks after every micro-batch.
+    """
+
+    num_steps: int | None = None
+    adjust_scheduler: bool = True
+    sync_with_dataloader: bool | None = None
+    sync_each_batch: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        if not self.adjust_scheduler:
+            raise ConfigError(
+                "adjust_scheduler=False from GradientAccumulationPlugin(...) is not served: a prepared scheduler "
+                "counts optimizer steps, which is right for any accumulation; to advance with each call give "
+                "step_scheduler_with_optimizer=False"
+            )
+        tail = {None: None, True: "step", False: "carry"}[self.sync_with_dataloader]
+        return _given(
+            {
+                "accumulate": self.num_steps,
+                "accumulation.tail": tail,
+                "accumulation.sync_each_batch": self.sync_each_batch,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class ProjectConfiguration:
+    """Where the files of a run go; `Accelerator.project_dir` and `Accelerator.logging_dir` tell it to the script.
+
+    Args:
+        project_dir: Folder of the run.
+        logging_dir: Folder of its logs and traces; none given: the folder of the run.
+        automatic_checkpoint_naming: Keep checkpoints as ``step_N`` in ``checkpoints`` of the folder of the run.
+        total_limit: How many of them are kept.
+    """
+
+    project_dir: str | os.PathLike[str] | None = None
+    logging_dir: str | os.PathLike[str] | None = None
+    automatic_checkpoint_naming: bool = False
+    total_limit: int | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema; raises `ConfigError` without a folder."""
+        if not self.automatic_checkpoint_naming:
+            return _given({"checkpoint.total_limit": self.total_limit})
+        if self.project_dir is None:
+            raise ConfigError(
+                "automatic_checkpoint_naming=True from ProjectConfiguration(...) needs project_dir, the folder to keep "
+                "checkpoints in"
+            )
+        folder = os.path.join(os.fspath(self.project_dir), "checkpoints")
+        return _given({"checkpoint.dir": folder, "checkpoint.total_limit": self.total_limit})
+
+
+@dataclass(frozen=True)
+class AutocastKwargs:
+    """Options of torch.autocast; for a whole run, or for one block of `Accelerator.autocast`.
+
+    Args:
+        enabled: Compute in the run's precision.
+        cache_enabled: Keep the low precision copies of weights within one region.
+    """
+
+    enabled: bool | None = None
+    cache_enabled: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        return _given({f"autocast.{name}": value for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class GradScalerKwargs:
+    """Options of the loss scaling of fp16, with PyTorch's own names.
+
+    Args:
+        init_scale: The first scale.
+        growth_factor: What it grows by after a while without overflow.
+        backoff_factor: What it shrinks by when gradients overflow.
+        growth_interval: How many steps a while is.
+        enabled: Scale losses.
+    """
+
+    init_scale: float | None = None
+    growth_factor: float | None = None
+    backoff_factor: float | None = None
+    growth_interval: int | None = None
+    enabled: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        return _given({f"scaler.{name}": value for name, value in vars(self).items()})
+
+
+@dataclass(frozen=True)
+class InitProcessGroupKwargs:
+    """Options of the process group, where the accelerator opens it itself.
+
+    Args:
+        backend: ``gloo`` or ``nccl``; none given: that of the device.
+        init_method: Only ``env://``: the world is that of the environment.
+        timeout: How long a rank waits for the others.
+    """
+
+    backend: str | None = None
+    init_method: str | None = None
+    timeout: timedelta | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        if self.init_method not in (None, "env://"):
+            raise ConfigError(
+                f"init_method={self.init_method!r} from InitProcessGroupKwargs(...) is not served: ranks meet through "
+                "the variables that torchrun and our own launcher set (env://); leave it out"
+            )
+        seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
+        return _given({"group.backend": self.backend, "group.timeout": seconds})
+
+
+class DDPCommunicationHookType(str, Enum):
+    """What compresses gradients on their way between ranks; each value equals its own text."""
+
+    NO = "no"
+    FP16 = "fp16"
+    BF16 = "bf16"
+    POWER_SGD = "power_sgd"
+    BATCHED_POWER_SGD = "batched_power_sgd"
+
+
+_POWER_SGD = {
+    "matrix_approximation_rank": "power_sgd_rank",
+    "start_powerSGD_iter": "power_sgd_start",
+    "min_compression_rate": "power_sgd_min_compression",
+    "use_error_feedback": "power_sgd_error_feedback",
+    "warm_start": "power_sgd_warm_start",
+    "random_seed": "power_sgd_seed",
+}
+
+
+@dataclass(frozen=True)
+class DistributedDataParallelKwargs:
+    """Options of PyTorch's DistributedDataParallel, with PyTorch's own names.
+
+    Args:
+        dim: Only 0: batches are divided along their first dim.
+        broadcast_buffers: Copy rank 0's buffers to every rank before each forward pass.
+        bucket_cap_mb: Size of the gradient buckets, in MiB.
+        find_unused_parameters: Look in every backward pass for parameters that took no part.
+        check_reduction: Only False: PyTorch does nothing with it any more.
+        gradient_as_bucket_view: Only True: gradients always lie in the buckets, which saves a copy of all of them.
+        static_graph: Promise that every step uses the same parameters in the same order.
+        comm_hook: What compresses gradients on their way.
+        comm_wrapper: Number format around the comm hook.
+        comm_state_option: Options of PowerSGD, by the names of PyTorch's ``PowerSGDState``.
+    """
+
+    dim: int = 0
+    broadcast_buffers: bool | None = None
+    bucket_cap_mb: int | None = None
+    find_unused_parameters: bool | None = None
+    check_reduction: bool = False
+    gradient_as_bucket_view: bool | None = None
+    static_graph: bool | None = None
+    comm_hook: DDPCommunicationHookType | str | None = None
+    comm_wrapper: DDPCommunicationHookType | str | None = None
+    comm_state_option: Mapping[str, Any] = field(default_factory=dict)
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        problems = [
+            f"{name}={getattr(self, name)!r} from DistributedDataParallelKwargs(...) is not served: {reason}; leave it "
+            "out"
+            for name, served, reason in (
+                ("dim", (0,), "batches are divided along their first dim"),
+                ("check_reduction", (False,), "PyTorch ignores it"),
+                ("gradient_as_bucket_view", (None, True), "gradients always lie in the buckets"),
+            )
+            if getattr(self, name) not in served
+        ]
+        problems += [
+            f"comm_state_option {name!r} from DistributedDataParallelKwargs(...) is not served; there are "
+            f"{', '.join(_POWER_SGD)}"
+            for name in self.comm_state_option
+            if name not in _POWER_SGD
+        ]
+        if problems:
+            raise ConfigError(problems)
+        given = {
+            "broadcast_buffers": self.broadcast_buffers,
+            "bucket_cap_mb": self.bucket_cap_mb,
+            "find_unused_parameters": self.find_unused_parameters,
+            "static_graph": self.static_graph,
+            "comm_hook": plain(self.comm_hook),
+            "comm_wrapper": plain(self.comm_wrapper),
+            **{_POWER_SGD[name]: value for name, value in self.comm_state_option.items()},
+        }
+        return {f"ddp.{name}": value for name, value in _given(given).items()}
+
+
+@dataclass(frozen=True)
+class AORecipeKwargs:
+    """How linear layers compute in 8-bit floating point (``mixed_precision="fp8"``), by torchao.
+
+    Args:
+        config: A ``torchao.float8.Float8LinearConfig``; only what is one of torchao's own recipes.
+        module_filter_func: Not served: layers that stay in bf16 are given by name.
+        pad_inner_dim: Only True: rows are padded where the hardware needs it.
+        enable_fsdp_float8_all_gather: Gather weights in float8 under FSDP2; the recipe tensorwise only.
+    """
+
+    config: Any = None
+    module_filter_func: Callable[..., bool] | None = None
+    pad_inner_dim: bool | None = None
+    enable_fsdp_float8_all_gather: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        problems = [
+            f"{what} from AORecipeKwargs(...) is not served: {remedy}"
+            for what, is_given, remedy in (
+                (
+                    "module_filter_func",
+                    self.module_filter_func is not None,
+                    'name layers that stay in bf16, as config={"fp8": {"skip_modules": ["head"]}}',
+                ),
+                (
+                    "pad_inner_dim=False",
+                    self.pad_inner_dim is False,
+                    "rows are padded where they must be; leave it out",
+                ),
+            )
+            if is_given
+        ]
+        recipe = None if self.config is None else _recipe_of(self.config)
+        if self.config is not None and recipe is None:
+            problems.append(
+                "config from AORecipeKwargs(...) is none of torchao's recipes: give one of "
+                "Float8LinearConfig.from_recipe_name(...), or its name as fp8.recipe"
+            )
+        if problems:
+            raise ConfigError(problems)
+        gathers = self.enable_fsdp_float8_all_gather
+        if gathers is None and getattr(self.config, "enable_fsdp_float8_all_gather", False):
+            gathers = True
+        emulate = getattr(self.config, "emulate", None)
+        return _given({"fp8.recipe": recipe, "fp8.emulate": emulate, "fsdp.float8_gather": gathers})
+
+
+def _recipe_of(config: Any) -> str | None:
+    """Return the name of the recipe that a config of torchao's is, whether emulated and padded or not."""
+    made = replace(config, emulate=False, pad_inner_dim=False, enable_fsdp_float8_all_gather=False)
+    names = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
+    return next((name for name in names if type(config).from_recipe_name(name) == made), None)
+
+
+@dataclass(frozen=True)
+class ProfileKwargs:
+    """How `Accelerator.profile` profiles; see there for what each field is."""
+
+    activities: Sequence[str] | None = None
+    schedule_option: Mapping[str, int] | Callable[[int], Any] | None = None
+    on_trace_ready: Callable[[Any], None] | None = None
+    record_shapes: bool = False
+    profile_memory: bool = False
+    with_stack: bool = False
+    with_flops: bool = False
+    with_modules: bool = False
+    output_trace_dir: str | os.PathLike[str] | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return nothing: it says how to profile, and changes nothing about a run."""
+        return {}
+
+
+@dataclass(frozen=True)
+class TorchDynamoPlugin:
+    """Options of torch.compile for prepared models.
+
+    Args:
+        backend: ``inductor``, ``eager``, ... in upper or lower case; ``no`` compiles nothing.
+        mode: How much time compiling may take.
+        fullgraph: Refuse models that cannot be compiled as one graph.
+        dynamic: Compile for shapes that vary; none given: when the second shape is met.
+        options: Only None: the options of a backend have no place among those of a run.
+        disable: Compile nothing.
+        use_regional_compilation: Compile repeated blocks instead of the whole.
+    """
+
+    backend: str | Enum | None = None
+    mode: Literal["default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"] | None = None
+    fullgraph: bool | None = None
+    dynamic: bool | None = None
+    options: Mapping[str, Any] | None = None
+    disable: bool = False
+    use_regional_compilation: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema."""
+        if self.options:
+            raise ConfigError(
+                "options from TorchDynamoPlugin(...) is not served: a backend's own options have no place among those "
+                "of a run; give mode, or set them in torch._inductor.config"
+            )
+        backend = "no" if self.disable else plain(self.backend)
+        return _given(
+            {
+                "compile.backend": backend.lower() if isinstance(backend, str) else backend,
+                "compile.mode": self.mode,
+                "compile.fullgraph": self.fullgraph,
+                "compile.dynamic": {None: None, True: "yes", False: "no"}[self.dynamic],
+                "compile.regional": self.use_regional_compilation,
+            }
+        )
+
+
+@dataclass(frozen=True)
+class DeepSpeedPlugin:
+    """Trains by DeepSpeed's ZeRO; giving it chooses the strategy. A process alone divides nothing, and says so.
+
+    Args:
+        hf_ds_config: A DeepSpeed configuration: the path of its JSON, or the dictionary. ``auto`` leaves a value open.
+        gradient_accumulation_steps: Micro-batches for one optimizer step.
+        gradient_clipping: Total norm to clip gradients to before each step.
+        zero_stage: What is divided: 1 optimizer state, 2 gradients too, 3 parameters too.
+        offload_optimizer_device: ``none`` or ``cpu``.
+        offload_param_device: ``none`` or ``cpu``; stage 3.
+        zero3_init_flag: Only False or None: models are built as they are, and divided from there.
+        zero3_save_16bit_model: Anything: `Accelerator.save_model` gathers weights by itself.
+    """
+
+    hf_ds_config: str | os.PathLike[str] | Mapping[str, Any] | None = None
+    gradient_accumulation_steps: int | str | None = None
+    gradient_clipping: float | str | None = None
+    zero_stage: int | None = None
+    offload_optimizer_device: str | None = None
+    offload_param_device: str | None = None
+    zero3_init_flag: bool | None = None
+    zero3_save_16bit_model: bool | None = None
+
+    def as_options(self) -> dict[str, Any]:
+        """Return the options that are given, by their names in the schema.
+
+        Raises `ConfigError`, with every problem, for values of the file that have no option, and for arguments that
+        disagree with it.
+        """
+        found = self.differences()
+        problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
+        if self.zero3_init_flag:
+            problems.append(
+                "zero3_init_flag=True from DeepSpeedPlugin(...) is not served: leave it out, and build a model that is "
+                "too large under init_empty_weights(), with deepspeed.weights for its values"
+            )
+        arguments = _given(
+            {
+                "accumulate": _unless_auto(self.gradient_accumulation_steps),
+                "clip": _unless_auto(self.gradient_clipping),
+                "deepspeed.zero_stage": self.zero_stage,
+                "deepspeed.offload_optimizer": _offloaded(self.offload_optimizer_device),
+                "deepspeed.offload_parameters": _offloaded(self.offload_param_device),
+            }
+        )
+        problems += [
+            f"{name} is {found.options[name]!r} in {self._source} and {value!r} in DeepSpeedPlugin(...); remove one"
+            for name, value in arguments.items()
+            if name in found.options and found.options[name] != value
+        ]
+        if problems:
+            raise ConfigError(problems)
+        return {"strategy": "deepspeed", **found.options, **arguments}
+
+    def differences(self) -> Imported:
+        """Return what becomes of each value of ``hf_ds_config``; its ``table()`` is for reading."""
+        if self.hf_ds_config is None:
+            return Imported()
+        return import_deepspeed(self.deepspeed_config, self._source)
+
+    @property
+    def deepspeed_config(self) -> Mapping[str, Any]:
+        """The configuration that was given, as a dictionary; what DeepSpeed is told is made from the options."""
+        given = self.hf_ds_config
+        return {} if given is None else given if isinstance(given, Mapping) else read_document(given)
+
+    @property
+    def _source(self) -> str:
+        given = self.hf_ds_config
+        return "hf_ds_config" if isinstance(given, Mapping) or given is None else os.fspath(given)
+
+
+HANDLERS = (
+    AORecipeKwargs,
+    AutocastKwargs,
+    DistributedDataParallelKwargs,
+    GradScalerKwargs,
+    InitProcessGroupKwargs,
+    ProfileKwargs,
+)
+"""What ``kwargs_handlers`` may hold, one of each kind."""
+
+_LATER = {
+    "deepspeed_plugins": "several configurations at a time are not served; give one as deepspeed_plugin",
+    "megatron_lm_plugin": "Megatron-LM is not served; leave it out",
+    "parallelism_config": "meshes of several dimensions are not served yet; leave it out",
+    "torch_tp_plugin": "tensor parallelism is not served yet; leave it out",
+}
+
+
+def refuse_later(given: Mapping[str, object]) -> None:
+    """Raise `ConfigError` for arguments, known from elsewhere, that this version does not serve."""
+    problems = [f"{name} was given to Accelerator(...): {_LATER[name]}" for name in given if given[name] is not None]
+    if problems:
+        raise ConfigError(problems)
+
+
+def layers_of(
+    config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[Record | None]
+) -> list[Layer]:
+    """Return what the arguments of an `Accelerator` say as layers of options.
+
+    Raises `ConfigError` for two records of a kind, and where records and arguments disagree.
+    """
+    given: list[tuple[str, Mapping[str, Any]]] = [
+        ("Accelerator(config=...)", dict(config or {})),
+        ("Accelerator(...)", _given({name: plain(value) for name, value in arguments.items()})),
+        *((f"{type(record).__name__}(...)", record.as_options()) for record in records if record is not None),
+    ]
+    layers = [Layer("code", values, source) for source, values in given if values]
+    refuse_disagreement(layers)
+    return layers
+
+
+def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
+    """Return the ``kwargs_handlers``; raises `ConfigError` for other kinds, and for two of one kind."""
+    found: list[Any] = []
+    problems: list[str] = []
+    for handler in handlers or ():
+        kind = type(handler).__name__
+        if not isinstance(handler, HANDLERS):
+            known = ", ".join(known.__name__ for known in HANDLERS)
+            problems.append(f"kwargs_handlers of Accelerator(...) has a {kind}; it may have {known}")
+        problems += [
+            f"kwargs_handlers of Accelerator(...) has two {kind}: {_short(other)} and {_short(handler)}; join them"
+            for other in found
+            if type(other) is type(handler)
+        ]
+        found.append(handler)
+    if problems:
+        raise ConfigError(problems)
+    return found
+
+
+def one_of_two(name: str, argument: Any, other: str, record: Any) -> Any:
+    """Return what an argument or a record says; raises `ConfigError` if both speak, and differ."""
+    if argument is not None and record is not None and argument != record:
+        raise ConfigError(f"{name}={argument!r} and {other}={record!r} disagree; remove one of the two")
+    return record if argument is None else argument
+
+
+def plain(value: Any) -> Any:
+    """Return the value of a member of an enumeration, and anything else as it is."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def _given(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _unless_auto(value: Any) -> Any:
+    return None if value == "auto" else value
+
+
+def _offloaded(device: str | None) -> str | None:
+    return "no" if device == "none" else device
+
+
+def _short(record: Any) -> str:
+    """Return a record with the fields that were given only."""
+    shown = ", ".join(
+        f"{item.name}={getattr(record, item.name)!r}"
+        for item in fields(record)
+        if getattr(record, item.name) not in (item.default, {})
+    )
+    return f"{type(record).__name__}({shown})"
+
+
+def refuse_disagreement(layers: Sequence[Layer]) -> None:
+    """Raise `ConfigError` where two places in code set one option to different values."""
+    found: dict[str, tuple[Any, str]] = {}
+    problems: list[str] = []
+    for layer in layers:
+        for name, value in _flat(layer.values):
+            other, source = found.setdefault(name, (value, layer.source))
+            if other != value:
+                problems.append(
+                    f"{name}: {other!r} from {source} and {value!r} from {layer.source} disagree; remove one of the two"
+                )
+    if problems:
+        raise ConfigError(problems)
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -1,0 +1,576 @@
+"""Plain PyTorch cells: finding what to prepare, and what plain calls mean while such a cell runs."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.data import BatchSampler, DataLoader
+
+from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.plain_cells import file_writes, torchscript
+from accel_nb.accelerator.plain_cells.cell_warnings import (
+    warn_of_evaluation_mode,
+    warn_of_lonely,
+    warn_of_loose,
+    warn_of_unequal_shares,
+    warn_of_whole,
+)
+from accel_nb.accelerator.plain_cells.external_division import is_divided_loader, without_divided
+from accel_nb.accelerator.plain_cells.loss_proof import LossProof
+from accel_nb.accelerator.plain_cells.module_calls import ModuleCalls
+from accel_nb.accelerator.plain_cells.object_graph import (
+    frames_of_cell,
+    is_called_by_user,
+    is_written_here,
+    trained_objects,
+)
+from accel_nb.accelerator.plain_cells.training_detection import training_code
+from accel_nb.accelerator.plain_cells.unmanaged_tensors import loose_names
+from accel_nb.accelerator.prepare.preparer import Kinds
+from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.data.loader import Share, is_sharded
+from accel_nb.errors import UnsyncedGradientError
+from accel_nb.runtime.tensors import sharded
+
+_FACTORIES = (
+    "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
+    "ones_like", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm", "tensor",
+    "tril_indices", "triu_indices", "zeros", "zeros_like",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a cell's names hold that can be prepared and is not: root modules only, each object once."""
+
+    modules: tuple[nn.Module, ...] = ()
+    optimizers: tuple[Optimizer, ...] = ()
+    schedulers: tuple[LRScheduler, ...] = ()
+    loaders: tuple[DataLoader[Any], ...] = ()
+
+    @property
+    def objects(self) -> tuple[Any, ...]:
+        """All of them, in the order to prepare them in."""
+        return (*self.modules, *self.optimizers, *self.schedulers, *self.loaders)
+
+
+def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], within: Iterable[Any] = ()) -> None:
+    """Give back what neither the names of the notebook nor ``within`` lead to, such as the model of an earlier run."""
+    objects = accelerator.prepared_objects
+    if not objects:
+        return
+    held = {id(item) for item in chain(trained_objects(namespace.values()), within)}
+    held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
+    accelerator._preparer.release([item for item in objects if id(item) not in held])
+
+
+class PlainCells:
+    """Prepares for one accelerator what plain cells train. Every rank must run the same cells.
+
+    What a cell's own names lead to is prepared jointly by `prepare`, before the statements that could train. What it
+    makes inside of functions and loops is prepared when it is first used: when a module is called or a loader
+    iterated, when gradients are cleared, or in the backward pass.
+    """
+
+    def __init__(self, accelerator: Accelerator) -> None:
+        self._accelerator = accelerator
+        self._stepper = accelerator._stepper
+        self._stepper.is_plain = True
+        self._stepper.window.counts_batches = False  # a plain cell sums up batches as on one device
+        # What this rank had of the batch that the latest cell ended in; None if that was not divided.
+        self.last_share: Share | None = None
+        self._namespace: dict[str, Any] = {}
+        self._pending: dict[int, Optimizer] = {}
+        self._calls = ModuleCalls()
+        self._proof = LossProof(accelerator, self._calls)
+        # What was prepared although no name of the notebook led to it.
+        self._has_hidden = False
+        self._is_told = True
+        # The ids of what the present cell uses: what its receipt names.
+        self._used: set[int] = set()
+        self._read_whole = False
+        # The loop over a loader, by code and loader, that began in evaluation mode; those that then called backward.
+        self._unproven_loop: tuple[types.CodeType, int] | None = None
+        self._trains_in_evaluation_mode: set[tuple[types.CodeType, int]] = set()
+        # The names of the present cell, and those of what its loops train outside of modules, by their places.
+        self._names: tuple[str, ...] = ()
+        self._loose: dict[Any, list[str]] = {}
+        # Tensors of earlier cells, by names that this one binds anew.
+        self._stale: list[weakref.ref[Tensor]] | None = None
+        # Something has to be done before the next backward pass; all that the hot path looks at.
+        self._needs_attention = False
+        # By owner and name: a function of torch's, and what takes its place while a cell runs.
+        self._replacements: dict[tuple[Any, str], tuple[Any, Any]] = {}
+        self._files = file_writes.PrivateFiles()
+        self._writes_once = False
+
+    def discover(self, namespace: dict[str, Any], names: Iterable[str]) -> Found:
+        """Find what is not prepared yet behind ``names``.
+
+        Containers, closures and the attributes of the user's own objects are looked into too. A scheduler brings its
+        optimizer.
+        """
+        return self._unprepared(trained_objects(namespace[name] for name in names if name in namespace))
+
+    def prepare(self, namespace: dict[str, Any], names: Iterable[str], bound: Iterable[str] = ()) -> Found:
+        """Prepare what a cell's names hold, jointly, once there is something that trains; return what was new.
+
+        A loader's batch is that of all workers unless the options say otherwise, and a loader is read whole where
+        nothing is trained. What no name leads to any more is given back. Every rank must call, with the same names.
+        ``bound`` are those that the cell binds before it reads them: what they hold at first is of an earlier cell.
+        """
+        if self._stale is None:
+            self._stale = [weakref.ref(namespace[name]) for name in bound if isinstance(namespace.get(name), Tensor)]
+        self._namespace = self._stepper.namespace = namespace
+        self._names = tuple(names)
+        self._release_unreachable(())
+        objects = list(trained_objects(namespace[name] for name in self._names if name in namespace))
+        self._used.update(map(id, objects))
+        found = self._unprepared(objects)
+        holds = self._accelerator.holds_optimizers
+        if not (found.optimizers or (holds and (found.loaders or found.schedulers))):
+            return Found()
+        self._accelerator._preparer.refresh()
+        self._prepare(found.objects)
+        return found
+
+    @contextmanager
+    def running(self, *, tells_ranks_apart: bool = False) -> Iterator[None]:
+        """While the block runs, plain PyTorch calls mean what the cell's author meant.
+
+        ``loss.backward()`` goes through the accelerator, gradient clipping sees gradients that are ready, the device
+        ``cuda`` is this worker's own, and a file that every rank writes is the one that the first rank writes, unless
+        the cell ``tells_ranks_apart``. torch is changed for the whole process and put back at the end.
+        """
+        self._writes_once = self._stepper.world.size > 1 and not tells_ranks_apart
+        self._is_told, self._read_whole, self._needs_attention = False, False, True
+        self._unproven_loop = self.last_share = None
+        self._used.clear()
+        self._loose.clear()
+        self._stale = None
+        self._proof.begin()
+        accelerator = self._accelerator
+        with ExitStack() as stack:
+            self._replace_functions(stack)
+            if self._stepper.world.size > 1:
+                stack.enter_context(sharded.together(accelerator._comm))
+            stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
+            stack.callback(self._calls.close)
+            stack.callback(self._proof.end)
+            stack.callback(lambda: self._forget_pending(list(self._pending.values())))
+            yield
+        self.last_share = self._stepper.window.share
+        if self._stepper.window.has_unequal_shares:
+            self._stepper.window.has_unequal_shares = False
+            warn_of_unequal_shares(self._accelerator)
+        self._stepper.window.take_share(None)
+
+    def _replace_functions(self, stack: ExitStack) -> None:
+        accelerator, world = self._accelerator, self._stepper.world
+        move, clip = _mover(accelerator.device), (torch.nn.utils, torch.nn.utils.clip_grad)
+        replace = functools.partial(self._replace, stack)
+        replace((Tensor,), "backward", self._backward)
+        replace((Tensor,), "register_hook", self._noting_hook)
+        replace((Optimizer,), "__init__", self._noting)
+        replace((DataLoader,), "__iter__", self._iterating)
+        replace(clip, "clip_grad_norm_", functools.partial(_clip_norm, accelerator))
+        replace(clip, "clip_grad_value_", functools.partial(_clip_value, accelerator))
+        replace((Tensor, nn.Module), "to", functools.partial(_to, move))
+        replace((Tensor, nn.Module), "cuda", functools.partial(_cuda, accelerator.device))
+        for name in _FACTORIES:
+            replace((torch,), name, functools.partial(_factory, move))
+        stack.enter_context(torchscript.known_to_compiler([self._replacements[torch, name] for name in _FACTORIES]))
+        for owner, name in ((torch.jit, "trace"), (torch.export, "export"), (torch.onnx, "export")):
+            replace((owner,), name, torchscript.of_plain_model)
+        if self._writes_once:
+            files = None if world.is_main else self._files
+            if files is not None:
+                files.begin()
+                stack.callback(files.discard)
+            for owner, name, make in file_writes.replacements(files):
+                replace((owner,), name, make)
+
+    def _replace(self, stack: ExitStack, owners: Sequence[Any], name: str, make: Callable[[Any], Any]) -> None:
+        """Put ``make(function)`` in a function's place until ``stack`` is closed; each is made once."""
+        for owner in owners:
+            plain = getattr(owner, name)
+            known = self._replacements.get((owner, name))
+            if known is None or known[0] is not plain:
+                known = self._replacements[owner, name] = plain, make(plain)
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, plain)
+            else:  # inherited, as Tensor's methods are from its C base
+                stack.callback(delattr, owner, name)
+            setattr(owner, name, known[1])
+
+    def is_training(self) -> bool:
+        """Whether gradients are on, and a model that some optimizer steps is in training mode."""
+        models = self._stepper.stepped_models()
+        return torch.is_grad_enabled() and (not models or any(model.training for model in models))
+
+    def begins_training(self, loader: DataLoader[Any]) -> bool:
+        """Whether this rank reads only its share of a loader that is about to be iterated; prepares what is trained.
+
+        A loader is divided where the code that iterates it trains with its batches. Otherwise every rank reads it
+        whole, and the receipt says so.
+        """
+        is_divided = self._is_divided(loader)
+        if self._accelerator._preparer.note_reading(loader, is_whole=not is_divided):
+            self._accelerator.report(self._used)
+        return is_divided and self._accelerator._preparer.begin_epoch()
+
+    def _is_divided(self, loader: DataLoader[Any]) -> bool:
+        if not torch.is_grad_enabled():
+            return False
+        code = training_code()
+        if code is None:
+            self._read_whole = self._needs_attention = True
+            return False
+        self._settle(loader)
+        if self._trains_loose() or not _has_batches(loader) or self._may_evaluate(code, loader):
+            self._read_alike()
+            return False
+        if is_sharded(loader):
+            self._proof.watch(code, loader)
+        return True
+
+    def _may_evaluate(self, code: types.CodeType, loader: DataLoader[Any]) -> bool:
+        """Whether a loop over ``loader`` may only evaluate, although its code can train: no model is in training mode.
+
+        It trains if an earlier loop at this place, over this loader and in evaluation mode, has called backward.
+        """
+        self._unproven_loop = None
+        if self.is_training() or (code, id(loader)) in self._trains_in_evaluation_mode:
+            return False
+        self._unproven_loop = code, id(loader)
+        self._needs_attention = True
+        return True
+
+    def _read_alike(self) -> None:
+        """Make every rank read the same batches in a loop that trains; every rank must call."""
+        self._stepper.window.take_share(None)
+        if self._stepper.has_diverged:
+            synchronize_rng_states(("python", "numpy", "torch"))
+            self._accelerator.note_equal_rng()
+
+    def _trains_loose(self) -> bool:
+        """Whether the cell trains tensors that are in no module: nothing averages their gradients.
+
+        Those are looked for when a loop begins its first epoch: nothing that it makes can be among them.
+        """
+        if self._stepper.strategy.capabilities.shards_params:
+            return False  # a list of parameters may hold those from before they were divided
+        frames = list(frames_of_cell(self._namespace))
+        place = tuple((frame.f_code, frame.f_lineno) for frame in frames)
+        if place not in self._loose:
+            names = {name: self._namespace[name] for name in self._names if name in self._namespace}
+            for frame in frames:
+                names |= frame.f_locals if frame.f_globals is not frame.f_locals else {}
+            stale = [ref() for ref in self._stale or ()]
+            names = {name: value for name, value in names.items() if not any(value is item for item in stale)}
+            found = self._loose[place] = loose_names(names, self._stepper.known_parameters)
+            if found:
+                warn_of_loose(self._accelerator, found)
+        return bool(self._loose[place])
+
+    def _unprepared(self, objects: Iterable[Any]) -> Found:
+        prepared = self._accelerator._preparer
+        kinds = Kinds.of(without_divided(objects))
+        known = set(map(id, kinds.optimizers))
+        behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
+        optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
+        inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
+        stepped = {id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in _parameters(item)}
+        roots = [model for model in kinds.models if id(model) not in inside and model not in prepared]
+        return Found(
+            modules=tuple(model for model in roots if not _is_skeleton(model, stepped)),
+            optimizers=tuple(item for item in optimizers if item not in prepared),
+            schedulers=tuple(item for item in kinds.schedulers if item not in prepared),
+            loaders=tuple(item for item in kinds.loaders if item not in prepared),
+        )
+
+    def _prepare(self, objects: Sequence[Any]) -> None:
+        self._forget_pending(objects)
+        new = self._accelerator._prepare(
+            objects,
+            batch=self._accelerator.resolved.config.batch or "global",
+            is_training=self.is_training,
+            begins_training=self.begins_training,
+        )
+        self._used.update(map(id, new))
+        if new:
+            self._is_told = True
+            self._accelerator.report(self._used)
+
+    def _release_unreachable(self, within: Iterable[Any]) -> None:
+        """Give back what neither the notebook nor ``within`` leads to, such as the model of a cell's earlier run."""
+        release_unreachable(self._accelerator, self._namespace, within)
+
+    def _settle(self, *iterated: DataLoader[Any]) -> None:
+        """Prepare the optimizers that were made since the last point, with the models that hold their parameters.
+
+        ``iterated`` are loaders that are in use although no name may lead to them.
+        """
+        if not (self._pending or self._has_hidden):
+            return
+        pending = self._forget_pending(list(self._pending.values()))
+        local = (value for frame in frames_of_cell(self._namespace) for value in list(frame.f_locals.values()))
+        within = list(trained_objects(local))
+        self._release_unreachable([*within, *pending, *iterated])
+        found = self._unprepared([*within, *pending])
+        stepped = {id(value) for optimizer in found.optimizers for value in _parameters(optimizer)}
+        owners = [model for model in found.modules if any(id(value) in stepped for value in model.parameters())]
+        owned = {id(value) for model in owners for value in model.parameters()} | self._stepper.known_parameters
+        optimizers = [item for item in found.optimizers if any(id(value) in owned for value in _parameters(item))]
+        steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
+        schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
+        found_here = {id(item) for item in found.optimizers}
+        if len(optimizers) < sum(id(item) in found_here for item in pending):
+            warn_of_lonely(self._accelerator)
+        if optimizers or schedulers:
+            self._has_hidden = True
+            self._prepare([*owners, *optimizers, *schedulers])
+
+    def _forget_pending(self, objects: Iterable[Any]) -> list[Optimizer]:
+        forgotten = [item for item in objects if self._pending.pop(id(item), None) is not None]
+        for optimizer in forgotten:
+            vars(optimizer).pop("zero_grad", None)
+        if not self._pending:
+            self._calls.set_before(None)
+        return forgotten
+
+    def _prepare_pending(self) -> None:
+        """Prepare what waits when the user's code calls a module: a graph must not hold weights of before."""
+        if self._pending and is_called_by_user():
+            self._settle()
+
+    def _attend(self, loss: Tensor) -> None:
+        self._needs_attention = False
+        if is_called_by_user():  # a library's trainer knows how to train on many devices, or does not, by itself
+            self._settle()
+        stepper = self._stepper
+        if not self._is_told and stepper.bundle.models:
+            self._is_told = True
+            self._accelerator.report(self._used)
+        if self._unproven_loop is not None:
+            self._trains_in_evaluation_mode.add(self._unproven_loop)
+            self._unproven_loop = None
+            warn_of_evaluation_mode(self._accelerator)
+        if self._read_whole and stepper.bundle.models:
+            self._read_whole = False
+            if self._accelerator._preparer.whole_reading.lasts(stepper.window.share):
+                stepper.window.take_share(None)  # of a loop that was left
+            if stepper.window.share is None:
+                warn_of_whole(self._accelerator)
+        self._proof.check(loss)
+
+    def _backward(self, plain: Callable[..., None]) -> Callable[..., None]:
+        stepper = self._stepper
+
+        @functools.wraps(plain)
+        def backward(
+            loss: Tensor,
+            gradient: Tensor | None = None,
+            retain_graph: bool | None = None,
+            create_graph: bool = False,
+            inputs: Any = None,
+        ) -> None:
+            if stepper.is_inside_backward or gradient is not None or inputs is not None:
+                plain(loss, gradient, retain_graph, create_graph, inputs)
+                return
+            if self._needs_attention or type(loss.grad_fn) not in self._proof.known:
+                self._attend(loss)
+                with self._proof.paused():
+                    descend(loss, retain_graph, create_graph)
+            else:
+                descend(loss, retain_graph, create_graph)
+
+        def descend(loss: Tensor, retain_graph: bool | None, create_graph: bool) -> None:
+            # The last two: torch has its own errors for them.
+            if not stepper.bundle.models or loss.numel() != 1 or not loss.requires_grad:
+                plain(loss, None, retain_graph, create_graph)
+            elif retain_graph is None and not create_graph:
+                stepper.backward(loss)
+            else:
+                stepper.backward(loss, retain_graph=bool(retain_graph), create_graph=create_graph)
+
+        return backward
+
+    def _noting_hook(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        """Return ``Tensor.register_hook`` that records whether the user's code calls it, and not torch's."""
+
+        @functools.wraps(plain)
+        def register_hook(tensor: Tensor, hook: Callable[[Tensor], Any]) -> Any:
+            if is_written_here(sys._getframe(1).f_globals.get("__name__")):
+                self._proof.note_hook()
+            return plain(tensor, hook)
+
+        return register_hook
+
+    def _noting(self, plain: Callable[..., None]) -> Callable[..., None]:
+        """Return an optimizer's constructor that notes the optimizer, to be prepared when it is first used."""
+
+        @functools.wraps(plain)
+        def construct(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            plain(optimizer, *args, **kwargs)
+            self._pending[id(optimizer)] = optimizer
+            self._needs_attention = True
+            self._calls.set_before(self._prepare_pending)
+
+            def zero_grad(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+                if is_called_by_user():
+                    self._settle()
+                else:
+                    self._forget_pending([optimizer])
+                return optimizer.zero_grad(*args, **kwargs)
+
+            vars(optimizer)["zero_grad"] = types.MethodType(zero_grad, optimizer)
+
+        return construct
+
+    def _iterating(self, plain: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
+        """Return the loader's ``__iter__`` that shards a loader which no name of the cell led to, if it trains."""
+
+        @functools.wraps(plain)
+        def __iter__(loader: DataLoader[Any]) -> Iterator[Any]:
+            asker = sys._getframe(1).f_globals.get("__name__", "")
+            is_ours = (
+                is_sharded(loader)
+                or is_divided_loader(loader)
+                or asker.startswith("accel_nb.")
+                or type(loader).__iter__ is not __iter__
+            )
+            if not is_ours and (self._pending or self._accelerator.holds_optimizers) and self.begins_training(loader):
+                self._prepare([loader])
+                return iter(loader)
+            return plain(loader)
+
+        return __iter__
+
+
+def _is_skeleton(model: nn.Module, stepped: Collection[int]) -> bool:
+    """Whether a model has no values and is not trained: it is called with those of others, as `torch.func` does."""
+    values = list(model.parameters())
+    return any(value.is_meta for value in values) and not any(id(value) in stepped for value in values)
+
+
+def _has_batches(loader: DataLoader[Any]) -> bool:
+    """Whether the loader itself puts samples together: what a dataset gives may be one sample, or many."""
+    return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
+    """Return a hook that stops an optimizer which nobody prepared from stepping on one worker's share of a batch."""
+    stepper = accelerator._stepper
+
+    def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if stepper.window.share is None or id(optimizer) in stepper.gates or stepper.world.size == 1:
+            return
+        if any(gate.is_open for gate in stepper.gates.values()):
+            return  # it steps a part of what a prepared one steps
+        raise UnsyncedGradientError(
+            f"this {type(optimizer).__name__} was made where the cell's preparation does not see its model, and steps "
+            f"on one worker's share of a batch: {stepper.world.size} workers would drift apart. Bind model and "
+            "optimizer to names of the cell, or of the function that trains them, or call "
+            "accelerator.prepare(model, optimizer) where they are made"
+        )
+
+    return hook
+
+
+def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    stepper = accelerator._stepper
+
+    @functools.wraps(plain)
+    def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
+        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if not stepper.owns(clipped):
+            return plain(clipped, max_norm, norm_type, *args, **kwargs)
+        bundle = stepper.finish(clipped)
+        if bundle is None:
+            return stepper.clip_norm(clipped, max_norm, norm_type)
+        for optimizer in bundle.optimizers:
+            stepper.strategy.unscale(optimizer)
+        return plain(clipped, max_norm, norm_type, *args, **kwargs)
+
+    return clip_grad_norm_
+
+
+def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[..., None]:
+    stepper = accelerator._stepper
+
+    @functools.wraps(plain)
+    def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:
+        clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        if not stepper.owns(clipped):
+            plain(clipped, clip_value, *args, **kwargs)
+            return
+        bundle = stepper.finish(clipped)
+        if bundle is None:
+            return
+        for optimizer in bundle.optimizers:
+            stepper.strategy.unscale(optimizer)
+        plain(clipped, clip_value, *args, **kwargs)
+
+    return clip_grad_value_
+
+
+def _mover(device: torch.device) -> Callable[[Any], Any]:
+    """Return a function that turns what names a CUDA device into the worker's own device."""
+
+    def move(wanted: Any) -> Any:
+        kind = type(wanted)
+        if kind is str:
+            return device if wanted.startswith("cuda") else wanted
+        if kind is torch.device:
+            return device if wanted.type == "cuda" else wanted
+        return device if kind is int else wanted
+
+    return move
+
+
+def _to(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def to(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if args:
+            return plain(self, move(args[0]), *args[1:], **kwargs)
+        if kwargs.get("device") is not None:
+            kwargs["device"] = move(kwargs["device"])
+        return plain(self, **kwargs)
+
+    return to
+
+
+def _cuda(own: torch.device, plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def cuda(self: Any, device: Any = None, non_blocking: bool = False, **kwargs: Any) -> Any:
+        return self.to(own) if isinstance(self, nn.Module) else self.to(own, non_blocking=non_blocking, **kwargs)
+
+    return cuda
+
+
+def _factory(move: Callable[[Any], Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(plain)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if "device" in kwargs:
+            kwargs["device"] = move(kwargs["device"])
+        return plain(*args, **kwargs)
+
+    return factory

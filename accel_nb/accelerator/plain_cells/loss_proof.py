@@ -1,0 +1,198 @@
+"""Whether the losses of a plain cell can be computed from shares of its batches, checked on the first of them.
+
+What is not proven is said once, where the cell calls backward. Only the main rank looks; no message is exchanged.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn.modules.dropout import _DropoutNd
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.core import Accelerator
+from accel_nb.accelerator.plain_cells.cell_warnings import (
+    warn_of_buffers,
+    warn_of_gradient_hooks,
+    warn_of_random_numbers,
+    warn_of_unproven_loss,
+)
+from accel_nb.accelerator.plain_cells.loss_trace import LossTrace
+from accel_nb.accelerator.plain_cells.module_calls import Forward, ModuleCalls
+from accel_nb.accelerator.plain_cells.object_graph import is_written_here
+from accel_nb.data.loader import Share, is_sharded, watch_batches
+from accel_nb.runtime.process import rng
+
+_MAX_BATCHES = 50
+_NOTHING: frozenset[type] = frozenset()
+
+
+class LossProof:
+    """Traces the first batch of each loop of a cell, and further ones until each kind of loss was seen in one."""
+
+    def __init__(self, accelerator: Accelerator, calls: ModuleCalls) -> None:
+        self._accelerator = accelerator
+        self._stepper = accelerator._stepper
+        self._calls = calls
+        self._trace: LossTrace | None = None
+        self._is_on = False
+        # The kinds of losses, by their autograd nodes, that need no look; none while a batch is traced.
+        self.known: Set[type] = _NOTHING
+        self._kinds: set[type] = set()
+        # The first batch of a loop is to be traced.
+        self._is_new_loop = False
+        # Kinds that came up in batches that were not traced, and how many batches may still be traced for them.
+        self._missing: set[type] = set()
+        self._num_left = 0
+        # The loops that were traced: their code, their loader and what was prepared then.
+        self._loops: list[tuple[Any, weakref.ref[Any], weakref.ref[Any]]] = []
+        self._watched: list[DataLoader[Any]] = []
+        self._said: set[str] = set()
+        self._has_hooks = False
+        # The random generators when the traced batch was delivered.
+        self._digest: str | None = None
+
+    def begin(self) -> None:
+        """Forget what was seen: a cell begins."""
+        self._is_on = self._stepper.world.size > 1 and self._accelerator.is_main_process
+        self._kinds, self._missing = set(), set()
+        self._loops.clear()
+        self._said.clear()
+        self._has_hooks = self._is_new_loop = False
+        self.known = self._kinds
+
+    def end(self) -> None:
+        """Stop tracing and watching; what came up in no traced batch is not proven."""
+        self._stop()
+        self._unwatch()
+        if self._missing:
+            warn_of_unproven_loss(self._accelerator, "it came up in too few batches to follow it")
+
+    def watch(self, code: Any, loader: DataLoader[Any]) -> None:
+        """Trace the first batch of a loop, given by its code and loader, that is about to begin.
+
+        A further epoch of a traced loop is left out, unless something was prepared since, as in a search over models.
+        """
+        self._stop()
+        bundle = self._stepper.bundle
+        is_known = any(loop[0] is code and loop[1]() is loader and loop[2]() is bundle for loop in self._loops)
+        if self._is_on and not is_known:
+            self._loops.append((code, weakref.ref(loader), weakref.ref(bundle)))
+            self._is_new_loop = True
+            self._watch([loader])
+
+    def note_hook(self) -> None:
+        """Record that the cell has registered a hook on the gradient of a tensor."""
+        self._has_hooks = True
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Trace nothing while the block runs."""
+        if self._trace is None:
+            yield
+            return
+        with self._trace.paused():
+            yield
+
+    def check(self, loss: Tensor) -> None:
+        """Warn if a loss on which backward is called cannot be proven, or depends on what each worker does alone."""
+        kind, share = type(loss.grad_fn), self._stepper.window.share
+        self._kinds.add(kind)
+        if share is None or not self._is_on:
+            return
+        if self._trace is None:
+            self._missing.add(kind)
+            self._num_left = _MAX_BATCHES
+            self._watch([item for item in self._accelerator.prepared_objects if isinstance(item, DataLoader)])
+            return
+        self._missing.discard(kind)
+        with self._trace.paused():
+            self._warn_of_hooks()
+            self._warn_of_draws()
+            if self._trace.has_changed_buffers and "buffers" not in self._said:
+                self._said.add("buffers")
+                warn_of_buffers(self._accelerator)
+            problem = self._trace.problem_with(loss, self._stepper.read(loss))
+            if problem is not None and problem not in self._said:
+                self._said.add(problem)
+                warn_of_unproven_loss(self._accelerator, problem)
+
+    def _take_batch(self, batch: Any, share: Share) -> None:
+        """Begin to trace a batch that a loop is about to get, and end the one before."""
+        if self._trace is not None:
+            self._warn_of_draws()
+        self._stop()
+        if not (self._is_new_loop or (self._missing and self._num_left)):
+            self._unwatch()
+            return
+        if share.num_samples < 2:
+            return
+        self._is_new_loop = False
+        self._num_left = max(self._num_left - 1, 0)
+        self._trace = LossTrace(batch, share.num_samples)
+        self._digest = self._random_states()
+        self.known = _NOTHING
+        roots = {id(model) for model in self._stepper.bundle.models}
+        trace = self._trace
+
+        def around(plain: Forward, module: nn.Module, args: Any, kwargs: Any) -> Any:
+            return trace.call(plain, module, args, kwargs) if id(module) in roots else plain(module, *args, **kwargs)
+
+        self._calls.set_around(around)
+        trace.start()
+
+    def _stop(self) -> None:
+        if self._trace is not None:
+            self._trace.stop()
+            self._trace = None
+            self._calls.set_around(None)
+        self.known = self._kinds
+
+    def _watch(self, loaders: Iterable[DataLoader[Any]]) -> None:
+        for loader in loaders:
+            watch_batches(loader, self._take_batch)
+            self._watched.append(loader)
+
+    def _unwatch(self) -> None:
+        for loader in filter(is_sharded, self._watched):
+            watch_batches(loader, None)
+        self._watched.clear()
+        self._is_new_loop = False
+
+    def _warn_of_draws(self) -> None:
+        """Warn if random numbers were drawn since the batch was delivered, other than by dropout, which is said."""
+        if self._digest is None or self._random_states() == self._digest:
+            return
+        self._digest = None
+        modules = (part for model in self._stepper.bundle.models for part in model.modules())
+        if not any(isinstance(part, _DropoutNd) and part.p > 0 and part.training for part in modules):
+            warn_of_random_numbers(self._accelerator)
+
+    def _random_states(self) -> str:
+        """Return what changes when a random number is drawn, on the CPU or on this rank's device."""
+        of_device = rng.capture(self._accelerator.device, parts=()).values()
+        return rng.digest(rng.present()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
+
+    def _warn_of_hooks(self) -> None:
+        if "hooks" in self._said:
+            return
+        if self._has_hooks or any(_has_own_hooks(model) for model in self._stepper.bundle.models):
+            self._said.add("hooks")
+            warn_of_gradient_hooks(self._accelerator)
+
+
+def _has_own_hooks(model: nn.Module) -> bool:
+    """Whether the user has registered hooks on gradients of a model.
+
+    Not by ``model.parameters()``: a model that is divided makes its parameters whole or not for that, on every rank.
+    """
+    parts = list(model.modules())
+    values = [value for part in parts for value in part._parameters.values() if value is not None]
+    holders = [(part, "_backward_hooks", "_backward_pre_hooks") for part in parts]
+    holders += [(value, "_backward_hooks", "_post_accumulate_grad_hooks") for value in values]
+    hooks = (getattr(holder, name, None) or {} for holder, *names in holders for name in names)
+    return any(is_written_here(getattr(hook, "__module__", None)) for found in hooks for hook in found.values())

@@ -1,0 +1,227 @@
+"""Following the samples of one batch to the losses that are computed from it.
+
+A batch is divided among the workers, and each worker computes the loss of its share. That equals the loss of the whole
+batch where the loss is a sum or a mean over samples. A `LossTrace` watches the operations of one step and says whether
+it is; what it cannot follow is not proven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_nb.accelerator.plain_cells.contrastive_check import num_compared
+from accel_nb.accelerator.plain_cells.module_calls import Forward
+from accel_nb.accelerator.plain_cells.object_graph import frame_of_user
+from accel_nb.accelerator.plain_cells.sample_rules import (
+    Call,
+    Dependence,
+    Mixed,
+    Reduced,
+    Rows,
+    base_name,
+    bind,
+    result_of,
+    rows_of,
+)
+from accel_nb.accelerator.training.loss_weighting import Reading, Weighed
+from accel_nb.runtime.tensors.nested import find_tensors
+
+_COMMON_NUMBERS = frozenset({0.0, 1.0})
+
+
+class LossTrace(TorchDispatchMode):
+    """Follows a batch of ``num_samples`` samples through a step, from `start` to `stop`.
+
+    The models that are prepared count as functions of single samples: what they compute is not looked into.
+    """
+
+    def __init__(self, batch: Any, num_samples: int) -> None:
+        super().__init__()
+        self._num_samples = num_samples
+        self._dependences: Any = WeakIdKeyDictionary()
+        self._batch_numbers: set[float] = set()
+        # Memory in which a part was changed through another tensor.
+        self._overwritten: set[int] = set()
+        # A prepared model's forward pass changes buffers, other than those of batch normalisation.
+        self.has_changed_buffers = False
+        self._is_active = False
+        self._plain_grad = torch.autograd.grad
+        for tensor in find_tensors(batch):
+            self._dependences[tensor] = self._in_batch(tensor)
+
+    def start(self) -> None:
+        """Begin to watch."""
+        if not self._is_active:
+            self._is_active = True
+            torch.autograd.grad = self._grad  # type: ignore[assignment]
+            if self not in _get_current_dispatch_mode_stack():
+                self.__enter__()
+
+    def stop(self) -> None:
+        """Watch no longer."""
+        if not self._is_active:
+            return
+        self._is_active = False
+        torch.autograd.grad = self._plain_grad
+        # Below a mode that the user has entered since, it stays and records nothing.
+        if _get_current_dispatch_mode_stack()[-1:] == [self]:
+            self.__exit__(None, None, None)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Watch nothing while the block runs."""
+        was_active = self._is_active
+        self.stop()
+        try:
+            yield
+        finally:
+            if was_active:
+                self.start()
+
+    def call(self, forward: Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call a prepared model without looking into it."""
+        given = [self._of(tensor) for tensor in find_tensors([*args, *kwargs.values()])]
+        before = _buffer_versions(model)
+        with self.paused():
+            output = forward(model, *args, **kwargs)
+        self.has_changed_buffers |= _buffer_versions(model) != before
+        mixed = next((item for item in given if isinstance(item, Mixed)), None)
+        if mixed is None and any(isinstance(item, Reduced) for item in given):
+            mixed = _mixed("a model that computes with a value of the whole batch")
+        for tensor in find_tensors(output):
+            self._dependences[tensor] = mixed or self._of_model(tensor)
+        return output
+
+    def problem_with(self, loss: Tensor, reading: Reading) -> str | None:
+        """Return why a loss is not proven to be what it was taken for, ``reading``; None if it is."""
+        found = self._of(loss)
+        if isinstance(found, Mixed):
+            return found.reason if found.line is None else f"{found.reason} in line {found.line}"
+        if not isinstance(found, Reduced):
+            return "it was computed in a way that cannot be followed"
+        if found.kind == "model":
+            if rows := num_compared(loss, self._num_samples):
+                return f"the model compares the samples of the batch with each other, {rows} x {rows}"
+            return None if _is_reduced_by_torch(loss) else "the model computes it in a way that cannot be followed"
+        weighed = isinstance(reading, Weighed)
+        if found.kind == reading or (weighed and found.kind == "weighted"):
+            return None
+        if weighed and found.kind == "mean" and reading.divisor is None:
+            return None
+        return f"it is a {found.kind} over samples in parts"
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+        """Run an operation, and record what its results are to the samples."""
+        kwargs = kwargs or {}
+        if not self._is_active:
+            return func(*args, **kwargs)
+        dependences = {
+            id(tensor): found for tensor in _tensors_of(args, kwargs) if (found := self._of(tensor)) is not None
+        }
+        output = func(*args, **kwargs)
+        if not dependences:
+            return output
+        if not isinstance(output, Tensor | tuple | list):
+            if isinstance(output, bool | int | float) and not isinstance(next(iter(dependences.values())), Rows):
+                self._note_number(output)
+            return output
+        name = base_name(func)
+        call = Call(name, bind(func, args, kwargs), dependences, self._num_samples, frozenset(self._batch_numbers))
+        for tensor in [output] if isinstance(output, Tensor) else [item for item in output if isinstance(item, Tensor)]:
+            self._record(tensor, result_of(call, tensor), is_in_place=any(tensor is item for item in args))
+        return output
+
+    def _record(self, tensor: Tensor, found: Dependence | None, *, is_in_place: bool) -> None:
+        if isinstance(found, Mixed) and found.line is None:
+            found = _mixed(found.reason)
+        if isinstance(found, Rows) and not found.is_counted:
+            self._note_number(tensor.shape[found.dim])
+            self._note_number(tensor.numel())
+        before = self._dependences.get(tensor)
+        if is_in_place and before != found and tensor._base is not None:
+            self._overwritten.add(tensor.untyped_storage().data_ptr())
+        if found is None:
+            self._dependences.pop(tensor, None)
+        else:
+            self._dependences[tensor] = found
+
+    def _of(self, tensor: Tensor) -> Dependence | None:
+        found = self._dependences.get(tensor)
+        if self._overwritten and not isinstance(found, Mixed) and _address(tensor) in self._overwritten:
+            return Mixed("values that were written into a part of a tensor")
+        return found
+
+    def _in_batch(self, tensor: Tensor) -> Dependence | None:
+        found = rows_of(tensor, self._num_samples)
+        if found is None:
+            return Rows(0, 0, 0) if tensor.dim() else Mixed("a number of the batch as the loader gives it")
+        return found
+
+    def _of_model(self, tensor: Tensor) -> Dependence:
+        if not tensor.dim():
+            return Reduced("model")
+        found = rows_of(tensor, self._num_samples)
+        return found or _mixed("an output of the model that has no dimension for samples")
+
+    def _grad(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        """Compute ``torch.autograd.grad``: the gradient of what belongs to a sample belongs to the sample."""
+        with self.paused():
+            gradients = self._plain_grad(outputs, inputs, *args, **kwargs)
+        sources = [outputs] if isinstance(outputs, Tensor) else list(outputs)
+        known = [self._of(tensor) for tensor in sources]
+        is_per_sample = all(isinstance(item, Rows) or item == Reduced("sum") for item in known)
+        for tensor, gradient in zip([inputs] if isinstance(inputs, Tensor) else inputs, gradients, strict=False):
+            own = self._of(tensor)
+            if isinstance(gradient, Tensor):
+                is_followed = is_per_sample and isinstance(own, Rows)
+                self._dependences[gradient] = own if is_followed else _mixed("a gradient")
+        return gradients
+
+    def _note_number(self, number: float) -> None:
+        if float(number) not in _COMMON_NUMBERS:
+            self._batch_numbers.add(float(number))
+
+
+def _mixed(reason: str) -> Mixed:
+    """Return what stands for mixed samples, with the line of the user's code that is running."""
+    frame = frame_of_user()
+    return Mixed(reason, None if frame is None else frame.f_lineno)
+
+
+def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
+    """Return what changes with a model's buffers; not those of batch normalisation, which is said by itself."""
+    parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
+    return [(id(value), value._version) for part in parts for value in part.buffers(recurse=False)]
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr() if tensor.layout is torch.strided else 0
+
+
+def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tensor]:
+    for value in (*args, *kwargs.values()):
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from (item for item in value if isinstance(item, Tensor))
+
+
+def _is_reduced_by_torch(loss: Tensor) -> bool:
+    """Whether a loss that a model has computed is one of torch's own sums or means, times a number at most."""
+    node: Any = loss.grad_fn
+    while type(node).__name__ in ("MulBackward0", "DivBackward0"):
+        inner = [child for child, _ in node.next_functions if child is not None]
+        if len(inner) != 1:
+            return False
+        node = inner[0]
+    name = type(node).__name__
+    is_loss = hasattr(node, "_saved_reduction") and hasattr(node, "_saved_target")
+    return is_loss or name in ("MeanBackward0", "MeanBackward1", "SumBackward0")

@@ -1,0 +1,96 @@
+"""Whether the code that iterates a loader trains with its batches, read from the code itself.
+
+A loop that only counts samples must see them all, also after a cell has trained on the same loader. Where the code
+cannot be followed the answer is no: every rank then reads every batch, which costs speed and changes no result.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections import ChainMap
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+from accel_nb.accelerator.plain_cells.object_graph import is_written_here
+
+_TRAINS = frozenset({"backward", "manual_backward"})
+_MAX_CODES = 500
+_MAX_DEPTH = 3
+_PLUMBING = ("accel_nb.", "torch.utils.data.")
+
+
+def training_code() -> types.CodeType | None:
+    """Return the code up the stack that iterates a loader and reaches a backward pass; None if it does not.
+
+    The caller of a generator gets the batches that the generator yields, so it is looked at too.
+    """
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not frame.f_globals.get("__name__", "").startswith(_PLUMBING):
+            if mentions_training(frame.f_code, ChainMap(frame.f_locals, frame.f_globals)):
+                return frame.f_code
+            if not frame.f_code.co_flags & inspect.CO_GENERATOR:
+                return None
+        frame = frame.f_back
+    return None
+
+
+def mentions_training(code: types.CodeType, scope: Mapping[str, Any]) -> bool:
+    """Whether code, or what the user has written and it calls by a name in ``scope``, mentions a backward pass."""
+    seen: set[types.CodeType] = set()
+    waiting = [(code, scope)]
+    for part, names in waiting:
+        if part in seen or len(seen) > _MAX_CODES:
+            continue
+        seen.add(part)
+        mentioned = set(_names_in(part))
+        if mentioned & _TRAINS:
+            return True
+        waiting += [
+            (function.__code__, ChainMap(_closure(function), function.__globals__))
+            for name in mentioned
+            if name in names
+            for function in _functions_of(names[name], mentioned)
+        ]
+    return False
+
+
+def _names_in(code: types.CodeType) -> Iterator[str]:
+    yield from code.co_names
+    yield from code.co_varnames
+    yield from code.co_freevars
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _names_in(constant)
+
+
+def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:
+    """Yield the user's functions behind a value: itself, or its methods and attributes that are mentioned."""
+    function = getattr(value, "__func__", getattr(value, "func", value))
+    if isinstance(function, types.FunctionType):
+        if is_written_here(function.__module__):
+            yield function
+        if isinstance(value, types.MethodType) and depth < _MAX_DEPTH:
+            yield from _functions_of(value.__self__, mentioned, depth + 1)
+        return
+    kind, called = (value, "__init__") if isinstance(value, type) else (type(value), "__call__")
+    for base in kind.__mro__:
+        if is_written_here(base.__module__):
+            methods = (vars(base).get(name) for name in {*mentioned, called})
+            yield from (method for method in methods if isinstance(method, types.FunctionType))
+    if depth < _MAX_DEPTH and is_written_here(kind.__module__):
+        attributes = getattr(value, "__dict__", {})
+        for part in [attributes[name] for name in mentioned if name in attributes]:
+            yield from _functions_of(part, mentioned, depth + 1)
+
+
+def _closure(function: types.FunctionType) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            found[name] = cell.cell_contents
+        except ValueError:
+            continue  # not bound yet, so not called either
+    return found

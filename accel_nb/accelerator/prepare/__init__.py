@@ -1,0 +1,1 @@
+"""Preparation of models, optimizers, schedulers and loaders."""

@@ -1,0 +1,55 @@
+"""Activation checkpointing: a block's activations are computed again in the backward pass instead of being kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from accel_nb.accelerator.prepare.compiling import forward_of
+from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
+from accel_nb.strategies.instance_patching import give_forward, take_forward_back
+
+
+class Recomputer:
+    """Lets the repeated blocks of models compute again, in place; after a strategy has wrapped them."""
+
+    def __init__(self, is_on: bool) -> None:
+        self.is_on = is_on
+        self._blocks: dict[int, list[nn.Module]] = {}
+
+    def apply(self, model: nn.Module) -> None:
+        """Let a model's repeated blocks keep their inputs only."""
+        if not self.is_on or id(model) in self._blocks:
+            return
+        blocks: list[nn.Module] = []
+        self._blocks[id(model)] = blocks
+        for block in repeated_blocks(model).values():
+            give_forward(block, _recomputing(block, forward_of(block)))
+            blocks.append(block)
+
+    def undo(self, model: nn.Module) -> None:
+        """Give the blocks their forwards back; before a strategy unwraps the model."""
+        for block in self._blocks.pop(id(model), ()):
+            take_forward_back(block)
+
+    def describe(self, model: nn.Module) -> str | None:
+        """Say in a few words what of a model computes again; None if that was not asked for."""
+        blocks = self._blocks.get(id(model))
+        if blocks is None:
+            return None
+        kind = type(model).__name__
+        if not blocks:
+            return f"activation_checkpointing has no effect on {kind}, which has no repeated blocks"
+        return f"{len(blocks)} blocks of {kind} compute their activations again"
+
+
+def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+    def forward_or_checkpoint(*args: Any, **kwargs: Any) -> Any:
+        if not block.training:
+            return forward(*args, **kwargs)
+        return checkpoint(forward, *args, use_reentrant=False, **kwargs)
+
+    return forward_or_checkpoint

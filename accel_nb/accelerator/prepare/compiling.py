@@ -1,0 +1,106 @@
+"""torch.compile for prepared models: repeated blocks each for themselves, or the model as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+
+from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
+from accel_nb.strategies.instance_patching import give_forward, take_forward_back
+
+_DYNAMIC = {"auto": None, "yes": True, "no": False}
+
+
+class CompileOptions(Protocol):
+    """The section of the configuration about compiling; PyTorch's own names."""
+
+    @property
+    def backend(self) -> str:
+        """The backend's name, or ``no``."""
+        ...
+
+    @property
+    def mode(self) -> str:
+        """How much time compiling may take."""
+        ...
+
+    @property
+    def fullgraph(self) -> bool:
+        """Refuse graph breaks."""
+        ...
+
+    @property
+    def dynamic(self) -> str:
+        """``auto``, ``yes`` or ``no``."""
+        ...
+
+    @property
+    def regional(self) -> bool:
+        """Compile repeated blocks only."""
+        ...
+
+
+class Compiler:
+    """Compiles models in place, before a strategy wraps them, and undoes it after it has unwrapped them."""
+
+    def __init__(self, options: CompileOptions) -> None:
+        self._is_on = options.backend != "no"
+        self._is_regional = options.regional
+        self._settings: dict[str, Any] = {
+            "backend": options.backend,
+            "fullgraph": options.fullgraph,
+            "dynamic": _DYNAMIC[options.dynamic],
+        }
+        if options.mode != "default":
+            self._settings["mode"] = options.mode
+        self._compiled: dict[int, list[nn.Module]] = {}
+
+    def compile(self, model: nn.Module) -> None:
+        """Compile a model's repeated blocks; one without any, or with ``regional`` off, as a whole."""
+        if not self._is_on or id(model) in self._compiled:
+            return
+        blocks = list(repeated_blocks(model).values()) if self._is_regional else []
+        self._compiled[id(model)] = blocks
+        for block in blocks:
+            block.compile(**self._settings)
+        if not blocks:
+            give_forward(model, torch.compile(forward_of(model), **self._settings))
+
+    def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function as models are compiled, or as it is."""
+        return torch.compile(function, **self._settings) if self._is_on else function
+
+    def undo(self, model: nn.Module) -> None:
+        """Give a model its plain code back; does nothing to one that is not compiled."""
+        blocks = self._compiled.pop(id(model), None)
+        if blocks is None:
+            return
+        for block in blocks:
+            block._compiled_call_impl = None
+        if not blocks:
+            take_forward_back(model)
+
+    def has_compiled(self, model: nn.Module) -> bool:
+        """Whether the model is compiled as a whole."""
+        return self._compiled.get(id(model)) == []
+
+    def has_compiled_blocks(self, model: nn.Module) -> bool:
+        """Whether blocks of the model are compiled."""
+        return bool(self._compiled.get(id(model)))
+
+    def describe(self, model: nn.Module) -> str | None:
+        """Say in a few words what of a model is compiled; None if nothing is."""
+        blocks = self._compiled.get(id(model))
+        if blocks is None:
+            return None
+        what = f"{len(blocks)} blocks" if blocks else "as a whole"
+        return f"{type(model).__name__} is compiled by {self._settings['backend']}, {what}"
+
+
+def forward_of(model: nn.Module) -> Any:
+    """Return the function that computes when a module is called: one that was set on the instance, or its class's."""
+    own = vars(model).get("forward")
+    return own if own is not None else type(model).forward.__get__(model)

@@ -1,0 +1,487 @@
+"""Taking objects in: each is changed in place to work with the others, and given back at the end."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
+from accel_nb.accelerator.prepare.compiling import Compiler
+from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.accelerator.tracking.metrics import WholeReading
+from accel_nb.accelerator.training.optimizer_proxy import (
+    Hearing,
+    OptimizerGate,
+    gate_scheduler,
+    release_scheduler,
+    share_metric,
+)
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.config.sections import DataOptions
+from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
+from accel_nb.errors import MisuseError
+from accel_nb.precision.fp8 import Float8Layers
+from accel_nb.precision.policy import Precision
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.sharded import shape_of
+from accel_nb.runtime.tensors.tied import move_tied
+from accel_nb.strategies.base import Bundle
+from accel_nb.strategies.instance_patching import give_forward, plain_class, plain_forward, take_forward_back
+
+_CLAIM = "_accel_nb_claim"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Which accelerator an object belongs to, and how to free the object when that accelerator is gone."""
+
+    owner: weakref.ref[Any]
+    release: Callable[[Any], object]
+
+
+@dataclass
+class Kinds:
+    """Objects by what is done with them."""
+
+    models: list[nn.Module] = field(default_factory=list)
+    optimizers: list[Optimizer] = field(default_factory=list)
+    schedulers: list[LRScheduler] = field(default_factory=list)
+    loaders: list[DataLoader[Any]] = field(default_factory=list)
+    others: list[Any] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, objects: Iterable[Any]) -> Kinds:
+        """Sort objects, each once."""
+        kinds = cls()
+        seen: set[int] = set()
+        for item in objects:
+            if id(item) in seen:
+                continue
+            seen.add(id(item))
+            kinds._list_for(item).append(item)
+        return kinds
+
+    def outermost_models(self) -> list[nn.Module]:
+        """Return the models that are no part of others."""
+        inside = {id(part) for model in self.models for part in model.modules() if part is not model}
+        return [model for model in self.models if id(model) not in inside]
+
+    def _list_for(self, item: Any) -> list[Any]:
+        if isinstance(item, nn.Module):
+            return self.models
+        if isinstance(item, Optimizer):
+            return self.optimizers
+        if isinstance(item, LRScheduler):
+            return self.schedulers
+        if isinstance(item, DataLoader):
+            return self.loaders
+        return self.others
+
+
+class Preparer:
+    """Prepares objects for one accelerator and remembers how to give them back."""
+
+    def __init__(
+        self,
+        owner: Any,
+        stepper: Stepper,
+        comm: Communicator,
+        device: torch.device,
+        *,
+        compiler: Compiler,
+        recomputer: Recomputer,
+        float8: Float8Layers | None = None,
+        schedule: Literal["steps", "samples", "calls"] = "steps",
+        data: DataOptions | None = None,
+        seed: int | None = None,
+        is_placing: bool = True,
+        rng_types: Sequence[str] = (),
+        hearing: Hearing | None = None,
+    ) -> None:
+        self._owner = weakref.ref(owner)
+        self._stepper = stepper
+        self._comm = comm
+        self._device = device
+        self._compiler = compiler
+        self._recomputer = recomputer
+        self._float8 = float8
+        self._schedule: Literal["steps", "samples", "calls"] = schedule
+        # How loaders are read that are prepared from now on.
+        self.data = data or DataOptions()
+        self._seed = seed
+        # Whether things are moved to the device: as a rule, and those that are told apart.
+        self._is_placing = is_placing
+        self._placing: Mapping[int, bool] = {}
+        self._rng_types = tuple(rng_types)
+        self._hearing = hearing
+        self.whole_reading = WholeReading()
+        self._objects: dict[int, Any] = {}
+        self._evaluated: set[int] = set()
+        # A schedule was built when a loader of each worker's batches still had the length of all of them.
+        self.has_early_schedule = False
+        # Whether a loader's batch is that of each worker.
+        self._multiplies = False
+        # The meaning of each loader's batch, as "64 = 2 x 32".
+        self.batches: dict[int, str] = {}
+        # The loaders that every rank reads whole, by id.
+        self.whole: set[int] = set()
+        # Hear of a loader that was prepared, of an epoch that is to begin, and of a batch that a loop is done with.
+        self.on_loader: Callable[[DataLoader[Any]], object] = lambda loader: None
+        self.on_epoch: Callable[[], object] | None = None
+        self._on_boundary: Callable[[], object] | None = None
+
+    def __contains__(self, item: object) -> bool:
+        return id(item) in self._objects
+
+    @property
+    def objects(self) -> list[Any]:
+        """Everything that is prepared, in the order in which it came."""
+        return list(self._objects.values())
+
+    def epoch_lengths(self) -> list[int]:
+        """Return how many batches this rank reads of each loader in an epoch, where that is known."""
+        lengths: list[int] = []
+        for item in self._objects.values():
+            if isinstance(item, DataLoader):
+                with suppress(TypeError):  # a stream
+                    lengths.append(len(item))
+        return lengths
+
+    def prepare(
+        self,
+        objects: Sequence[Any],
+        *,
+        batch: BatchMeaning,
+        is_training: Callable[[], bool],
+        begins_training: Callable[[DataLoader[Any]], bool],
+    ) -> None:
+        """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are.
+
+        Where it fails, every object is as it was before, or as another accelerator has given it back.
+        """
+        kinds = Kinds.of(item for item in objects if item not in self)
+        for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
+            _take_over(item)
+        models = self._roots(kinds.models)
+        self._refuse(models, kinds.optimizers)
+        bundle = Bundle(tuple(models), tuple(kinds.optimizers), tuple(kinds.schedulers))
+        try:
+            for model in models:
+                self._move(model, (*kinds.optimizers, *self._stepper.bundle.optimizers))
+                self._compile(model)
+            for optimizer in kinds.optimizers:
+                self._move_state(optimizer)
+                self._gate_optimizer(optimizer)
+            for scheduler in kinds.schedulers:
+                self._gate_scheduler(scheduler, batch)
+            for loader in kinds.loaders:
+                self._shard(loader, batch, is_training, begins_training)
+            # The last that may fail: to undo what a strategy has finished, some need all ranks, and one may fail alone.
+            self._stepper.strategy.wrap(bundle)
+        except BaseException:
+            self._give_back((*kinds.loaders, *kinds.schedulers, *kinds.optimizers, *models))
+            raise
+        new = (*models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders)
+        for item in new:
+            self._objects[id(item)] = item
+        self._stepper.include(bundle)
+        try:
+            for model in models:
+                self._recomputer.apply(model)
+            self._claim_models(models)
+        except Exception:
+            self.release(new)
+            raise
+        for scheduler in kinds.schedulers:
+            is_early = bool(kinds.loaders) and batch == "per-worker" and self._schedule == "steps"
+            self.has_early_schedule |= (
+                is_early and self._comm.world.size > 1 and not isinstance(scheduler, ReduceLROnPlateau)
+            )
+        for loader in kinds.loaders:
+            self.on_loader(loader)
+
+    def note_reading(self, loader: DataLoader[Any], *, is_whole: bool) -> bool:
+        """Record whether every rank reads a loader whole; return whether that changes what the receipt says of it."""
+        if is_whole == (id(loader) in self.whole) or loader not in self:
+            return False
+        (self.whole.add if is_whole else self.whole.discard)(id(loader))
+        self.batches[id(loader)] = self._describe_batch(loader)
+        return True
+
+    def set_boundary(self, hook: Callable[[], object] | None) -> None:
+        """Call ``hook`` whenever a loop over a prepared loader is done with a batch; None calls nothing."""
+        self._on_boundary = hook
+        for item in self._objects.values():
+            if isinstance(item, DataLoader):
+                set_boundary(item, hook)
+
+    def refresh(self) -> None:
+        """Prepare anew the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
+        changed = self._stepper.changed_models()
+        if not changed:
+            return
+        for model in changed:
+            self._free_model(model)
+            self._move(model, self._stepper.bundle.optimizers)
+            self._compile(model)
+        self._stepper.strategy.wrap(Bundle(tuple(changed)))
+        for model in changed:
+            self._recomputer.apply(model)
+        self._claim_models(changed)
+        self._stepper.learn_anew(changed)
+
+    def begin_epoch(self) -> bool:
+        """Get ready for the batches of a divided loader, and say that they may come; every rank must call."""
+        self.refresh()
+        if self.on_epoch is not None:
+            self.on_epoch()
+        owner = self._owner()
+        if owner is not None:
+            owner.diverge()
+        if self._rng_types:
+            synchronize_rng_states(self._rng_types)
+        return True
+
+    @contextmanager
+    def placing(self, chosen: Mapping[int, bool]) -> Iterator[None]:
+        """Say of objects, by id, whether the block moves them to the device; the others go by the rule."""
+        self._placing = chosen
+        try:
+            yield
+        finally:
+            self._placing = {}
+
+    def prepare_for_evaluation(self, model: nn.Module, precision: Precision) -> None:
+        """Move a model and let it compute in the run's precision; no other rank is involved."""
+        if model in self:
+            return
+        _take_over(model)
+        self._move(model, ())
+        self._compile(model)
+        if precision.policy.compute is not None:
+            give_forward(model, plain_forward(model, precision))
+            self._claim_models([model])
+        self._evaluated.add(id(model))
+        self._objects[id(model)] = model
+
+    def _is_placed(self, item: Any) -> bool:
+        return self._placing.get(id(item), self._is_placing)
+
+    def _compile(self, model: nn.Module) -> None:
+        if self._float8 is not None:
+            self._float8.apply(model, self._compiler.compiled)
+        self._compiler.compile(model)
+
+    def _refuse(self, models: Iterable[nn.Module], optimizers: Iterable[Optimizer]) -> None:
+        """Raise `MisuseError` for what the strategy does not serve, before anything is changed.
+
+        Models that are not to be moved may lie anywhere, and are the strategy's business when it wraps them.
+        """
+        refused = self._stepper.strategy.refusal(Bundle(tuple(filter(self._is_placed, models)), tuple(optimizers)))
+        if refused is not None:
+            raise MisuseError(str(refused))
+
+    def _claim_models(self, models: Iterable[nn.Module]) -> None:
+        for model in models:
+            if plain_class(model) is not type(model):
+                setattr(type(model), _CLAIM, Claim(self._owner, self._free_model))
+
+    def _free_model(self, model: nn.Module) -> None:
+        self._recomputer.undo(model)
+        if id(model) in self._evaluated:
+            self._evaluated.discard(id(model))
+            if plain_class(model) is not type(model) and not self._compiler.has_compiled(model):
+                take_forward_back(model)
+        else:
+            self._stepper.strategy.unwrap(model)
+        self._compiler.undo(model)
+        if self._float8 is not None:
+            self._float8.undo(model)
+
+    def release(self, objects: Iterable[Any]) -> None:
+        """Give objects back as they came; what is not prepared is left alone."""
+        released = [item for item in objects if item in self]
+        for item in released:
+            del self._objects[id(item)]
+            self.whole.discard(id(item))
+        self._give_back(released)
+        self._stepper.exclude(released)
+
+    def _give_back(self, objects: Iterable[Any]) -> None:
+        """Undo what was done to objects, where anything was."""
+        for item in objects:
+            if isinstance(item, nn.Module):
+                self._free_model(item)
+            elif isinstance(item, Optimizer):
+                gate = self._stepper.gates.pop(id(item), None)
+                if gate is not None:
+                    gate.release()
+            elif isinstance(item, LRScheduler):
+                release_scheduler(item)
+            elif isinstance(item, DataLoader):
+                self.batches.pop(id(item), None)
+                unshard(item)
+
+    def _roots(self, models: list[nn.Module]) -> list[nn.Module]:
+        """Leave out modules inside of others, and free those that were prepared before the module around them."""
+        inside = {
+            id(part): part
+            for model in [*models, *self._stepper.bundle.models]
+            for part in model.modules()
+            if part is not model
+        }
+        roots = [model for model in models if id(model) not in inside]
+        covered = {id(part) for model in roots for part in model.modules() if part is not model}
+        self.release([model for model in self._stepper.bundle.models if id(model) in covered])
+        return roots
+
+    def _move(self, model: nn.Module, optimizers: Iterable[Optimizer]) -> None:
+        # What is divided among the ranks may be too large for a device: it is moved part by part.
+        if not self._is_placed(model) or self._stepper.strategy.capabilities.shards_params:
+            return
+        if any(tensor.device != self._device for tensor in (*model.parameters(), *model.buffers())):
+            move_tied(model, lambda model: nn.Module.to(model, self._device), optimizers)
+
+    def _move_state(self, optimizer: Optimizer) -> None:
+        """Move an optimizer's state to where its parameters are now."""
+        if not self._is_placed(optimizer):
+            return
+        state = [value for values in optimizer.state.values() for value in values.values()]
+        if any(isinstance(value, Tensor) and value.dim() and value.device != self._device for value in state):
+            optimizer.load_state_dict(optimizer.state_dict())
+
+    def _gate_optimizer(self, optimizer: Optimizer) -> None:
+        gate = self._stepper.gates[id(optimizer)] = OptimizerGate(optimizer, self._stepper)
+        gate.hold_zero_grad(self._stepper.holds_zero_grad)
+        step: Any = optimizer.step
+        setattr(step.__func__, _CLAIM, Claim(self._owner, lambda _, gate=gate: gate.release()))
+
+    def _gate_scheduler(self, scheduler: LRScheduler, batch: BatchMeaning) -> None:
+        gate = self._stepper.gates.get(id(scheduler.optimizer))
+        if gate is None:
+            raise MisuseError(
+                f"the optimizer of this {type(scheduler).__name__} is not prepared: prepare both, as in "
+                "prepare(model, optimizer, scheduler)"
+            )
+        measures = isinstance(scheduler, ReduceLROnPlateau)
+        if measures and self._comm.world.size > 1:
+            share_metric(scheduler, self._comm)
+        if self._schedule != "calls":
+            # Of a batch that all ranks share, one process would take as many steps. What is measured is no step.
+            is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
+            gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1, self._hearing)
+        if plain_class(scheduler) is not type(scheduler):
+            setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
+
+    def _shard(
+        self,
+        loader: DataLoader[Any],
+        batch: BatchMeaning,
+        is_training: Callable[[], bool],
+        begins_training: Callable[[DataLoader[Any]], bool],
+    ) -> None:
+        self._multiplies = batch == "per-worker"
+        window, whole_reading = self._stepper.window, self.whole_reading
+        strategy = self._stepper.strategy
+        coords = strategy.data_coords()
+        shard(
+            loader,
+            comm=self._comm,
+            batch=batch,
+            device=self._device if self._is_placed(loader) else "cpu",
+            on_share=window.take_share,
+            is_training=is_training,
+            begins_training=begins_training,
+            on_whole=lambda iterator, num_samples: whole_reading.take(iterator, window.share, num_samples),
+            coords=coords,
+            options=self.data,
+            seed=self._seed,
+            num_trained=lambda: window.num_trained,
+            on_boundary=self._on_boundary,
+            place_batch=strategy.place if strategy.capabilities.places_batches and self._is_placed(loader) else None,
+        )
+        setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
+        self.batches[id(loader)] = self._describe_batch(loader)
+
+    def _describe_batch(self, loader: DataLoader[Any]) -> str:
+        """Return how large a prepared loader's batches are and what of them each rank reads."""
+        size, workers = loader.batch_size, self._stepper.strategy.data_coords()[1]
+        if workers == 1 or id(loader) in self.whole:
+            batch = "no batch size" if size is None else f"batch {size}"
+            return batch if workers == 1 else f"{batch}, read whole by every worker"
+        if size is None:
+            return "no batch size"
+        total = size * workers if self._multiplies else size
+        share = f"{total // workers}" if total % workers == 0 else f"{total // workers} or {total // workers + 1}"
+        return f"batch {total} = {workers} x {share}"
+
+
+def describe_object(item: Any, name: str | None, batches: dict[int, str]) -> str:
+    """Return one prepared object in a few words, for the receipt."""
+    label = f"{name} " if name else ""
+    kind = type(item).__name__
+    if isinstance(item, nn.Module):
+        count = sum(math.prod(shape_of(parameter)) for parameter in item.parameters())
+        return f"{label}{kind} ({count:,} parameters)"
+    if isinstance(item, DataLoader):
+        return f"{label}{kind} ({batches.get(id(item), 'no batch size')})"
+    return f"{label}{kind}"
+
+
+def is_prepared(item: Any) -> bool:
+    """Whether an accelerator that is in use has prepared a model, optimizer, scheduler or loader."""
+    claim = _claim_on(item)
+    owner = None if claim is None else claim.owner()
+    return owner is not None and not owner.is_closed and any(item is known for known in owner.prepared_objects)
+
+
+def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device, whole: Collection[int]) -> list[str]:
+    """Return what cannot equal a run on one device, one line each; ``whole`` are the ids of loaders read whole."""
+    if num_workers == 1:
+        return []
+    notes: list[str] = []
+    modules = [part for item in objects if isinstance(item, nn.Module) for part in item.modules()]
+    if any(isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) for part in modules):
+        remedy = "; nn.SyncBatchNorm.convert_sync_batchnorm shares them" if device.type == "cuda" else ""
+        notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
+    if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
+        notes.append("dropout differs from a run on one device: each worker draws its own")
+    if any(isinstance(item, DataLoader) and id(item) not in whole for item in objects):
+        notes.append("a printed loss or count is rank 0's share")
+    trains = any(isinstance(item, Optimizer) for item in objects)
+    if trains and not any(isinstance(item, DataLoader) for item in objects):
+        notes.append("no DataLoader is prepared: every worker trains on the same batches")
+    return notes
+
+
+def _take_over(item: Any) -> None:
+    """Free the object from the accelerator that prepared it: the newest one has it.
+
+    In a notebook a cell that builds an accelerator and prepares is run again and again.
+    """
+    claim = _claim_on(item)
+    if claim is None:
+        return
+    owner = claim.owner()
+    if owner is not None and not owner.is_closed:
+        owner.free_memory(item)
+    else:
+        claim.release(item)
+
+
+def _claim_on(item: Any) -> Claim | None:
+    if isinstance(item, Optimizer):
+        return getattr(getattr(item.step, "__func__", None), _CLAIM, None)
+    return vars(type(item)).get(_CLAIM)

@@ -1,0 +1,190 @@
+"""Choosing how to share a training by the memory that it takes: where the option ``strategy`` is ``auto``.
+
+Rank 0 forecasts, and tells the others. By default only models that could be too large for a GPU are looked at; where
+``strategy=auto`` or ``memory`` was given, every model is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, IterableDataset
+
+from accel_nb.config import Resolved
+from accel_nb.config.schema import OPTIONS
+from accel_nb.config.value_types import bytes_of
+from accel_nb.data.loader import BatchMeaning
+from accel_nb.errors import ConfigError
+from accel_nb.forecast.build import forecast_model, sample_of
+from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS
+from accel_nb.forecast.plans import ROOM_SHARE, Plan, Setting
+from accel_nb.forecast.served import ask_strategies
+from accel_nb.forecast.table import explain
+from accel_nb.runtime.devices.device import memory
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.strategies.registry import Registry
+
+SMALL_BYTES = 1 << 28
+"""Weights of fewer bytes are not looked at unless that was asked for: they fit wherever training makes sense."""
+
+ROUGH_SHARE = 0.5
+"""Of a device's room: what is stored for weights, gradients and optimizer below it leaves enough for activations."""
+
+_CHECKPOINTING = next(iter(CHECKPOINTING))
+_CHOSEN = {name for layout in LAYOUTS for name in layout.options} - {"strategy"}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The options to train with, by their dotted names, and the line that says why."""
+
+    options: Mapping[str, Any]
+    line: str
+
+
+class Planner:
+    """Chooses for one accelerator; every rank must make the same calls."""
+
+    def __init__(
+        self, resolved: Resolved, comm: Communicator, device: torch.device, precision: str, registry: Registry
+    ) -> None:
+        self._resolved = resolved
+        self._comm = comm
+        self._device = device
+        self._precision = precision
+        self._registry = registry
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether somebody asked for a plan, instead of leaving the choice open."""
+        given = self._resolved.origins
+        return any(given[name].layer != "default" for name in ("strategy", "memory"))
+
+    def choose(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        loaders: Sequence[DataLoader[Any]],
+        batch: BatchMeaning,
+    ) -> Choice | None:
+        """Return the cheapest way that fits; None to go by workers and devices alone.
+
+        Raises `ConfigError`, on every rank, if a plan was asked for and nothing fits.
+        """
+        if not self.is_asked and (self._device.type == "cpu" or _stored(models) < SMALL_BYTES):
+            return None
+        free = self._free(models, optimizers)
+        told = self._comm.broadcast_json(
+            self._decide(models, optimizers, loaders, batch, free) if self._comm.world.is_main else None
+        )
+        if told is None:
+            return None
+        if told["options"] is None:
+            raise ConfigError(
+                f"{told['line']}; strategy auto from {self._resolved.origins['strategy']} starts nothing that will not "
+                "fit: name a strategy to try it all the same"
+            )
+        return Choice(told["options"], told["line"])
+
+    def _decide(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        loaders: Sequence[DataLoader[Any]],
+        batch: BatchMeaning,
+        free: int,
+    ) -> dict[str, Any] | None:
+        """Return the options and the line; no options if nothing fits, and None to leave things as they are."""
+        model = models[0] if len(models) == 1 else nn.ModuleList(models)
+        sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
+        setting = self._setting(free)
+        try:
+            if not self.is_asked:
+                rough = forecast_model(model, setting, **sizes)
+                if rough.plans[0].usage.total <= ROUGH_SHARE * setting.room:
+                    return None
+            size, example = _example(loaders)
+            share = -(-size // setting.world) if batch == "global" else size
+            found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
+        except Exception as error:  # whatever a model that is run on shapes raises: it may train well all the same
+            return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_asked else None
+        found = replace(found, plans=self._possible(found.plans))
+        found = ask_strategies(found, models, optimizers, self._resolved.config, self._registry)
+        line = "; ".join([explain(found).removeprefix("-> "), *found.notes])
+        if found.best is not None:
+            return {"options": found.best.options, "line": f"plan {line}"}
+        return {"options": None if self.is_asked else {}, "line": line}
+
+    def _possible(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
+        """Leave out what cannot run here, and what contradicts a given option."""
+        given = self._resolved.given
+        again = given.get(_CHECKPOINTING)
+        if again and not any(plan.checkpoints for plan in plans):  # there are no blocks to compute again
+            again = None
+        return tuple(
+            plan
+            for plan in plans
+            if not plan.is_served or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, again))
+        )
+
+    def _runs(self, strategy: str) -> bool:
+        return strategy in self._registry.names and self._registry.get(strategy).capabilities.fits(self._comm.world)
+
+    def _setting(self, free: int) -> Setting:
+        world = self._comm.world
+        return Setting(
+            world=world.size,
+            devices=f"{world.size} {self._device.type}",
+            room=int(free * ROOM_SHARE),
+            host_room=int(memory("cpu").free * ROOM_SHARE),
+            precision=self._precision,
+            is_host=self._device.type == "cpu",
+            copy_ranks=self._resolved.config.fsdp.hybrid_shard_size,
+        )
+
+    def _free(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
+        """Return the bytes that each device may hold: what was said, or what the fullest one has left."""
+        if self._resolved.config.memory is not None:
+            return bytes_of(self._resolved.config.memory)
+        found = memory(self._device)
+        free = found.free // (self._comm.world.local_size if self._device.type == "cpu" else 1)
+        if self._device.type != "cpu":  # what this training holds already, and what torch keeps for the next tensor
+            free += found.reserved - found.allocated + _held_on(self._device, models, optimizers)
+        return int(self._comm.all_reduce(torch.tensor([free]), "min"))
+
+
+def _agrees(plan: Plan, given: Mapping[str, Any], again: bool | None) -> bool:
+    """Whether a plan leaves the options that were given as they are."""
+    strategy = plan.layout.options["strategy"]
+    own = (name for name in _CHOSEN & given.keys() if OPTIONS[name].section in (strategy, None))
+    return (again is None or plan.checkpoints == again) and all(
+        plan.layout.options.get(name, OPTIONS[name].default) == given[name] for name in own if name != _CHECKPOINTING
+    )
+
+
+def _stored(models: Sequence[nn.Module]) -> int:
+    return sum(value.nbytes for model in models for value in model.parameters())
+
+
+def _held_on(device: torch.device, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
+    weights = [value for model in models for value in (*model.parameters(), *model.buffers())]
+    gradients = [value.grad for value in weights if value.grad is not None]
+    states = [value for item in optimizers for state in item.state.values() for value in state.values()]
+    held = [value for value in (*weights, *gradients, *states) if isinstance(value, torch.Tensor)]
+    return sum(value.nbytes for value in held if value.device == device)
+
+
+def _example(loaders: Sequence[DataLoader[Any]]) -> tuple[int, Any]:
+    """Return how many samples the only loader yields and a batch of one; 0 and None where that is not known.
+
+    A stream is not touched: what was read of it is gone.
+    """
+    if len(loaders) != 1 or isinstance(loaders[0].dataset, IterableDataset):
+        return 0, None
+    example, size = sample_of(loaders[0])
+    return (size or 0), example

@@ -1,0 +1,1 @@
+"""The process and its world, for scripts that use functions without an accelerator."""

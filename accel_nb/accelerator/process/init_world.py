@@ -1,0 +1,42 @@
+"""Entering the world that this process is in: that of the environment, of an open group, or of itself alone."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from accel_nb.config.sections import GroupOptions
+from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process.environment import torchrun_world
+from accel_nb.runtime.process.platforms import find_tpu
+
+
+def enter(
+    comm: Communicator | None, world: World | None, cpu: bool, options: GroupOptions
+) -> tuple[Communicator, Group | None]:
+    """Find the world to train in; the group is returned if it was opened here, and so must be closed."""
+    if comm is not None:
+        return comm, None
+    if world is None:
+        world = find_world(cpu)
+    if world.size == 1:
+        return LocalComm(world), None
+    is_open = Group.is_open()
+    backend = None if options.backend == "auto" else options.backend
+    group = Group.adopt(world) if is_open else Group.from_environment(world, timeout_s=options.timeout, backend=backend)
+    return TorchComm(world, group), None if is_open else group
+
+
+def find_world(cpu: bool) -> World:
+    """Return the world of the environment, of an open group, or of this process alone."""
+    world = torchrun_world()
+    if Group.is_open():
+        return Group.world_of_open() if world is None else world
+    has_gpu = torch.cuda.is_available() and not cpu
+    if world is None:
+        has_tpu = not (has_gpu or cpu) and find_tpu() is not None
+        return World(device="cuda:0" if has_gpu else "xla" if has_tpu else "cpu")
+    return replace(world, device=f"cuda:{world.local_rank}" if has_gpu else "cpu")

@@ -1,0 +1,60 @@
+"""Loggers that know their rank."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.current_world import current_comm, current_world
+
+
+class RankLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose messages come from the main process only, unless they say otherwise.
+
+    Each call takes ``main_process_only=False`` to log on every rank, with the rank in front, and ``in_order=True`` to
+    do so one rank after another, for which every rank must make the call whatever its level.
+    """
+
+    def __init__(self, logger: logging.Logger) -> None:
+        super().__init__(logger, {})
+        self._said: set[tuple[str, tuple[Any, ...]]] = set()
+
+    def log(
+        self, level: int, msg: object, *args: Any, main_process_only: bool = True, in_order: bool = False, **kwargs: Any
+    ) -> None:
+        """Log on the ranks that are asked to."""
+        kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+        world = current_world()
+        text = f"[rank {world.rank}] {msg}" if world.size > 1 and (in_order or not main_process_only) else msg
+        if not in_order:
+            if self.isEnabledFor(level) and (world.is_main or not main_process_only):
+                self.logger.log(level, text, *args, **kwargs)
+            return
+        comm = current_comm()
+        for rank in range(comm.world.size):
+            if rank == comm.world.rank and self.isEnabledFor(level):
+                self.logger.log(level, text, *args, **kwargs)
+            comm.barrier()
+
+    def warning_once(self, msg: str, *args: Any, **kwargs: Any) -> None:
+        """Warn, but not of the same again through this logger."""
+        key = (msg, tuple(repr(arg) for arg in args))
+        if key not in self._said:
+            self._said.add(key)
+            kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
+            self.log(logging.WARNING, msg, *args, **kwargs)
+
+
+def get_logger(name: str, log_level: str | int | None = None) -> RankLogger:
+    """Return a rank-aware logger over ``logging.getLogger(name)``.
+
+    ``log_level`` sets the level of this logger; the root logger is left alone. Raises `MisuseError` for an unknown one.
+    """
+    logger = logging.getLogger(name)
+    if log_level is not None:
+        try:
+            logger.setLevel(log_level.upper() if isinstance(log_level, str) else log_level)
+        except (ValueError, TypeError) as error:
+            raise MisuseError(f"log_level is {log_level!r}; it is debug, info, warning, error or critical") from error
+    return RankLogger(logger)

@@ -1,0 +1,153 @@
+"""Collectives and walks over nested tensors as functions, for scripts that bring no accelerator along.
+
+Each collective works over the world that this process is in, and every rank must call it. `Accelerator` has them as
+methods.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.precision.half import cast_floats
+from accel_nb.runtime.distributed.collectives import Collectives
+from accel_nb.runtime.distributed.communicator import Operation
+from accel_nb.runtime.distributed.current_world import current_comm
+from accel_nb.runtime.tensors.nested import (
+    concat_batches,
+    find_tensors,
+    first_batch_size,
+    map_leaves,
+    map_tensors,
+    slice_batch,
+    to_device,
+)
+
+T = TypeVar("T")
+
+
+def gather(tensor: T) -> T:
+    """Return every rank's tensors joined along the first dim, in rank order; first dims may differ."""
+    return Collectives(current_comm()).gather(tensor)
+
+
+def gather_object(object: Any) -> list[Any]:
+    """Return every rank's value in a list; if all are lists, their items in one list. Nothing is pickled."""
+    values = Collectives(current_comm()).gather_objects(object)
+    if all(isinstance(item, list) for item in values):
+        return [item for items in values for item in items]
+    return values
+
+
+def broadcast(tensor: T, from_process: int = 0) -> T:
+    """Return one rank's tensors on every rank; shapes and dtypes must be equal."""
+    return Collectives(current_comm()).broadcast(tensor, from_process)
+
+
+def broadcast_object_list(object_list: list[Any], from_process: int = 0) -> list[Any]:
+    """Replace the items of a list by those of one rank's, in place, and return it."""
+    object_list[:] = Collectives(current_comm()).broadcast_object(object_list, from_process)
+    return object_list
+
+
+def reduce(tensor: T, reduction: Operation = "mean", scale: float = 1.0) -> T:
+    """Return the mean, sum, maximum or minimum over ranks, times ``scale``; the method's default is the sum."""
+    return Collectives(current_comm()).reduce(tensor, reduction, scale)
+
+
+def pad_across_processes(tensor: T, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> T:
+    """Return tensors padded along ``dim`` to the longest on any rank."""
+    return Collectives(current_comm()).pad_across(tensor, dim, pad_index, pad_first=pad_first)
+
+
+def wait_for_everyone() -> None:
+    """Wait until every rank has come here."""
+    Collectives(current_comm()).barrier()
+
+
+def send_to_device(
+    tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Sequence[str] | str | None = None
+) -> Any:
+    """Return nested tensors on a device; the values of a mapping's ``skip_keys`` stay where they are."""
+    skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys
+    if not skipped or not isinstance(tensor, Mapping):
+        return to_device(tensor, device, non_blocking)
+    moved = {key: value for key, value in tensor.items() if key not in skipped}
+    moved = to_device(moved, device, non_blocking)
+    return type(tensor)({key: moved.get(key, value) for key, value in tensor.items()})  # type: ignore[call-arg]
+
+
+def recursively_apply(
+    func: Callable[..., Any],
+    data: Any,
+    *args: Any,
+    test_type: Callable[[Any], bool] = lambda value: isinstance(value, Tensor),
+    error_on_other_type: bool = False,
+    **kwargs: Any,
+) -> Any:
+    """Return ``data`` with ``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` takes.
+
+    Raises `MisuseError` for any other leaf if ``error_on_other_type``.
+    """
+
+    def change(leaf: Any) -> Any:
+        if test_type(leaf):
+            return func(leaf, *args, **kwargs)
+        if error_on_other_type:
+            raise MisuseError(f"a {type(leaf).__name__} is none of what {getattr(func, '__name__', func)} applies to")
+        return leaf
+
+    return map_leaves(change, data, is_leaf=test_type)
+
+
+def concatenate(data: Sequence[T], dim: int = 0) -> T:
+    """Return batches of one structure joined along ``dim``, tensor by tensor."""
+    if dim == 0:
+        return concat_batches(data)
+    columns = [list(find_tensors(batch)) for batch in data]
+    joined = iter([torch.cat(parts, dim) for parts in zip(*columns, strict=True)])
+    return map_tensors(lambda _: next(joined), data[0])
+
+
+def slice_tensors(data: T, tensor_slice: slice) -> T:
+    """Return a batch with each tensor cut along its first dim."""
+    size = first_batch_size(data) or 0
+    start, stop, stride = tensor_slice.indices(size)
+    if stride != 1:
+        return map_tensors(lambda tensor: tensor[tensor_slice], data)
+    return slice_batch(data, start, stop)
+
+
+def find_batch_size(data: Any) -> int | None:
+    """Return the number of samples in a batch; None where nothing has a length."""
+    return first_batch_size(data)
+
+
+def find_device(data: Any) -> torch.device | None:
+    """Return the device of the first tensor in nested data; None without any."""
+    return next((tensor.device for tensor in find_tensors(data)), None)
+
+
+def listify(data: Any) -> Any:
+    """Return nested data with each tensor as nested lists of numbers."""
+    return map_tensors(lambda tensor: tensor.detach().cpu().tolist(), data)
+
+
+def convert_to_fp32(tensor: Any) -> Any:
+    """Return nested data with each half precision tensor in float32."""
+    return cast_floats(tensor, torch.float32)
+
+
+def convert_outputs_to_fp32(model_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that calls another and returns its half precision tensors in float32."""
+
+    @functools.wraps(model_forward)
+    def forward_in_float32(*args: Any, **kwargs: Any) -> Any:
+        return convert_to_fp32(model_forward(*args, **kwargs))
+
+    return forward_in_float32

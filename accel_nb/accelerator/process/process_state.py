@@ -1,0 +1,340 @@
+"""Which world a process is in, and what follows from its place there; read-only views, none of them shared.
+
+`PartialState`, `AcceleratorState` and `GradientState` are the well-known names. Each is built from the open world or
+from an accelerator whenever it is asked for, so that two accelerators in one process never disturb each other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+import torch
+
+from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
+from accel_nb.accelerator.options.plugins import DeepSpeedPlugin
+from accel_nb.accelerator.process.init_world import enter
+from accel_nb.config import Layer, ambient_layers, environment_layer, resolve
+from accel_nb.data.split import split
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.devices.device import choose_precision, use
+from accel_nb.runtime.distributed.collectives import Collectives
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process.environment import option_variables
+
+if TYPE_CHECKING:
+    from accel_nb.accelerator.training.accumulation import Window
+    from accel_nb.config.schema import Config
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+class DistributedType(str, Enum):
+    """What a world trains on; each value equals its own name as text."""
+
+    NO = "NO"
+    MULTI_CPU = "MULTI_CPU"
+    MULTI_GPU = "MULTI_GPU"
+    DEEPSPEED = "DEEPSPEED"
+    FSDP = "FSDP"
+    XLA = "XLA"
+    MEGATRON_LM = "MEGATRON_LM"
+    # Of hardware that accel_nb does not train on; scripts compare with them.
+    MULTI_HPU = "MULTI_HPU"
+    MULTI_MLU = "MULTI_MLU"
+    MULTI_MUSA = "MULTI_MUSA"
+    MULTI_NEURON = "MULTI_NEURON"
+    MULTI_NPU = "MULTI_NPU"
+    MULTI_SDAA = "MULTI_SDAA"
+    MULTI_XPU = "MULTI_XPU"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+class Placed:
+    """What anything that has a place in a world can tell and do: who is main, who goes first, who gets which part."""
+
+    _world: World
+    _comm: Communicator
+    _collectives: Collectives
+    _device: torch.device
+
+    @property
+    def device(self) -> torch.device:
+        """This rank's device."""
+        return self._device
+
+    @property
+    def num_processes(self) -> int:
+        """How many ranks train together."""
+        return self._world.size
+
+    @property
+    def process_index(self) -> int:
+        """This process's rank."""
+        return self._world.rank
+
+    @property
+    def local_process_index(self) -> int:
+        """This process's rank on its machine."""
+        return self._world.local_rank
+
+    @property
+    def is_main_process(self) -> bool:
+        """Whether this is rank 0."""
+        return self._world.is_main
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """Whether this is the first rank of its machine."""
+        return self._world.is_local_main
+
+    @property
+    def is_last_process(self) -> bool:
+        """Whether this is the highest rank."""
+        return self._world.is_last
+
+    @property
+    def use_distributed(self) -> bool:
+        """Whether there is more than one rank."""
+        return self._world.size > 1
+
+    @property
+    def distributed_type(self) -> DistributedType:
+        """What this world trains on: ``NO`` alone, else ``MULTI_GPU`` or ``MULTI_CPU``."""
+        if self._world.size == 1:
+            return DistributedType.NO
+        return DistributedType.MULTI_GPU if self._device.type == "cuda" else DistributedType.MULTI_CPU
+
+    @contextmanager
+    def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
+        """Give the block this rank's contiguous part of a list, tuple, tensor, array, or dict of these.
+
+        Parts differ by at most one item, and are empty where there are fewer items than ranks; with ``apply_padding``
+        the last item is repeated until all are equally long. The input itself is left as it is.
+        """
+        yield split(inputs, self.process_index, self.num_processes, pad=apply_padding)
+
+    def wait_for_everyone(self) -> None:
+        """Wait until every rank has come here."""
+        self._collectives.barrier()
+
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
+        """Run the block on rank 0 before the others: a download that they find done."""
+        yield from self._ordered(self.is_main_process)
+
+    @contextmanager
+    def local_main_process_first(self) -> Iterator[None]:
+        """Run the block on each machine's first rank before its others."""
+        yield from self._ordered(self.is_local_main_process)
+
+    def on_main_process(self, function: Function) -> Function:
+        """Decorate a function to run on rank 0 only; elsewhere it returns None."""
+        return _only_if(self.is_main_process, function)
+
+    def on_local_main_process(self, function: Function) -> Function:
+        """Decorate a function to run on each machine's first rank only."""
+        return _only_if(self.is_local_main_process, function)
+
+    def on_last_process(self, function: Function) -> Function:
+        """Decorate a function to run on the last rank only."""
+        return _only_if(self.is_last_process, function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, *, process_index: int = 0) -> Any:
+        """Decorate a function to run on one rank only."""
+        is_here = self.process_index == process_index
+        return functools.partial(_only_if, is_here) if function is None else _only_if(is_here, function)
+
+    def on_local_process(self, function: Callable[..., Any] | None = None, *, local_process_index: int = 0) -> Any:
+        """Decorate a function to run on one rank of each machine only."""
+        is_here = self.local_process_index == local_process_index
+        return functools.partial(_only_if, is_here) if function is None else _only_if(is_here, function)
+
+    def print(self, *values: Any, **options: Any) -> None:
+        """Print once for each machine."""
+        if self.is_local_main_process:
+            print(*values, **options)
+
+    def _ordered(self, goes_first: bool) -> Iterator[None]:
+        if not goes_first:
+            self._comm.barrier()
+        try:
+            yield
+        finally:
+            if goes_first:
+                self._comm.barrier()
+
+
+class PartialState(Placed):
+    """This process's place among its ranks, without anything to train.
+
+    Under ``torchrun`` it opens the process group, if nobody has; `destroy_process_group` closes it. Every rank must
+    build it then. ``backend`` and ``timeout`` count only where it opens the group.
+    """
+
+    def __init__(self, cpu: bool = False, *, backend: str | None = None, timeout: timedelta | None = None) -> None:
+        given = {"group.backend": backend, "group.timeout": None if timeout is None else timeout.total_seconds()}
+        self._stand(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu)
+
+    def _stand(self, config: Config, cpu: bool) -> None:
+        self._comm, self._group = enter(None, None, cpu, config.group)
+        self._collectives = Collectives(self._comm, verify=config.debug)
+        self._world = self._comm.world
+        self._device = use(self._world.device)
+        self.debug = config.debug
+
+    @property
+    def backend(self) -> str | None:
+        """What carries messages between ranks; None for a process alone."""
+        return Group.name_of_open() if Group.is_open() else None
+
+    @property
+    def initialized(self) -> bool:
+        """Whether the state is complete, which it always is."""
+        return True
+
+    @property
+    def default_device(self) -> torch.device:
+        """The device that this rank trains on."""
+        return self._device
+
+    def set_device(self) -> None:
+        """Make this rank's device the process's current one, as building the state has done already."""
+        use(self._device)
+
+    @staticmethod
+    def _reset_state(reset_partial_state: bool = False) -> None:
+        """Do nothing: no state is shared, so there is none to forget; transformers and older notebooks call it."""
+
+    def destroy_process_group(self) -> None:
+        """Close the process group if this object has opened it; every rank must call."""
+        if self._group is not None:
+            self._group.close()
+            self._group = None
+
+    def __repr__(self) -> str:
+        place = f"rank {self._world.rank} of {self._world.size} on {self._device}"
+        return f"{type(self).__name__}({place}, {self.distributed_type})"
+
+
+class AcceleratorState(PartialState):
+    """A place and the precision to train in; `Accelerator.state` is that of an accelerator."""
+
+    deepspeed_plugin: DeepSpeedPlugin | None = None
+    """What an accelerator was given to train by DeepSpeed."""
+
+    fsdp_plugin: FullyShardedDataParallelPlugin | None = None
+    """What an accelerator was given to train by FSDP2."""
+
+    def __init__(self, mixed_precision: str | None = None, cpu: bool = False) -> None:
+        config = _resolve({} if mixed_precision is None else {"precision": str(mixed_precision)}).config
+        self._stand(config, cpu)
+        self.mixed_precision = choose_precision(config.precision, self._device)
+
+    @classmethod
+    def of(
+        cls,
+        placed: Placed,
+        mixed_precision: str,
+        *,
+        debug: bool,
+        divider: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None,
+    ) -> AcceleratorState:
+        """Return the state of an accelerator: it opens nothing, and owns nothing."""
+        state = cls.__new__(cls)
+        state._comm, state._collectives, state._group = placed._comm, placed._collectives, None
+        state._world, state._device, state.debug = placed._world, placed._device, debug
+        state.mixed_precision = mixed_precision
+        if isinstance(divider, DeepSpeedPlugin):
+            state.deepspeed_plugin = divider
+        else:
+            state.fsdp_plugin = divider
+        return state
+
+
+class _HasPlugin(Protocol):
+    """What a gradient state reads of the options."""
+
+    @property
+    def tail(self) -> str: ...
+
+    @property
+    def sync_each_batch(self) -> bool: ...
+
+
+class GradientState:
+    """Where an accelerator stands in its accumulation window: a live view, to read only."""
+
+    def __init__(self, window: Window | None = None, options: _HasPlugin | None = None) -> None:
+        if window is None or options is None:
+            raise MisuseError(
+                "a GradientState is that of one accelerator: read accelerator.gradient_state instead of building one"
+            )
+        self._window = window
+        self._options = options
+
+    @property
+    def sync_gradients(self) -> bool:
+        """Whether the current (or latest) micro-batch closes its window."""
+        return self._window.synchronises
+
+    @property
+    def num_steps(self) -> int:
+        """How many micro-batches make one optimizer step."""
+        return self._window.size
+
+    @property
+    def adjust_scheduler(self) -> bool:
+        """Whether schedulers wait for the end of a window, which they do."""
+        return True
+
+    @property
+    def sync_with_dataloader(self) -> bool:
+        """Whether a loader's last batch closes the window."""
+        return self._options.tail == "step"
+
+    @property
+    def sync_each_batch(self) -> bool:
+        """Whether gradients are averaged after every micro-batch."""
+        return self._options.sync_each_batch
+
+    @property
+    def in_dataloader(self) -> bool:
+        """Whether a prepared loader is being iterated."""
+        return self._window.share is not None
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the present batch is the last one of its loader."""
+        return self._window.share is not None and self._window.share.is_last
+
+    @property
+    def remainder(self) -> int:
+        """How many samples the present global batch has on all ranks, if it is the loader's last; else -1."""
+        share = self._window.share
+        return share.total_samples if share is not None and share.is_last else -1
+
+    def __repr__(self) -> str:
+        return f"GradientState(sync_gradients={self.sync_gradients}, num_steps={self.num_steps})"
+
+
+def _resolve(given: dict[str, Any]) -> Any:
+    layers = list(ambient_layers()) or [environment_layer(option_variables())]
+    return resolve([*layers, Layer("code", given, "PartialState(...)")] if given else layers)
+
+
+def _only_if(is_here: bool, function: Any) -> Any:
+    # Does not refer to the accelerator: a decorated function must not keep one alive.
+    @functools.wraps(function)
+    def here_only(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if is_here else None
+
+    return here_only

@@ -1,0 +1,1 @@
+"""The state of a training run: saving, matching and restoring it."""

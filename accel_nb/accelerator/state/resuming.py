@@ -1,0 +1,75 @@
+"""Going on from a checkpoint when the first loop that trains begins, and what is said about it at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.prepare.preparer import Preparer
+from accel_nb.accelerator.state.training_state import LoadReport, TrainingState
+from accel_nb.data.loader import begin_counting, num_left
+from accel_nb.errors import NoCheckpoint
+
+
+class Resumer:
+    """Loads once, when everything that trains is prepared: just before the first batch is asked for."""
+
+    def __init__(self, state: TrainingState, preparer: Preparer) -> None:
+        self._state = state
+        self._preparer = preparer
+        self._from: str | None = None
+        self._lines: list[str] = []
+
+    def begin_run(self, resume: str | None) -> None:
+        """Count epochs from here, and let the run go on from ``resume``: a path, or ``auto``."""
+        self._state.end_replay()
+        for loader in self._loaders():
+            begin_counting(loader)
+        self._lines = []
+        self._from = resume
+        self._preparer.on_epoch = None if resume is None else self._load
+
+    def end_run(self) -> list[str]:
+        """Return what the run resumed, in words."""
+        if self._from is not None:
+            self._lines.append(
+                f"--resume {self._from} had no effect: no prepared DataLoader was iterated to train; load_state() "
+                "loads at once"
+            )
+        lines, self._lines, self._from, self._preparer.on_epoch = self._lines, [], None, None
+        return lines
+
+    def _load(self) -> None:
+        wanted, self._from, self._preparer.on_epoch = self._from, None, None
+        try:
+            report = self._state.load(None if wanted == "auto" else wanted, strict=True, passes=True)
+        except NoCheckpoint as error:
+            if wanted != "auto":
+                raise
+            self._lines.append(f"started anew: {error}")
+            return
+        self._lines.append(describe(report, self._loaders()))
+
+    def _loaders(self) -> list[DataLoader[Any]]:
+        return [item for item in self._preparer.objects if isinstance(item, DataLoader)]
+
+
+def describe(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:
+    """Return what was resumed, from how many ranks to how many, and what of it is exact."""
+    before, now = report.saved_world_size, report.world_size
+    parts = [f"resumed step {report.step} from {report.url}"]
+    anew = False
+    for loader, position in zip(loaders, report.positions, strict=False):
+        anew = anew or bool(loader.num_workers)
+        if position.is_inside or position.epochs:
+            left = num_left(loader, position) if position.is_inside else None
+            rest = "" if left is None else f", {left:,} samples left"
+            parts.append(f"epoch {position.epochs + 1}{rest}")
+    parts.append(f"{before} -> {now} workers" if before != now else f"{now} worker{'s' if now > 1 else ''} as before")
+    if before == now:
+        parts.append("exact to the bit" + (", but for what the loader's processes draw" if anew else ""))
+    else:
+        parts.append("exact: weights, optimizer, order of samples; not: rounding, random numbers of other workers")
+    return " · ".join([*parts, *report.notes])

@@ -1,0 +1,87 @@
+"""What of a checkpoint fits what is prepared, and one line for each thing that does not."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from accel_nb.checkpoint.encoding import Slice
+from accel_nb.runtime.tensors.tied import find_tied
+from accel_nb.strategies.base import Bundle
+
+
+def with_tied(values: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
+    """Return weights of which tied ones may be stored under one of their names only, under all of them."""
+    full = dict(values)
+    for group in find_tied(model):
+        stored = [name for name in group if name in full]
+        full.update({name: full[stored[0]] for name in group if stored and name not in full})
+    return full
+
+
+def fit_state(
+    tree: Any, live: dict[str, Any], bundle: Bundle, registered: Sequence[Any]
+) -> tuple[dict[str, Any], list[str]]:
+    """Return what can be loaded, the live state where nothing fits, and one line for each thing that does not."""
+    problems: list[str] = []
+    for what, there in (
+        ("models", bundle.models),
+        ("optimizers", bundle.optimizers),
+        ("schedulers", bundle.schedulers),
+    ):
+        if len(tree[what]) != len(there):
+            problems.append(f"it holds {len(tree[what])} {what}, and {len(there)} are prepared")
+    if len(tree["registered"]) != len(registered):
+        problems.append(f"it holds {len(tree['registered'])} registered objects, and there are {len(registered)}")
+    models = list(live["models"])
+    for index, (saved, values) in enumerate(zip(tree["models"], live["models"], strict=False)):
+        models[index], found = _fit_model(saved, values, f"model {index}" if len(models) > 1 else "the model")
+        problems += found
+    optimizers = list(live["optimizers"])
+    for index, (saved, values) in enumerate(zip(tree["optimizers"], live["optimizers"], strict=False)):
+        sizes = [len(group["params"]) for group in saved["param_groups"]]
+        wanted = [len(group["params"]) for group in values["param_groups"]]
+        if sizes == wanted:
+            optimizers[index] = saved
+        else:
+            problems.append(f"optimizer {index} was saved with groups of {sizes} parameters, and has {wanted}")
+    schedulers = list(live["schedulers"])
+    schedulers[: len(tree["schedulers"])] = tree["schedulers"][: len(schedulers)]
+    return {
+        "models": models,
+        "optimizers": optimizers,
+        "schedulers": schedulers,
+        "precision": tree["precision"],
+    }, problems
+
+
+def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
+    values, problems = saved["values"], []
+    missing = [name for name in live if name not in values]
+    unexpected = [name for name in values if name not in live]
+    misshapen = [
+        f"{name} ({list(values[name].shape)} instead of {list(live[name].shape)})"
+        for name in live
+        if name in values
+        and isinstance(live[name], Tensor | Slice)
+        and tuple(getattr(values[name], "shape", ())) != tuple(live[name].shape)
+    ]
+    if missing:
+        problems.append(f"{what} needs what it does not hold: {', '.join(missing)}")
+    if unexpected:
+        problems.append(f"it holds what {what} does not have: {', '.join(unexpected)}")
+    if misshapen:
+        problems.append(f"other shapes in {what}: {', '.join(misshapen)}")
+    wrong = {text.partition(" (")[0] for text in misshapen}
+    fitting: Any = OrderedDict((name, live[name] if name in wrong else values.get(name, live[name])) for name in live)
+    fitting._metadata = OrderedDict(saved["versions"])
+    return fitting, problems
+
+
+def listed(url: str, problems: Sequence[str]) -> str:
+    """Return one text of all that does not fit."""
+    remedy = "nothing was loaded; strict=False loads what fits"
+    return "\n".join([f"{url} does not fit what is prepared ({remedy}):", *(f"  {problem}" for problem in problems)])

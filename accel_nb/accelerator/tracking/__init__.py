@@ -1,0 +1,1 @@
+"""Values logged by a run, and metrics gathered from all ranks."""

@@ -1,0 +1,192 @@
+"""Gathering what was computed from the batches of prepared loaders: each sample once, in the loader's order."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.data.order import Share
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.collectives import Collectives
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.nested import find_tensors, map_leaves
+
+_PLAIN = (bool, int, float, str, type(None))
+
+
+class RowHistory:
+    """How many rows each call of `gather_for_metrics` got, and for how many samples.
+
+    A call that gets the same number of rows for every full batch, and as many for a short one, pads them, as
+    ``loss.repeat(BATCH_SIZE)`` does: the rows beyond the samples are cut off.
+    """
+
+    def __init__(self) -> None:
+        # By call: samples and rows of the batch before, and whether rows of full batches were always as many.
+        self._last: dict[Any, tuple[int, int, bool]] = {}
+
+    def num_kept(self, site: Any, num_rows: int, share: Share) -> int | None:
+        """Return how many of the first rows belong to samples that count; None where that cannot be told.
+
+        ``site`` is what tells one call, and one tensor in it, from others. Rows of one sample stand side by side.
+        """
+        if share.is_filler:
+            return 0
+        num_samples, before = share.num_samples, self._last.get(site)
+        is_steady = before is None or before[0] != num_samples or (before[2] and before[1] == num_rows)
+        if share.is_last:
+            self._last.pop(site, None)
+        else:
+            self._last[site] = num_samples, num_rows, is_steady
+        if before is not None and before[2] and num_samples < before[0] and num_rows == before[1]:
+            num_each, rest = divmod(num_rows, before[0])
+            if not rest:
+                return num_each * share.num_valid
+        if not share.num_repeated:
+            return num_rows
+        return None if num_rows % num_samples else num_rows // num_samples * share.num_valid
+
+
+class WholeReading:
+    """Whether the batch that was delivered last is one that every rank has whole."""
+
+    def __init__(self) -> None:
+        self._iterator: weakref.ref[Any] | None = None
+        self._share: Share | None = None
+        # The samples of the batch; None where they cannot be counted.
+        self.num_samples: int | None = None
+
+    def take(self, iterator: Any, share: Share | None, num_samples: int | None) -> None:
+        """Record a batch that ``iterator`` delivers whole while ``share`` is the latest share; None at its end."""
+        self._iterator = None if iterator is None else weakref.ref(iterator)
+        self._share = share
+        self.num_samples = num_samples
+
+    def lasts(self, share: Share | None) -> bool:
+        """Whether nothing was delivered since, and the loop over the whole loader was not left."""
+        return self._iterator is not None and self._iterator() is not None and self._share is share
+
+
+def gather_for_metrics(
+    nested: Any,
+    comm: Communicator,
+    collectives: Collectives,
+    share: Share | None,
+    owners: Sequence[int],
+    history: RowHistory,
+    site: Any,
+    *,
+    as_objects: bool = False,
+) -> Any:
+    """Return what every rank computed from its share of a batch, joined in the loader's order.
+
+    ``owners`` are the ranks that count, one for each share of the data. Tensors, and lists of plain values, are joined
+    along the first dim, at any depth; a scalar tensor becomes a tensor of one value for each rank; other values stay
+    this rank's. Rows of samples that were only filled in are left out, and so are those beyond a short batch that
+    ``history`` tells from its samples; ``site`` is where the call is. With ``as_objects``, or where there is no tensor,
+    the value is one JSON can hold, and lists are joined. Every rank must call.
+
+    Raises `MisuseError` for what belongs to no sample where samples were filled in, so that it could not be left out.
+    """
+    cut = _Cut(share, history, site)
+    if isinstance(nested, Tensor) and not as_objects:
+        return _joined([nested.detach()], cut, collectives, owners)[0]
+    if as_objects or next(find_tensors(nested), None) is None:
+        return _objects(nested, comm, cut, owners)
+    tensors: list[Tensor] = []
+    lists: list[list[Any]] = []
+
+    def collect(leaf: Any) -> None:
+        if isinstance(leaf, Tensor):
+            tensors.append(leaf.detach())
+        elif isinstance(leaf, list):
+            lists.append(leaf)
+
+    map_leaves(collect, nested, is_leaf=_is_list_of_values)
+    kept = [cut.valid(part) for part in lists]
+    joined = iter(_joined(tensors, cut, collectives, owners))
+    everyone = comm.all_gather_json(kept) if comm.world.size > 1 and lists else [kept] * comm.world.size
+    columns = iter([[value for rank in owners for value in everyone[rank][at]] for at in range(len(lists))])
+
+    def replace(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor):
+            return next(joined)
+        return next(columns) if isinstance(leaf, list) else leaf
+
+    return map_leaves(replace, nested, is_leaf=_is_list_of_values)
+
+
+def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any) -> Any:
+    """Return what was computed from a whole batch, without the rows beyond its samples; see `RowHistory`."""
+    cut = _Cut(Share(num_samples, num_samples, False, False), history, site)
+    return map_leaves(
+        lambda leaf: cut.valid(leaf) if isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.dim()) else leaf,
+        nested,
+        is_leaf=_is_list_of_values,
+    )
+
+
+class _Cut:
+    """Takes from the parts of one value, in their order, the rows of samples that count."""
+
+    def __init__(self, share: Share | None, history: RowHistory, site: Any) -> None:
+        self.problem: str | None = None
+        self._share = share
+        self._history = history
+        self._site = site
+        self._number = 0
+
+    def valid(self, rows: Any) -> Any:
+        """Return the rows that count, of a tensor or a list; where that cannot be told all, and set ``problem``."""
+        share = self._share
+        if share is None:
+            return rows
+        if isinstance(rows, Tensor) and not rows.dim():
+            return rows.reshape(1)[: 0 if share.is_filler else 1]
+        self._number += 1
+        num_rows = len(rows)
+        num_kept = self._history.num_kept((self._site, self._number), num_rows, share)
+        if num_kept is None:
+            self.problem = self.problem or _problem(num_rows, share)
+            return rows
+        return rows if num_kept == num_rows else rows[:num_kept]
+
+
+def _joined(tensors: list[Tensor], cut: _Cut, collectives: Collectives, owners: Sequence[int]) -> list[Tensor]:
+    """Join tensors over ranks; every rank raises where one has rows that belong to no sample."""
+    own = [part if part.dim() else part.reshape(1) for part in map(cut.valid, tensors)]
+    parts = collectives.gather_each(own, None if cut.problem is None else MisuseError(cut.problem))
+    return [torch.cat(column) for column in zip(*[parts[rank] for rank in owners], strict=True)]
+
+
+def _objects(value: Any, comm: Communicator, cut: _Cut, owners: Sequence[int]) -> Any:
+    own = cut.valid(value) if isinstance(value, list) else value
+    everyone = comm.all_gather_json({"value": own} if cut.problem is None else {"problem": cut.problem})
+    _raise_for(cut.problem, [rank for rank, found in enumerate(everyone) if "problem" in found])
+    values = [everyone[rank]["value"] for rank in owners]
+    if all(isinstance(found, list) for found in values):
+        return [item for found in values for item in found]
+    return values
+
+
+def _raise_for(problem: str | None, ranks: list[int]) -> None:
+    if problem is not None:
+        raise MisuseError(problem)
+    if ranks:
+        raise MisuseError(f"gather_for_metrics failed on rank {ranks[0]}, whose own error says why")
+
+
+def _problem(num_rows: int, share: Share) -> str:
+    return (
+        f"gather_for_metrics got {num_rows} rows from a batch of {share.num_samples} samples, the last "
+        f"{share.num_repeated} of which even_batches has repeated: which rows are theirs cannot be told. Gather the "
+        "same number of rows for each sample, or set even_batches to False"
+    )
+
+
+def _is_list_of_values(item: Any) -> bool:
+    return type(item) is list and all(isinstance(value, _PLAIN) for value in item)

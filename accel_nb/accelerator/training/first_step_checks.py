@@ -1,0 +1,182 @@
+"""What the first optimizer step, and the end of a run, show: mistakes that would else be seen hours later, or never."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.sharded import local
+from accel_nb.strategies.base import Bundle
+
+_MARGIN = 8.0
+_NUM_WEIGHTS = 64
+_MAX_SAMPLED = 256
+_NUM_SAMPLES = 16
+_ODD = -7046029254386353131  # 2**64 over the golden ratio, as a signed number
+_INTEGERS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+_EXPLICIT = (
+    "Call accelerator.backward(loss), not loss.backward(), and make the same calls on prepared objects on every rank"
+)
+_IN_PLAIN_CELL = "Change parameters and gradients on every rank alike, and after loss.backward(), not in hooks"
+
+
+class FirstStep:
+    """Checks one optimizer's first step; costs two passes over its parameters and, between ranks, one message.
+
+    ``name`` finds a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
+    must agree bit by bit afterwards. ``is_plain`` chooses the advice: that of a plain cell, or of explicit code.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        bundle: Bundle,
+        comm: Communicator,
+        *,
+        has_replicas: bool,
+        is_plain: bool,
+        name: Callable[[Tensor], str | None],
+    ) -> None:
+        self._optimizer = optimizer
+        self._bundle = bundle
+        self._comm = comm
+        self._has_replicas = has_replicas
+        self._is_plain = is_plain
+        self._name = name
+        self._parameters: list[Tensor] = []
+        self._before: Tensor | None = None
+        self._is_expected: Tensor | None = None
+
+    @torch.no_grad()
+    def before(self) -> None:
+        """Note what is to move: what has a gradient that its number format can add at this learning rate."""
+        self._check_learning_rate()
+        groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
+        self._check_owner([value for _, value in groups])
+        moving = [(group, value) for group, value in groups if _is_plain(local(value)) and value.grad is not None]
+        self._parameters = [value for _, value in moving]
+        if not moving:
+            return
+        self._before = _marks([local(value) for value in self._parameters])
+        self._is_expected = torch.stack([_has_effect(value, group.get("lr", 0.0)) for group, value in moving])
+
+    @torch.no_grad()
+    def after(self) -> None:
+        """Raise `MisuseError` for a parameter that did not move, or that differs between ranks."""
+        if self._before is None or self._is_expected is None:
+            return
+        after = _marks([local(value) for value in self._parameters])
+        stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
+        if self._has_replicas and self._comm.world.size > 1:
+            self._compare(after)
+        if stuck:
+            raise MisuseError(
+                f"the first step of {type(self._optimizer).__name__} left {self._names(stuck)} unchanged, although "
+                "there is a gradient and a learning rate: the optimizer holds other tensors than the model computes "
+                "with, or steps in a number format too coarse for the update. Build the optimizer after the model is "
+                "complete, or set sentinels to off if this is meant"
+            )
+
+    def _compare(self, marks: Tensor) -> None:
+        rows = torch.stack([row.cpu() for row in self._comm.all_gather(marks)])
+        differs = (rows != rows[0]).any(0).nonzero().flatten().tolist()
+        if differs:
+            advice = _IN_PLAIN_CELL if self._is_plain else _EXPLICIT
+            raise MisuseError(
+                f"after the first step the ranks hold different values of {self._names(differs)}: its gradient was not "
+                f"averaged, or something on one rank alone changed it. {advice}; "
+                "set sentinels to off if replicas are meant to differ"
+            )
+
+    def _check_owner(self, parameters: list[Tensor]) -> None:
+        """Refuse an optimizer without gradients that has nothing of any prepared model: it would step nothing."""
+        known = {id(value) for model in self._bundle.models for value in model.parameters()}
+        if known and not any(value.grad is not None or id(value) in known for value in parameters):
+            models = ", ".join(type(model).__name__ for model in self._bundle.models)
+            raise MisuseError(
+                f"the {type(self._optimizer).__name__} steps no parameter of a prepared model ({models}), and none of "
+                "its parameters has a gradient: it was built for another copy of the model. Build it from the "
+                "parameters of the model that is trained"
+            )
+
+    def _check_learning_rate(self) -> None:
+        """Refuse a learning rate that the one schedule of this optimizer did not plan."""
+        schedulers = [item for item in self._bundle.schedulers if item.optimizer is self._optimizer]
+        if len(schedulers) != 1:
+            return
+        for number, (planned, group) in enumerate(
+            zip(_planned(schedulers[0]), self._optimizer.param_groups, strict=False)
+        ):
+            actual = group["lr"]
+            if not isinstance(actual, Tensor) and abs(actual - planned) > 1e-9 * max(abs(actual), abs(planned)):
+                raise MisuseError(
+                    f"group {number} of the {type(self._optimizer).__name__} has the learning rate {actual:g}, and its "
+                    f"{type(schedulers[0]).__name__} planned {planned:g}: it was set after the scheduler was made, "
+                    "which the next scheduler.step() undoes. Set it before making the scheduler, or set sentinels off"
+                )
+
+    def _names(self, numbers: list[int]) -> str:
+        named = [self._name(self._parameters[number]) or f"parameter {number}" for number in numbers[:3]]
+        return ", ".join(named) + (f" and {len(numbers) - 3} more" if len(numbers) > 3 else "")
+
+
+@torch.no_grad()
+def fingerprint(models: Iterable[nn.Module]) -> str:
+    """Return a digest of the first numbers of parameters: another one where ranks' replicas have drifted apart.
+
+    At most 256 parameters are looked at, spread over the models.
+    """
+    values = [value for model in models for value in map(local, model.parameters()) if _is_plain(value)]
+    spread = values[:: -(-len(values) // _MAX_SAMPLED) or 1]
+    rows = [value[(0,) * (value.dim() - 1)] if value.dim() else value[None] for value in spread]
+    samples = [row[:_NUM_SAMPLES].to("cpu", torch.float64).numpy().tobytes() for row in rows]
+    return hashlib.sha256(b"".join(samples)).hexdigest()[:16]
+
+
+def _planned(scheduler: LRScheduler) -> list[Any]:
+    rates = getattr(scheduler, "_last_lr", None)
+    return [] if rates is None or any(isinstance(rate, Tensor) for rate in rates) else list(rates)
+
+
+def _is_plain(value: Tensor) -> bool:
+    """Whether the bits of a tensor can be summed: dense, of its own memory, and real."""
+    return (
+        type(value) in (Tensor, nn.Parameter)
+        and value.layout is torch.strided
+        and value.numel() > 0
+        and value.is_floating_point()
+    )
+
+
+def _marks(values: list[Tensor]) -> Tensor:
+    """Return one number for each tensor that changes with any of its bits, but for the rarest of chances."""
+    return torch.stack([_mark(value.contiguous().view(_INTEGERS[value.element_size()]).flatten()) for value in values])
+
+
+def _mark(bits: Tensor) -> Tensor:
+    """Return a sum of weighted numbers: in a plain one the equal steps up and down of a first step of Adam cancel."""
+    places = torch.arange(1, _NUM_WEIGHTS + 1, device=bits.device) * _ODD
+    weights = (places ^ (places >> 31)) * _ODD
+    num_whole = bits.numel() - bits.numel() % _NUM_WEIGHTS
+    columns = bits[:num_whole].view(-1, _NUM_WEIGHTS).sum(0, dtype=torch.int64)
+    rest = bits[num_whole:].to(torch.int64)
+    return (columns * weights).sum() + (rest * weights[: rest.numel()]).sum()
+
+
+def _has_effect(value: Tensor, rate: Any) -> Tensor:
+    """Whether a plain gradient step would change the largest of a parameter's numbers; others need less."""
+    grad, value = local(value.grad), local(value)
+    assert grad is not None, "only parameters with a gradient are looked at"
+    largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()
+    threshold = _MARGIN * torch.finfo(value.dtype).eps * value.detach().abs().max().float()
+    return largest * float(rate) > threshold

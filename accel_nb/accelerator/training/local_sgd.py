@@ -1,0 +1,91 @@
+"""Local SGD: each rank steps by itself, and every few steps the weights are averaged."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.collectives import all_reduce_together
+
+if TYPE_CHECKING:
+    from accel_nb.accelerator.core import Accelerator
+
+
+class LocalSGD:
+    """Trains a prepared model on each rank by itself; call `step` after each of the optimizer's.
+
+    In the block gradients are not averaged. Every ``local_sgd_steps`` optimizer steps, and at the end of the block, the
+    parameters and floating point buffers are, in a few large messages; at the end the optimizer's state is too, so that
+    ranks go on equal. Every rank must make as many steps. With one rank, or ``enabled=False``, nothing is changed.
+
+    With ``local_sgd_steps=1`` and SGD, with or without momentum, this is what averaging gradients gives.
+
+    Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
+    float16, whose loss scale would differ from rank to rank.
+    """
+
+    def __init__(self, accelerator: Accelerator, model: nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
+        self._stepper = accelerator._stepper
+        self._comm = accelerator._comm
+        self._accelerator = accelerator
+        self._model = model
+        self._period = local_sgd_steps
+        self._is_enabled = enabled and accelerator.num_processes > 1
+        self._num_steps = 0
+        strategy = self._stepper.strategy
+        if type(local_sgd_steps) is not int or local_sgd_steps < 1:
+            raise MisuseError(f"local_sgd_steps is {local_sgd_steps!r}; it is a whole number of at least 1")
+        if not any(known is model for known in self._stepper.bundle.models):
+            raise MisuseError(f"this {type(model).__name__} is not prepared; call accelerator.prepare(model) before")
+        if self._is_enabled and not strategy.capabilities.keeps_local:
+            raise MisuseError(
+                f"the strategy {strategy.name!r} holds a part of the model on each rank: nothing to average"
+            )
+        if self._is_enabled and strategy.precision.policy.loss_scaling:
+            raise MisuseError("ranks that step by themselves would scale losses differently in fp16; use bf16 or no")
+
+    def __enter__(self) -> LocalSGD:
+        """Stop averaging gradients."""
+        if self._is_enabled:
+            self._stepper.keep_local([self._model], True)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Average once more and go back to averaging gradients."""
+        if not self._is_enabled:
+            return
+        self._stepper.keep_local([self._model], False)
+        if kind is None:
+            with torch.no_grad():
+                all_reduce_together(self._comm, [*self._weights(), *self._optimizer_state()], "mean")
+
+    def step(self) -> None:
+        """Count an optimizer step, and average when it is time; does nothing inside of an accumulation window."""
+        if not self._is_enabled or not self._accelerator.sync_gradients:
+            return
+        self._num_steps += 1
+        if self._num_steps % self._period == 0:
+            with torch.no_grad():
+                all_reduce_together(self._comm, self._weights(), "mean")
+
+    def _weights(self) -> Iterator[Tensor]:
+        yield from (value for value in self._model.parameters() if value.requires_grad)
+        yield from (value for value in self._model.buffers() if value.is_floating_point())
+
+    def _optimizer_state(self) -> Iterator[Tensor]:
+        mine = set(map(id, self._model.parameters()))
+        for optimizer in self._stepper.bundle.optimizers:
+            for parameter, state in optimizer.state.items():
+                if id(parameter) in mine:
+                    yield from (value for value in state.values() if _is_averaged(value))
+
+
+def _is_averaged(value: object) -> bool:
+    return isinstance(value, Tensor) and value.is_floating_point() and value.dim() > 0

@@ -1,0 +1,236 @@
+"""What a loss is a mean or a sum of, by what autograd knows of its last operations.
+
+A batch is divided over ranks, and every rank computes the loss of its share. For the ranks' gradients to add up to
+those of the whole batch, a mean over samples counts by the number of samples, a sum over samples as it is, and a mean
+over something else (tokens that are not ignored, class weights, a mask) by the weight of that.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from accel_nb.data.loader import Share
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.world import World
+
+_MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
+_NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
+
+
+class Weighed(NamedTuple):
+    """A loss that was divided by a total weight.
+
+    Whether ranks must exchange it depends on what each of them sees; losses with the same ``key`` are treated alike on
+    all ranks and for good, so the rest is read where it is asked for.
+    """
+
+    key: str
+    node: Any
+    num_samples: int
+    divisor: Tensor | None = None
+    is_sum: bool = False
+
+    @property
+    def total(self) -> Tensor:
+        """The weight, a tensor of one number."""
+        return self.node._saved_total_weight if self.divisor is None else self.divisor.detach()
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether the weight, by what this rank sees, is no number of samples.
+
+        That of a mean cross entropy is one where each sample has one target, all alike.
+        """
+        if self.divisor is not None:
+            return self.is_sum
+        node = self.node
+        return not (
+            node._saved_weight is None
+            and node._saved_ignore_index == _NO_INDEX
+            and _has_one_target_each(node, self.num_samples)
+        )
+
+
+Reading = Literal["mean", "sum"] | Weighed
+"""A mean or sum over samples, or a loss with a weight."""
+
+_MAX_SCALES = 4
+_MAX_ADDED = 64
+_MAX_STEPS = 4
+_TINY = 1e-12
+
+
+class _Scale(NamedTuple):
+    """What the losses at some place of the graph are divided by, and how many additions are behind."""
+
+    constant: float = 1.0
+    divided: float = 0.0  # by what of it that was no factor; 0 for nothing
+    divisor: Tensor | None = None
+    is_scaled: bool = False
+    num_added: int = 0
+
+    def by(self, number: float, *, is_factor: bool) -> _Scale:
+        """Return the scale of what is divided, or multiplied, by a plain number as well."""
+        constant = self.constant * (1 / (number or math.inf) if is_factor else number)
+        divided = self.divided if is_factor else (self.divided or 1.0) * number
+        return self._replace(constant=constant, divided=divided, is_scaled=True)
+
+
+class LossReader:
+    """Reads losses; what it learns of autograd's node types is kept, since it is asked in every backward pass."""
+
+    def __init__(self) -> None:
+        self._kinds: dict[type, str] = {}
+
+    def read(self, loss: Tensor, num_samples: int) -> Reading:
+        """Say what a rank's ``loss`` over ``num_samples`` samples is; what cannot be told counts as a mean.
+
+        Several losses that are added up are a sum if each of them is.
+        """
+        return self._read(loss.grad_fn, _Scale(), num_samples)
+
+    def _read(self, node: Any, scale: _Scale, num_samples: int) -> Reading:
+        kind = self._kind(node)
+        if kind == "other":
+            return "mean"
+        for _ in range(_MAX_SCALES):
+            if kind not in ("mul", "div"):
+                break
+            inner = [child for child, _ in node.next_functions if child is not None]
+            factor = node._saved_other
+            if len(inner) != 1 or factor is None or factor.numel() != 1:
+                return "mean"
+            if _is_number(factor):
+                scale = scale.by(factor.item(), is_factor=kind == "mul")
+            elif kind == "div":
+                scale = scale._replace(divisor=factor)
+            node = inner[0]
+            kind = self._kind(node)
+        if kind == "add":
+            if scale.num_added >= _MAX_ADDED or node._saved_alpha != 1:
+                return "mean"
+            scale = scale._replace(num_added=scale.num_added + 1)
+            terms = [child for child, _ in node.next_functions if child is not None]
+            # The newest first: behind the other may be a long chain, of losses that a loop has added up.
+            are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
+            return "sum" if are_sums else "mean"
+        if kind == "nll" and node._saved_reduction == _MEAN:
+            return Weighed(_nll_key(node, num_samples), node, num_samples)
+        if kind == "sum":
+            # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample. Neither is
+            # one over a parameter, which a loss is made to keep small by.
+            num_terms = math.prod(node._saved_self_sym_sizes)
+            is_sum = num_terms % max(num_samples, 1) == 0 and not (scale.num_added and _is_of_weights(node))
+        else:
+            is_sum = kind in ("nll", "reduced") and node._saved_reduction == _SUM
+            num_terms = node._saved_target.numel() if is_sum and scale.is_scaled else num_samples
+        if scale.divisor is not None:
+            return Weighed(f"{kind} over a tensor", node, num_samples, scale.divisor, is_sum)
+        if not is_sum:
+            return "mean"
+        # Divided by what this rank has, and not by a constant of the whole batch, a sum is a mean.
+        # Of several losses a factor is the weight of one.
+        counts = {scale.divided, 0.0 if scale.num_added else scale.constant} if scale.is_scaled else ()
+        is_own_count = any(count and math.isclose(count, own) for count in counts for own in (num_samples, num_terms))
+        return "mean" if is_own_count else "sum"
+
+    def _kind(self, node: Any) -> str:
+        kind = self._kinds.get(type(node))
+        if kind is None:
+            kind = self._kinds[type(node)] = _kind_of(node)
+        return kind
+
+
+def _kind_of(node: Any) -> str:
+    name = type(node).__name__
+    if name in ("MulBackward0", "DivBackward0"):
+        return name[:3].lower()
+    if name in ("AddBackward0", "SubBackward0"):
+        return "add"
+    if name == "SumBackward0":
+        return "sum"
+    if name in ("NllLossBackward0", "NllLoss2DBackward0"):
+        return "nll"
+    return "reduced" if hasattr(node, "_saved_reduction") and hasattr(node, "_saved_target") else "other"
+
+
+def _nll_key(node: Any, num_samples: int) -> str:
+    """Return what a negative log likelihood is weighted by: ranks exchange the weights of some kinds only."""
+    is_weighted, ignored = node._saved_weight is not None, node._saved_ignore_index
+    return f"{type(node).__name__} {is_weighted} {ignored} {_has_one_target_each(node, num_samples)}"
+
+
+def _has_one_target_each(node: Any, num_samples: int) -> bool:
+    return node._saved_target.numel() == max(num_samples, 1)  # a share of nothing has one sample that fills in
+
+
+def _is_of_weights(node: Any) -> bool:
+    """Whether a value is computed from parameters alone, in a few steps: no sample is behind it."""
+    waiting, seen = [node], 0
+    for part in waiting:
+        if type(part).__name__ == "AccumulateGrad":
+            continue
+        seen += 1
+        children = [child for child, _ in part.next_functions if child is not None]
+        if seen > _MAX_STEPS or len(children) != 1:
+            return False
+        waiting += children
+    return True
+
+
+def _is_number(factor: Tensor) -> bool:
+    """Whether a saved operand was a plain Python number: it does not take part in type promotion."""
+    probe = torch.ones((), dtype=torch.float16 if factor.is_floating_point() else torch.int8)
+    return torch.result_type(factor, probe) != factor.dtype
+
+
+class WindowWeights:
+    """The weights of losses that are sums, such as token counts: their gradients are divided by the window's total.
+
+    While the window lasts, losses are divided by what the window before weighed, so that their gradients stay within
+    the range of half precision; the difference is made up at its end, with one number from each rank.
+    """
+
+    def __init__(self, world: World, comm: Communicator) -> None:
+        self._world = world
+        self._comm = comm
+        # Whether the present window's losses have weights.
+        self.is_on = False
+        self._sum: Tensor | None = None
+        self._scale: Tensor | None = None
+        self._finished: tuple[int, Tensor] | None = None
+
+    def switch(self, is_on: bool, *, is_new: bool) -> None:
+        """Hear that a loss has a weight, or none; raises `MisuseError` if others of its window differ."""
+        if not is_new and self.is_on != is_on:
+            raise MisuseError(
+                "backward was called with and without weight in one accumulation window; give every loss of a window "
+                "its weight, or none"
+            )
+        self.is_on = is_on
+
+    def add(self, loss: Tensor, weight: float | Tensor, share: Share | None, *, is_new: bool) -> Tensor:
+        """Return the loss to call backward on; the first loss ever waits for every rank's weight."""
+        self.switch(True, is_new=is_new)
+        own = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(1)
+        if share is not None and not share.num_samples:  # a sample that only fills in, where there were too few
+            own, loss = own * 0, loss * 0
+        self._sum = own.clone() if is_new or self._sum is None else self._sum + own
+        if self._scale is None:
+            self._scale = self._comm.all_reduce(own.clone()).clamp(min=_TINY)
+        return loss * (self._world.size / self._scale).to(loss.dtype).reshape(())
+
+    def factor(self, number: int, otherwise: float) -> float | Tensor:
+        """Return what the gradients of window ``number`` are multiplied by; every rank must call for each window."""
+        if not self.is_on or self._sum is None or self._scale is None:
+            return otherwise
+        if self._finished is None or self._finished[0] != number:
+            total = self._comm.all_reduce(self._sum.clone()).clamp(min=_TINY)
+            self._finished = number, (self._scale / total).reshape(())
+            self._scale = total
+        return self._finished[1]

@@ -1,0 +1,71 @@
+"""Profiling a block on every rank, with a Chrome trace for each."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity
+
+from accel_nb.accelerator.options.plugins import ProfileKwargs
+from accel_nb.errors import MisuseError
+
+Profiler = torch.profiler.profile
+_SCHEDULE = ("skip_first", "wait", "warmup", "active", "repeat")
+
+
+@contextmanager
+def profiled(how: ProfileKwargs, rank: int) -> Iterator[Profiler]:
+    """Profile the block; write ``trace_rank<R>.json`` into the folder, or one file for each cycle of the schedule."""
+    target = None if how.output_trace_dir is None else _checked_folder(how.output_trace_dir)
+    made = _schedule(how.schedule_option)
+
+    def write(profiler: Profiler) -> None:
+        if how.on_trace_ready is not None:
+            how.on_trace_ready(profiler)
+        if target is not None:
+            step = f"_step{profiler.step_num}" if made is not None else ""
+            profiler.export_chrome_trace(str(target / f"trace_rank{rank}{step}.json"))
+
+    with torch.profiler.profile(
+        activities=None if how.activities is None else [_activity(name) for name in how.activities],
+        schedule=made,
+        on_trace_ready=write,
+        record_shapes=how.record_shapes,
+        profile_memory=how.profile_memory,
+        with_stack=how.with_stack,
+        with_flops=how.with_flops,
+        with_modules=how.with_modules,
+    ) as profiler:
+        yield profiler
+
+
+def _checked_folder(folder: str | os.PathLike[str]) -> Path:
+    path = Path(folder).expanduser()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise MisuseError(f"traces cannot be written to {str(path)!r}: {error}; name a folder, new or there") from error
+    if not os.access(path, os.W_OK | os.X_OK):
+        raise MisuseError(f"traces cannot be written to {str(path)!r}: the folder is read-only; name another")
+    return path
+
+
+def _activity(name: str) -> ProfilerActivity:
+    known = {kind.name.lower(): kind for kind in torch.profiler.supported_activities()}
+    if name.lower() not in known:
+        raise MisuseError(f"the profiler here knows no activity {name!r}; it knows {', '.join(sorted(known))}")
+    return known[name.lower()]
+
+
+def _schedule(schedule: Mapping[str, int] | Callable[[int], Any] | None) -> Callable[[int], Any] | None:
+    if not isinstance(schedule, Mapping):
+        return schedule
+    unknown = [name for name in schedule if name not in _SCHEDULE]
+    if unknown:
+        raise MisuseError(f"a profiler's schedule has no {', '.join(unknown)}; it has {', '.join(_SCHEDULE)}")
+    return torch.profiler.schedule(**{"wait": 0, "warmup": 0, "active": 1, **schedule})

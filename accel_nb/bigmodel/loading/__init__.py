@@ -1,0 +1,1 @@
+"""Loading weights from safetensors files into models."""

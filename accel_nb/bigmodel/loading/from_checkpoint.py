@@ -1,0 +1,191 @@
+"""One line from a folder of weights to a model that computes, and the forecast of what that takes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.planning.cost_model import Pace
+from accel_nb.bigmodel.planning.device_map import expect_forward, main_device, plan_device_map
+from accel_nb.bigmodel.planning.placement import Placement, describe_device_map, place_of
+from accel_nb.bigmodel.planning.sizes import (
+    Device,
+    device_problems,
+    format_bytes,
+    list_tensors,
+    parse_dtype,
+    to_torch_device,
+)
+from accel_nb.bigmodel.planning.workload import Demand, measure_demand, measure_pace
+from accel_nb.bigmodel.quantization.bnb import BnbQuantizationConfig
+from accel_nb.bigmodel.quantization.kernels import Quantization
+from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers, report_quantization
+from accel_nb.bigmodel.quantization.quantized_files import prepare_for
+from accel_nb.errors import ConfigError
+
+
+def load(
+    checkpoint: str | os.PathLike[str],
+    model_class: Callable[..., nn.Module] | None = None,
+    *,
+    builder: Callable[[], nn.Module] | None = None,
+    config: Mapping[str, object] | None = None,
+    device_map: str | Mapping[str, Device] = "auto",
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    example: tuple[Any, ...] | None = None,
+    activations: int | str | None = None,
+    kv_cache: int | str | None = None,
+    pace: Pace | None = None,
+    buffer_bytes: int | str | None = None,
+    quantization: str | Quantization | BnbQuantizationConfig | None = None,
+    strict: bool = False,
+    verbose: bool = True,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> nn.Module:
+    """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
+
+    Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
+    evaluation mode. ``verbose`` shows the forecast before anything is loaded: as bars in a notebook, else as a table.
+    ``example`` are the arguments of a forward of the batch and length that are planned for: what it takes is found out
+    without values, and room is left for its activations, and for keys and values of each block (``activations``,
+    ``kv_cache``: in bytes, if you know better). If not all fits, it is measured for some milliseconds how fast the
+    device computes and weights come to it (``pace``: stated, see `infer_auto_device_map`), and parts are placed so that
+    such a forward takes the least time. ``quantization`` (``int8``, ``int4``, ...: see `Quantization`)
+    quantises linear layers one at a time as they come; a checkpoint that was written quantised needs no word of it. The
+    rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
+    """
+    if (model_class is None) == (builder is None):
+        given = "neither is given" if builder is None else "both are given"
+        raise ConfigError(
+            f"{given}: load builds the model with model_class=YourModel (and config={{...}} for its arguments) or with "
+            "builder=lambda: YourModel(...); a checkpoint holds tensors and no code"
+        )
+    if builder is not None and config is not None:
+        raise ConfigError("config goes with model_class; a builder takes no arguments")
+    with init_empty_weights():
+        model = builder() if builder is not None else model_class(**(config or {})) if model_class is not None else None
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"what was built is {type(model).__name__}, and not a torch module")
+    was_quantized = prepare_for(model, checkpoint)
+    if quantization is not None:
+        if was_quantized:
+            raise ConfigError(f"{checkpoint} holds quantised weights already; leave quantization out")
+        if isinstance(quantization, BnbQuantizationConfig):
+            dtype = dtype or quantization.dtype
+            quantization = quantization.as_quantization()
+        quantize_model(model, quantization, dtype=dtype)
+    demand = None if example is None else measure_demand(model, example, dtype=dtype)
+    flops = {} if demand is None else demand.flops_of
+
+    def planned(pace: Pace | None) -> Mapping[str, Device]:
+        if not isinstance(device_map, str):
+            return device_map
+        return plan_device_map(
+            model,
+            device_map,
+            max_memory,
+            no_split_module_classes,
+            dtype,
+            activations=_first_given(activations, demand and demand.activations),
+            kv_cache=_first_given(kv_cache, demand and demand.kv_cache),
+            pace=pace,
+            flops=flops,
+        )
+
+    places = planned(pace)
+    if pace is None and demand is not None and any(_bytes_away(model, places, dtype).values()):
+        pace = _measured(model, places, checkpoint, dtype)
+        places = planned(pace)
+    if verbose:
+        more = [] if demand is None else [_describe(demand)]
+        if any(_bytes_away(model, places, dtype).values()):
+            own = pace or Pace.typical(main_device(places.values()))
+            expected = expect_forward(model, places, own, dtype, no_split_module_classes, flops=flops)
+            more.append(f"{expected}{'' if pace else ' (on typical hardware; an example= is measured)'}")
+        forecast(model, places, max_memory=max_memory, dtype=dtype, notes=more).show()
+    load_checkpoint_and_dispatch(
+        model,
+        checkpoint,
+        places,
+        dtype=dtype,
+        preload_module_classes=_as_list(no_split_module_classes),
+        buffer_bytes=buffer_bytes,
+        strict=strict,
+        on_progress=on_progress,
+    )
+    if verbose and quantized_layers(model):
+        print(report_quantization(model))
+    return model.eval()
+
+
+def forecast(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    *,
+    max_memory: Mapping[Device, int | str] | None = None,
+    dtype: torch.dtype | str | None = None,
+    notes: Sequence[str] = (),
+) -> Placement:
+    """Return what each device is going to hold, and in ``notes`` first what has to be moved for each forward."""
+    main = main_device(device_map.values())
+    away = _bytes_away(model, device_map, dtype)
+    moves = [
+        f"each forward moves {format_bytes(away[place])} from {name} to {main}"
+        for place, name in (("disk", "disk"), ("cpu", "memory"))
+        if away[place]
+    ]
+    return describe_device_map(model, device_map, max_memory=max_memory, dtype=dtype, notes=[*moves, *notes])
+
+
+def _bytes_away(
+    model: nn.Module, device_map: Mapping[str, Device], dtype: torch.dtype | str | None
+) -> dict[str, int]:  # fmt: skip
+    """Return how many bytes each forward moves from disk, and from memory."""
+    main = main_device(device_map.values())
+    away = {"disk": 0, "cpu": 0}
+    for tensor in list_tensors(model, dtype):
+        place = str(place_of(tensor.name, device_map))
+        if not tensor.is_buffer and (place == "disk" or (place == "cpu" and main != "cpu")):
+            away[place] += tensor.nbytes
+    return away
+
+
+def _describe(demand: Demand) -> str:
+    """Say what a forward like the example takes."""
+    return (
+        f"the example takes {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
+        f"and values a block, {demand.flops / 1e9:.3g} GFLOP"
+    )
+
+
+def _measured(
+    model: nn.Module,
+    places: Mapping[str, Device],
+    checkpoint: str | os.PathLike[str],
+    dtype: torch.dtype | str | None,
+) -> Pace | None:
+    """Return how fast the main device computes and weights come to it; None if this machine has no such device."""
+    main = main_device(places.values())
+    if device_problems(main, "device_map", must_exist=True):
+        return None
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
+    return measure_pace(
+        open_checkpoint(checkpoint), to_torch_device(main), own if dtype is None else parse_dtype(dtype)
+    )
+
+
+def _first_given(*sizes: int | str | None) -> int | str:
+    return next((size for size in sizes if size is not None), 0)
+
+
+def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names

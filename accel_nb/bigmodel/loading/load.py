@@ -1,0 +1,412 @@
+"""Checkpoints into models: each tensor from its file to its device, or left in the file to be read when needed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.loading.meta import moved_parameter
+from accel_nb.bigmodel.loading.safetensors_reader import Checkpoint, FileTensor, open_checkpoint
+from accel_nb.bigmodel.loading.tensor_filling import fill_all
+from accel_nb.bigmodel.offload.dispatch import dispatch_model
+from accel_nb.bigmodel.offload.host_memory import empty_tensors
+from accel_nb.bigmodel.planning.cost_model import Pace
+from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
+from accel_nb.bigmodel.planning.placement import place_of
+from accel_nb.bigmodel.planning.sizes import Device, parse_dtype, to_torch_device
+from accel_nb.bigmodel.quantization.quantize import QuantizedLinear, quantized_layers
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
+from accel_nb.runtime.distributed.current_world import current_comm
+
+_MOST_NAMES = 50
+"""In one line of an error or warning."""
+_MESSAGE_BYTES = 64 << 20
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What came of loading: tensors that the checkpoint lacked or had too many, and those that stay in its files."""
+
+    missing: list[str] = field(default_factory=list)
+    unexpected: list[str] = field(default_factory=list)
+    on_disk: dict[str, FileTensor] = field(default_factory=dict)
+    """By all names of each tensor; `dispatch_model` takes this as ``offload_index``."""
+
+
+def load_checkpoint_in_model(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: Mapping[str, Device] | None = None,
+    dtype: torch.dtype | str | None = None,
+    offload_buffers: bool = False,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    strict: bool = False,
+    *,
+    broadcast_from_rank0: bool = False,
+    mmap: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> Loaded:
+    """Read safetensors (a file, an index, a folder) into a model, each tensor straight to its place in ``device_map``.
+
+    What the map puts on ``disk`` is left there and stays on the meta device. Floating-point tensors become ``dtype``,
+    else that of the model's own tensor; those of modules in ``keep_in_fp32_modules`` stay float32. Memory is taken for
+    the tensors themselves and, where they are converted or sent to a device, for a few MiB a thread. With ``mmap`` what
+    goes to the CPU as it is stored is not copied: it lies in the files' pages, which the system may drop and read
+    again. Nobody may write to the files while the model is used: one cut short ends the process. Tensors start
+    anywhere in them, for which kernels may round otherwise.
+
+    All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
+    model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
+    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself, unless
+    ``broadcast_from_rank0``: then rank 0 reads, where alone the files must be, and sends what it reads to the others;
+    every rank must call, and nothing may stay on disk or be mapped. Raises `ConfigError` with everything that is wrong.
+    """
+    comm = current_comm() if broadcast_from_rank0 else LocalComm()
+    if device_map is not None:
+        check_device_map(model, device_map, must_exist=True)
+    wanted = None if dtype is None else parse_dtype(dtype)
+    if mmap and broadcast_from_rank0:
+        raise ConfigError(
+            "mmap needs the files on every rank, and broadcast_from_rank0 reads them on one; leave one out"
+        )
+    matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
+    _refuse_leaving(matched, device_map, comm)
+    targets: dict[int, Tensor] = {}
+    on_host: list[int] = []
+    to_quantize: list[tuple[int, torch.device]] = []
+    for at, (slot, source) in enumerate(matched):
+        place = place_of(slot.names[0], device_map) if device_map is not None else None
+        if place == "disk" and source is not None and (offload_buffers or not slot.is_buffer):
+            slot.set(model, torch.empty(slot.shape, dtype=slot.dtype, device="meta"))
+            loaded.on_disk.update(dict.fromkeys(slot.names, source))
+            continue
+        place = "cpu" if place == "disk" else place
+        device = slot.device(None if place is None else to_torch_device(place))
+        if slot.layer is not None:
+            to_quantize.append((at, device))
+        elif slot.may_stay(device):
+            targets[at] = slot.tensor.detach()
+        elif device.type == "cpu" and mmap and source is not None and source.dtype == slot.dtype:
+            slot.set(model, source.mapped())
+        elif device.type == "cpu":
+            on_host.append(at)
+        else:
+            targets[at] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
+    memory = empty_tensors([(matched[at][0].shape, matched[at][0].dtype) for at in on_host])
+    targets.update(zip(on_host, memory, strict=True))
+    sources = [matched[at][1] for at in (*targets, *(at for at, _ in to_quantize))]
+    filling = _Filling(comm, sum(source.nbytes for source in sources if source is not None), on_progress)
+    filling.fill([(matched[at][1], targets[at]) for at in sorted(targets)])
+    for at, tensor in targets.items():
+        if not matched[at][0].may_stay(tensor.device):
+            matched[at][0].set(model, tensor)
+    largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
+    buffers: dict[torch.device, Tensor] = {}
+    for at, device in to_quantize:  # one at a time: only one whole weight is there at any moment
+        slot, source = matched[at]
+        if device not in buffers:
+            on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device.type == "cpu" else None
+            buffers[device] = torch.empty(largest, dtype=torch.uint8, device=device) if on_cpu is None else on_cpu
+        weight = buffers[device][: slot.nbytes].view(slot.dtype).view(slot.shape)
+        filling.fill([(source, weight)])
+        assert slot.layer is not None
+        slot.layer.take(weight)
+    return loaded
+
+
+def load_checkpoint_and_dispatch(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    device_map: str | Mapping[str, Device] | None = None,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    offload_buffers: bool = False,
+    dtype: torch.dtype | str | None = None,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    strict: bool = False,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+    pace: Pace | None = None,
+    buffer_bytes: int | str | None = None,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+    broadcast_from_rank0: bool = False,
+    mmap: bool = False,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> nn.Module:
+    """Load safetensors into a model and let it compute from wherever its weights fit; returns the model, in place.
+
+    ``device_map`` is one of your own, or ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (see
+    `infer_auto_device_map`); None loads only. What goes to disk stays in the checkpoint's files, of which no copy is
+    made. The other arguments are those of `infer_auto_device_map`, `load_checkpoint_in_model` and `dispatch_model`.
+    """
+    if isinstance(device_map, str):
+        device_map = plan_device_map(
+            model,
+            device_map,
+            max_memory,
+            no_split_module_classes,
+            dtype,
+            activations=activations,
+            kv_cache=kv_cache,
+            pace=pace,
+            offload_buffers=offload_buffers,
+        )
+    loaded = load_checkpoint_in_model(
+        model,
+        checkpoint,
+        device_map,
+        dtype,
+        offload_buffers,
+        keep_in_fp32_modules,
+        strict,
+        broadcast_from_rank0=broadcast_from_rank0,
+        mmap=mmap,
+        on_progress=on_progress,
+    )
+    if device_map is None:
+        return model
+    return dispatch_model(
+        model,
+        device_map,
+        offload_index=loaded.on_disk,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        preload_module_classes=preload_module_classes or _as_list(no_split_module_classes),
+        buffer_bytes=buffer_bytes,
+    )
+
+
+_Matched = list[tuple["Slot", FileTensor | None]]
+"""The model's tensors, and where this rank reads each; None if rank 0 reads it for this one."""
+
+
+@dataclass
+class _Filling:
+    """Fills tensors from files, or with what rank 0 has read, and tells how much of all has been."""
+
+    comm: Communicator
+    total: int
+    on_progress: Callable[[int, int], None] | None
+    _done: int = 0
+
+    def fill(self, jobs: Sequence[tuple[FileTensor | None, Tensor]]) -> None:
+        """Fill tensors; every rank must bring the same ones in the same order."""
+        before = self._done
+
+        def told(done: int, _: int) -> None:
+            self._done = before + done
+            if self.on_progress is not None:
+                self.on_progress(self._done, self.total)
+
+        fill_all([(source, tensor) for source, tensor in jobs if source is not None], told)
+        if self.comm.world.size > 1:
+            for _, tensor in jobs:
+                flat = tensor.reshape(-1).view(torch.uint8)
+                for begin in range(0, len(flat), _MESSAGE_BYTES):
+                    self.comm.broadcast(flat[begin : begin + _MESSAGE_BYTES])
+
+
+def _match_on_ranks(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    dtype: torch.dtype | None,
+    keep_in_fp32: Sequence[str],
+    strict: bool,
+    comm: Communicator,
+) -> tuple[_Matched, Loaded]:
+    """Match where the files are, and tell the other ranks; all of them raise `ConfigError` if one has cause to."""
+    if comm.world.size == 1:
+        matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+        return list(matched), loaded
+    found: _Matched = []
+    loaded = Loaded()
+    problems: list[str] = []
+    if comm.world.rank == 0:
+        try:
+            matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
+            found = list(matched)
+        except ConfigError as error:
+            problems = error.problems
+    own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
+    quantized = [slot.names[0] for slot, _ in found if slot.layer is not None]
+    told = comm.broadcast_json([problems, own, quantized, loaded.missing, loaded.unexpected])
+    if told[0]:
+        raise ConfigError(told[0])
+    by_name: dict[str, Slot] = {}
+    if comm.world.rank:
+        by_name = {slot.names[0]: slot for slot in _slots(model, set(told[2]), dtype, keep_in_fp32)}
+        found = [(by_name[names[0]], None) for names, _, _ in told[1] if names[0] in by_name]
+        own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
+        loaded = Loaded(told[3], told[4])
+    same = own == told[1] and (not comm.world.rank or len(by_name) == len(own) + len(loaded.missing))
+    differ = [rank for rank, fits in enumerate(comm.all_gather_json(same)) if not fits]
+    if differ:
+        raise ConfigError(
+            f"the models of rank 0 and of ranks {differ} have other tensors: build the same one everywhere"
+        )
+    return found, loaded
+
+
+def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
+    """Raise `ConfigError` if something is to stay in files that not all ranks have, or that hold it unquantised."""
+    away = [
+        slot for slot, _ in matched if device_map is not None and place_of(slot.names[0], device_map) == "disk"
+    ]  # fmt: skip
+    if any(comm.all_gather_json(bool(away))) and comm.world.size > 1:
+        raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
+    if left := [slot.names[0] for slot in away if slot.layer is not None]:
+        raise ConfigError(
+            f"these are not quantised in the checkpoint, and are to stay on disk: {_listed(left)}; write a quantised "
+            "checkpoint with accel_nb.quantize_checkpoint first, and load that"
+        )
+
+
+def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
+    return [names] if isinstance(names, str) else names
+
+
+@dataclass
+class Slot:
+    """A tensor of the model under all its names, and how it is going to be."""
+
+    names: list[str]
+    tensor: Tensor
+    dtype: torch.dtype
+    is_buffer: bool
+    layer: QuantizedLinear | None = None
+    """The layer that quantises it, if it is a weight that the checkpoint holds as it was."""
+
+    @property
+    def shape(self) -> torch.Size:
+        """The shape that it has in model and checkpoint."""
+        return self.tensor.shape
+
+    @property
+    def nbytes(self) -> int:
+        """The size that it is going to have."""
+        return self.tensor.numel() * self.dtype.itemsize
+
+    def device(self, wanted: torch.device | None) -> torch.device:
+        """Return where the tensor is going to lie: as wanted, else where the model has it."""
+        return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
+
+    def may_stay(self, device: torch.device) -> bool:
+        """Whether the model's own memory is as wanted, and can be loaded into."""
+        own = self.tensor
+        return own.device == device and own.dtype == self.dtype and own.is_contiguous()
+
+    def set(self, model: nn.Module, value: Tensor) -> None:
+        """Put a new tensor under all the names, as a parameter like the one there if it is one."""
+        made = moved_parameter(self.tensor, value) if isinstance(self.tensor, nn.Parameter) else value
+        for name in self.names:
+            owner, _, leaf = name.rpartition(".")
+            module = model.get_submodule(owner)
+            (module._buffers if self.is_buffer else module._parameters)[leaf] = made  # type: ignore[assignment]
+
+
+def match_slots(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    dtype: torch.dtype | None = None,
+    keep_in_fp32: Sequence[str] = (),
+    strict: bool = False,
+) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    return _match(_slots(model, checkpoint.tensors, dtype, keep_in_fp32), checkpoint, strict)
+
+
+def _slots(
+    model: nn.Module, stored: Collection[str], dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
+) -> list[Slot]:
+    """List what a checkpoint of the model holds: parameters and persistent buffers."""
+    kept = model.state_dict(keep_vars=True)
+    buffers = dict(model.named_buffers(remove_duplicate=False))
+    layers = quantized_layers(model)
+    parts = {f"{name}.{part}" for name, layer in layers.items() for part in layer.part_names}
+    slots: dict[int, Slot] = {}
+    for name, layer in layers.items():
+        if (weight := f"{name}.weight") in stored:
+            whole = torch.empty(layer.out_features, layer.in_features, dtype=layer.dtype, device="meta")
+            slots[id(whole)] = Slot([weight], whole, layer.dtype, False, layer)
+            for part in layer.part_names:
+                del kept[f"{name}.{part}"]
+    for name, tensor in kept.items():
+        if not isinstance(tensor, Tensor):
+            continue  # extra state of a module, which no safetensors file holds
+        if name in parts:
+            slots[id(tensor)] = Slot([name], tensor, tensor.dtype, False)
+            continue
+        if id(tensor) in slots:
+            slots[id(tensor)].names.append(name)
+            continue
+        own = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+        if tensor.is_floating_point() and any(part in keep_in_fp32 for part in name.split(".")):
+            own = torch.float32
+        slots[id(tensor)] = Slot([name], tensor, own, name in buffers)
+    return list(slots.values())
+
+
+def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    tensors = checkpoint.tensors
+    matched: list[tuple[Slot, FileTensor]] = []
+    problems: list[str] = []
+    missing: list[str] = []
+    without_value: list[str] = []
+    for slot in slots:
+        sources = [tensors[name] for name in slot.names if name in tensors]
+        if not sources:
+            (without_value if slot.tensor.is_meta else missing).append(slot.names[0])
+            continue
+        problems += [problem for source in sources if (problem := _mismatch(slot, source))]
+        matched.append((slot, sources[0]))
+    known = {name for slot in slots for name in slot.names}
+    unexpected = [name for name in tensors if name not in known]
+    what = f"the checkpoint {checkpoint.path}"
+    if without_value or (strict and missing):
+        problems.append(f"{what} lacks: {_listed([*without_value, *(missing if strict else [])])}")
+    if strict and unexpected:
+        problems.append(f"{what} has, and the model does not: {_listed(unexpected)}")
+    if not problems:
+        problems = [
+            f"{' and '.join([source.name, *names])} are one tensor in the model and differ in {what}"
+            for slot, source in matched
+            if (names := [name for name in slot.names if name in tensors and not _equal(source, tensors[name])])
+        ]
+    if problems:
+        raise ConfigError(problems)
+    if missing:
+        warnings.warn(f"{what} lacks, so that these keep their values: {_listed(missing)}", stacklevel=3)
+    if unexpected:
+        warnings.warn(f"{what} has tensors that the model has no use for: {_listed(unexpected)}", stacklevel=3)
+    return matched, Loaded(missing, unexpected)
+
+
+def _mismatch(slot: Slot, source: FileTensor) -> str | None:
+    if tuple(slot.shape) != source.shape:
+        return f"{source.name} has the shape {source.shape} in the checkpoint and {tuple(slot.shape)} in the model"
+    if source.dtype != slot.dtype and not (source.dtype.is_floating_point and slot.dtype.is_floating_point):
+        return f"{source.name} is {source.dtype} in the checkpoint and {slot.dtype} in the model"
+    return None
+
+
+def _equal(first: FileTensor, second: FileTensor) -> bool:
+    """Whether two tensors hold the same bytes; reads them, a part at a time, unless they are the same one."""
+    if first is second:
+        return True
+    parts = zip(first.chunks(), second.chunks(), strict=True)
+    same = ((a.view(torch.uint8), b.view(torch.uint8)) for (_, a), (_, b) in parts)
+    return first.dtype == second.dtype and all(torch.equal(a, b) for a, b in same)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,0 +1,98 @@
+"""Modules whose weights take no memory, or come to lie on a device at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as nn_module
+from torch.nn.parameter import is_lazy
+from torch.overrides import TorchFunctionMode
+from torch.utils.weak import WeakIdKeyDictionary
+
+from accel_nb.bigmodel.offload.host_memory import empty_tensors
+
+
+@contextmanager
+def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
+    """Build modules in the block without memory for their weights: on torch's meta device.
+
+    Buffers are made as ever by default, since what they hold is often computed and in no checkpoint.
+    Other threads may build ordinary modules meanwhile.
+    """
+    with init_on_device("meta", include_buffers=include_buffers):
+        yield
+
+
+@contextmanager
+def init_on_device(device: torch.device | str | int, include_buffers: bool = False) -> Iterator[None]:
+    """Build modules in the block with parameters on ``device``, and buffers too if ``include_buffers``.
+
+    Each parameter moves as it is registered, so that its first values are drawn on the device. Ties are kept.
+    """
+    moves = _Moves(torch.device(device))
+    on_parameter: Any = nn_module.register_module_parameter_registration_hook  # annotated as if hooks returned None
+    on_buffer: Any = nn_module.register_module_buffer_registration_hook
+    handles = [on_parameter(moves.parameter)]
+    if include_buffers:
+        handles.append(on_buffer(moves.buffer))
+    try:
+        with _ReturnedAtOnce():
+            yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _ReturnedAtOnce(TorchFunctionMode):
+    """Takes memory for large empty tensors from the system itself, which has it back as soon as they have moved.
+
+    malloc keeps what it is given back between what it still lends, until a limit of memory is reached.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is not torch.empty or kwargs.keys() - {"device", "dtype"} or torch.get_default_device().type != "cpu":
+            return func(*args, **kwargs)
+        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+            return func(*args, **kwargs)
+        like = func(*args, **{**kwargs, "device": "meta"})
+        return empty_tensors([(like.shape, like.dtype)])[0]
+
+
+class _Moves:
+    """Torch's registration hooks are for the whole process; these act in the thread that made them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._thread = threading.get_ident()
+        self._moved: Any = WeakIdKeyDictionary()
+
+    def parameter(self, module: nn.Module, name: str, parameter: nn.Parameter | None) -> nn.Parameter | None:
+        if parameter is None or not self._concerns(parameter):
+            return None
+        if parameter not in self._moved:
+            self._moved[parameter] = moved_parameter(parameter, parameter.detach().to(self._device))
+        return self._moved[parameter]
+
+    def buffer(self, module: nn.Module, name: str, buffer: Tensor | None) -> Tensor | None:
+        if buffer is None or not self._concerns(buffer):
+            return None
+        if buffer not in self._moved:
+            self._moved[buffer] = buffer.to(self._device)
+        return self._moved[buffer]
+
+    def _concerns(self, tensor: Tensor) -> bool:
+        return threading.get_ident() == self._thread and tensor.device != self._device and not is_lazy(tensor)
+
+
+def moved_parameter(parameter: nn.Parameter, data: Tensor) -> nn.Parameter:
+    """Return a parameter like ``parameter``, class and attributes included, that holds ``data``."""
+    made = type(parameter)(data, requires_grad=parameter.requires_grad)
+    for name, value in vars(parameter).items():
+        setattr(made, name, value)
+    return made

@@ -1,0 +1,510 @@
+"""Checkpoints of safetensors files, read in place: names, types and extents are checked before any byte is used."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import functools
+import json
+import mmap
+import os
+import signal
+import stat
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.bigmodel.offload.host_memory import empty_tensors
+from accel_nb.errors import ConfigError
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".index.json"
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
+_MAX_HEADER_BYTES = 100_000_000
+"""safetensors' own limit."""
+_MAX_INDEX_BYTES = 100_000_000
+_MAX_DIM = 2**62
+CHUNK_BYTES = 8 << 20
+"""What is read at a time where bytes must be converted or sent on."""
+_STAGING_BYTES = 4 << 20
+_SECTOR_BYTES = 4096
+"""Reading past the system's cache is in whole sectors, to whole pages."""
+_DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
+_CACHESTAT = 451
+"""Linux' system call of that name."""
+_POPULATE_READ = 22
+"""Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
+
+
+class ShardFile:
+    """An open safetensors file, and where its tensors lie. Readable from several threads at once.
+
+    It stays readable if its name is removed while it is open.
+    """
+
+    def __init__(self, path: Path, *, may_link: bool = False) -> None:
+        self.path = path
+        flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if may_link else os.O_NOFOLLOW)
+        try:
+            self.fd = os.open(path, flags)
+        except OSError as error:
+            kind = "it is a link" if path.is_symlink() and not may_link else error.strerror
+            raise ConfigError(f"the checkpoint's file {path} cannot be read: {kind}") from error
+        self.close = weakref.finalize(self, os.close, self.fd)
+        self._direct: int | None = None
+        self._mapping: mmap.mmap | None = None
+        self._staging: list[mmap.mmap] = []
+        self._holding = threading.Lock()
+        self._num_holders = 0
+        try:
+            status = os.fstat(self.fd)
+            if not stat.S_ISREG(status.st_mode):
+                raise ConfigError(f"the checkpoint's file {path} is not a regular file")
+            self.nbytes = status.st_size
+            self.tensors = {tensor.name: tensor for tensor in self._read_header()}
+        except BaseException:
+            self.close()
+            raise
+
+    def read(self, offset: int, out: memoryview) -> None:
+        """Fill ``out`` from ``offset`` on; raises `OSError` if the file has become shorter."""
+        if self._direct is not None and len(out) >= _STAGING_BYTES:
+            self._read_direct(self._direct, offset, out)
+            return
+        while out:
+            count = os.preadv(self.fd, [out], offset)
+            if count == 0:
+                raise self._cut_short(offset)
+            offset += count
+            out = out[count:]
+
+    def bypass_cache(self) -> bool:
+        """Read large tensors past the system's cache from now on; returns whether system and file allow it.
+
+        For files of which the cache could not keep enough until they are read again: filling it takes more of the
+        processor than the reading does.
+        """
+        if self._direct is None and _DIRECT_FLAG:
+            try:
+                fd = os.open(f"/proc/self/fd/{self.fd}", os.O_RDONLY | os.O_CLOEXEC | _DIRECT_FLAG)
+            except OSError:
+                return False
+            weakref.finalize(self, os.close, fd)
+            self._direct = fd
+        return self._direct is not None
+
+    def mapping(self) -> mmap.mmap:
+        """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
+        if self._mapping is None:
+            pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            _populate(pages)
+            self._mapping = pages
+        return self._mapping
+
+    def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
+        """Return bytes over pages of the file, as `mapping` does for all of it; ``whole``: all are read at once.
+
+        Raises `OSError` if they cannot be read, or the file has become shorter. Once it is mapped, touching bytes that
+        have been cut off ends the process: `hold` it, and check its length.
+        """
+        self.check_length()
+        skipped = offset % mmap.ALLOCATIONGRANULARITY
+        pages = mmap.mmap(
+            self.fd, skipped + nbytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE,
+            offset=offset - skipped,
+        )  # fmt: skip
+        if whole:
+            _populate(pages)
+        else:
+            pages.madvise(mmap.MADV_RANDOM)
+        return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
+
+    def hold(self) -> None:
+        """Let others who want to write to the file or cut it short wait until `let_go`; for less than half a minute.
+
+        Raises `OSError` if somebody has it open for writing or waits to do so, or the system knows no leases for it.
+        """
+        with self._holding:
+            if not self._num_holders:
+                fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)  # by default SIGIO, which would end the process
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+            elif fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
+                raise OSError(errno.EBUSY, f"somebody waits to write to {self.path}")
+            self._num_holders += 1
+
+    def let_go(self) -> None:
+        """End what `hold` began."""
+        with self._holding:
+            self._num_holders -= 1
+            if not self._num_holders:
+                fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+
+    def can_be_held(self) -> bool:
+        """Whether `hold` is possible now."""
+        if not hasattr(fcntl, "F_SETLEASE"):
+            return False
+        try:
+            self.hold()
+        except OSError:
+            return False
+        self.let_go()
+        return True
+
+    def check_length(self) -> None:
+        """Raise `OSError` if the file has become shorter."""
+        length = os.fstat(self.fd).st_size
+        if length < self.nbytes:
+            raise self._cut_short(length)
+
+    def is_cached(self, offset: int, nbytes: int) -> bool:
+        """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
+        if self._direct is not None or not nbytes:
+            return self._direct is None
+        places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
+        return all(_is_page_cached(self.fd, place) for place in places)
+
+    def will_read(self, offset: int, nbytes: int) -> None:
+        """Tell the system what is going to be read, so that a disk works ahead of us."""
+        if self._direct is None and hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
+
+    def _read_direct(self, fd: int, offset: int, out: memoryview) -> None:
+        """Read whole sectors into a staging buffer, and copy from there: tensors begin anywhere in a file."""
+        try:
+            staging = self._staging.pop()
+        except IndexError:
+            staging = mmap.mmap(-1, _STAGING_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        source = ctypes.addressof(ctypes.c_char.from_buffer(staging))
+        target = ctypes.addressof(ctypes.c_char.from_buffer(out))
+        done = 0
+        try:
+            while done < len(out):
+                skipped = (offset + done) % _SECTOR_BYTES
+                count = min(os.preadv(fd, [staging], offset + done - skipped) - skipped, len(out) - done)
+                if count <= 0:
+                    raise self._cut_short(offset + done)
+                ctypes.memmove(target + done, source + skipped, count)  # other threads go on meanwhile
+                done += count
+        finally:
+            self._staging.append(staging)
+
+    def _cut_short(self, offset: int) -> OSError:
+        return OSError(f"{self.path} ends before byte {offset}: it was cut short while in use")
+
+    def _read_header(self) -> Iterator[FileTensor]:
+        length = bytearray(8)
+        if self.nbytes < len(length):
+            raise self._refusal(f"it has {self.nbytes} bytes, too few for a header")
+        self.read(0, memoryview(length))
+        size = int.from_bytes(length, "little")
+        if size > _MAX_HEADER_BYTES or len(length) + size > self.nbytes:
+            raise self._refusal(f"its header claims {size} bytes of a file of {self.nbytes}")
+        text = bytearray(size)
+        self.read(len(length), memoryview(text))
+        try:
+            header = strict_json(text)
+        except (ValueError, RecursionError) as error:
+            raise self._refusal(f"its header is not JSON of the right form: {error}") from error
+        if not isinstance(header, dict):
+            raise self._refusal("its header is not a JSON object")
+        start = len(length) + size
+        found = [self._entry(name, entry, start) for name, entry in header.items() if name != "__metadata__"]
+        end = start
+        for tensor in sorted(found, key=lambda tensor: (tensor.offset, tensor.nbytes)):
+            if tensor.offset != end:
+                raise self._refusal(f"the bytes of {_quoted(tensor.name)} overlap others or leave a hole")
+            end += tensor.nbytes
+        if end != self.nbytes:
+            raise self._refusal(
+                f"its tensors end at byte {end}, and the file at {self.nbytes}: it is cut short or longer"
+            )
+        yield from found
+
+    def _entry(self, name: str, entry: Any, start: int) -> FileTensor:
+        try:
+            dtype_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._refusal(f"the entry of {_quoted(name)} lacks dtype, shape or data_offsets") from error
+        dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
+        if dtype is None:
+            raise self._refusal(f"{_quoted(name)} has the dtype {_quoted(dtype_name)}; known are {', '.join(DTYPES)}")
+        numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
+        if not all(type(number) is int and 0 <= number < _MAX_DIM for number in numbers):
+            raise self._refusal(f"{_quoted(name)} has a shape or offsets that are not whole numbers from 0")
+        nbytes = dtype.itemsize
+        for dim in shape:
+            nbytes *= dim
+        if end - begin != nbytes or start + end > self.nbytes:
+            raise self._refusal(f"{_quoted(name)} takes {nbytes} bytes by its shape, and its offsets say {end - begin}")
+        return FileTensor(name, self, start + begin, dtype, tuple(shape))
+
+    def _refusal(self, why: str) -> ConfigError:
+        return ConfigError(f"{self.path} is no safetensors file that can be trusted: {why}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileTensor:
+    """Where a tensor lies in a file; ``offset`` in bytes from the file's start."""
+
+    name: str
+    file: ShardFile
+    offset: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has."""
+        count = 1
+        for dim in self.shape:
+            count *= dim
+        return count
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in the file."""
+        return self.numel * self.dtype.itemsize
+
+    def part(self, begin: int, count: int) -> FileTensor:
+        """Return ``count`` elements from ``begin`` on as a tensor of one dim."""
+        return FileTensor(self.name, self.file, self.offset + begin * self.dtype.itemsize, self.dtype, (count,))
+
+    def mapped(self) -> Tensor:
+        """Return a tensor over the file's pages."""
+        if not self.numel:
+            return torch.empty(self.shape, dtype=self.dtype)
+        flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
+        return flat.view(self.shape)
+
+    def is_at_hand(self) -> bool:
+        """Whether reading it is a matter of copying, and not of waiting for a disk."""
+        return self.file.is_cached(self.offset, self.nbytes)
+
+    def will_read(self) -> None:
+        """Tell the system that this is going to be read."""
+        self.file.will_read(self.offset, self.nbytes)
+
+    def read_into(self, out: Tensor) -> None:
+        """Fill a contiguous tensor on the CPU with as many elements; another dtype is converted to in parts."""
+        if out.dtype == self.dtype:
+            if self.numel:
+                self.file.read(self.offset, as_bytes(out))
+            return
+        for begin, part in self.chunks():
+            out.view(-1)[begin : begin + part.numel()].copy_(part)
+
+    def chunks(self, allocate: Callable[[int], Tensor] | None = None) -> Iterator[tuple[int, Tensor]]:
+        """Yield parts as stored, with their first element's place; in one buffer unless ``allocate`` gives others."""
+        per_chunk = max(1, CHUNK_BYTES // self.dtype.itemsize)
+        nbytes = min(per_chunk, self.numel) * self.dtype.itemsize
+        buffer = None if allocate else empty_tensors([((nbytes,), torch.uint8)])[0]
+        for begin in range(0, self.numel, per_chunk):
+            nbytes = min(per_chunk, self.numel - begin) * self.dtype.itemsize
+            target = allocate(nbytes) if allocate else buffer
+            assert target is not None
+            part = target[:nbytes]
+            self.file.read(self.offset + begin * self.dtype.itemsize, as_bytes(part))
+            yield begin, part.view(self.dtype)
+
+
+class Checkpoint:
+    """The tensors of one or several safetensors files, by name."""
+
+    def __init__(self, path: Path, files: list[ShardFile], tensors: dict[str, FileTensor]) -> None:
+        self.path = path
+        self.files = files
+        self.tensors = tensors
+
+
+def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
+    """Open a safetensors file, an index of several (``.index.json``), or the folder that holds either.
+
+    Raises `ConfigError` with all that is wrong: files missing, cut short, outside of the folder, links (but those of a
+    Hugging Face cache), foreign dtypes, pickled files.
+    """
+    path = Path(path)
+    is_folder = path.is_dir()
+    if is_folder:
+        path = _in_folder(path)
+    _refuse_pickled(path)
+    if path.name.endswith(INDEX_SUFFIX):
+        return _open_index(path)
+    if not path.exists() and not path.is_symlink():
+        raise ConfigError(f"there is no checkpoint at {path}; give a {SUFFIX} file, an index of them, or their folder")
+    # A file that the user has named may be a link; one that was found may not.
+    file = ShardFile(_checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True)
+    return Checkpoint(path, [file], dict(file.tensors))
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+def _populate(pages: mmap.mmap) -> None:
+    """Read and map all pages, while other threads go on; raises `OSError` where touching them would end the process."""
+    if sys.platform != "linux":
+        return
+    start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
+    if _libc().madvise(start, ctypes.c_size_t(len(pages)), _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    # Before Linux 5.14, which does not know the advice, each page is read when it is touched.
+
+
+def _is_page_cached(fd: int, offset: int) -> bool:
+    """Whether the system has the byte at a place of a file; False if it does not tell."""
+    if not hasattr(os, "RWF_NOWAIT"):
+        return False
+    asked, told = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
+    if not _libc().syscall(_CACHESTAT, fd, asked, told, 0):
+        return told[0] > 0
+    if ctypes.get_errno() != errno.ENOSYS:
+        return False
+    try:  # before Linux 6.5; where the byte is not there, this begins to read it
+        return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
+    except OSError:
+        return False
+
+
+def as_bytes(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU that holds at least one element."""
+    assert tensor.is_contiguous(), "only contiguous memory can be filled"
+    array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
+
+
+def strict_json(text: bytes | bytearray) -> Any:
+    """Return what JSON says; raises `ValueError` for names given twice, NaN and infinities."""
+
+    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            raise ValueError("a name is given twice")
+        return found
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no number")
+
+    return json.loads(text.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
+
+
+def _in_folder(folder: Path) -> Path:
+    indices = sorted(folder.glob(f"*{SUFFIX}{INDEX_SUFFIX}"))
+    files = sorted(folder.glob(f"*{SUFFIX}"))
+    for found in (indices, files):
+        preferred = [path for path in found if path.name.startswith("model.")] or found
+        if len(preferred) == 1:
+            return preferred[0]
+        if preferred:
+            names = ", ".join(path.name for path in preferred[:5])
+            raise ConfigError(f"{folder} holds several checkpoints: {names}; give the path of the one to load")
+    for path in sorted(folder.iterdir()):
+        _refuse_pickled(path)
+    raise ConfigError(f"{folder} holds no {SUFFIX} file and no index of such files")
+
+
+def _refuse_pickled(path: Path) -> None:
+    name = path.name.removesuffix(INDEX_SUFFIX)
+    if name.endswith(_PICKLED):
+        raise ConfigError(
+            f"{path} is pickled, and loading it could run any code; if you trust it, convert it once: "
+            "safetensors.torch.save_file(torch.load(PATH, weights_only=True), 'model.safetensors')"
+        )
+
+
+def _open_index(path: Path) -> Checkpoint:
+    weight_map = _read_index(path)
+    root = path.parent.resolve()
+    problems: list[str] = []
+    files: dict[str, ShardFile] = {}
+    for name in dict.fromkeys(weight_map.values()):
+        try:
+            files[name] = ShardFile(_checked(root, name, path))
+        except ConfigError as error:
+            problems += error.problems
+    tensors: dict[str, FileTensor] = {}
+    for tensor, name in weight_map.items():
+        file = files.get(name)
+        if file is not None and tensor not in file.tensors:
+            problems.append(f"{path.name} says that {_quoted(tensor)} is in {name}, which does not have it")
+        elif file is not None:
+            tensors[tensor] = file.tensors[tensor]
+    for file in files.values():  # what the index forgets is told as unexpected if the model has no use for it
+        for tensor in file.tensors.values():
+            tensors.setdefault(tensor.name, tensor)
+    if problems:
+        raise ConfigError(problems)
+    return Checkpoint(path, list(files.values()), tensors)
+
+
+def _read_index(path: Path) -> dict[str, str]:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        with os.fdopen(fd, "rb") as file:
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_INDEX_BYTES:
+                raise ConfigError(f"{path} is no regular file of at most {_MAX_INDEX_BYTES} bytes")
+            found = strict_json(file.read())
+    except OSError as error:
+        raise ConfigError(f"the index {path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the index {path} is not JSON of the right form: {error}") from error
+    weight_map = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
+        raise ConfigError(f"the index {path} has no weight_map of tensors' names and files' names")
+    return weight_map
+
+
+def _checked(root: Path, name: str, index: Path) -> Path:
+    """Return the path of a file that an index names; raises `ConfigError` if it may not be opened."""
+    where = f"{index.name} leads to the file {_quoted(name)}"
+    if not name or "\0" in name or "\\" in name or os.path.isabs(name) or ".." in Path(name).parts:
+        raise ConfigError(f"{where}; only names of files beside it are allowed")
+    if not name.endswith(SUFFIX):
+        _refuse_pickled(Path(name))
+        raise ConfigError(f"{where}, which is no {SUFFIX} file")
+    path = root / name
+    real = Path(os.path.realpath(path))
+    if path.is_symlink() and _in_cache(root, real):
+        return real
+    if real != path:
+        raise ConfigError(f"{where}, which is a link or lies behind one, to {real}; put the file itself there")
+    return path
+
+
+def _in_cache(root: Path, real: Path) -> bool:
+    """Whether a link leads where those of a Hugging Face cache do: from snapshots/REVISION to blobs beside it."""
+    return root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
+
+
+def _quoted(name: object) -> str:
+    text = repr(name)
+    return text if len(text) <= 200 else text[:200] + "...'"

@@ -1,0 +1,80 @@
+"""Filling tensors from files: straight into memory, or through page-locked memory to a device."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import torch
+from torch import Tensor
+
+from accel_nb.bigmodel.loading.safetensors_reader import CHUNK_BYTES, FileTensor
+from accel_nb.runtime.process.hardware import num_usable_cores
+
+Job = tuple[FileTensor, Tensor]
+"""What is read, and the contiguous tensor that it fills, on any device and of any dtype."""
+
+_MOST_READERS = 8
+
+
+class Staging:
+    """Two buffers through which one thread sends file contents to devices: one is read into while the other is sent."""
+
+    def __init__(self) -> None:
+        self._buffers: list[Tensor] = []
+        self._sent: list[torch.cuda.Event | torch.Event | None] = [None, None]
+        self._turn = 0
+
+    def fill(self, source: FileTensor, out: Tensor) -> None:
+        """Read a tensor from its file to where ``out`` lies; returns when ``out`` may be used by any stream."""
+        if out.device.type == "cpu":
+            source.read_into(out)
+            return
+        flat = out.view(-1)
+        for begin, part in source.chunks(self._next):
+            flat[begin : begin + part.numel()].copy_(part, non_blocking=True)
+            if out.is_cuda:
+                self._sent[self._turn] = torch.cuda.current_stream(out.device).record_event()
+        for event in self._sent:
+            if event is not None:
+                event.synchronize()
+
+    def _next(self, nbytes: int) -> Tensor:
+        """Return the buffer whose contents have left it."""
+        if not self._buffers:
+            pins = torch.cuda.is_available()
+            self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pins) for _ in range(2)]
+        self._turn = 1 - self._turn
+        event = self._sent[self._turn]
+        if event is not None:
+            event.synchronize()
+        return self._buffers[self._turn]
+
+
+def fill_all(jobs: Sequence[Job], on_progress: Callable[[int, int], None] | None = None) -> None:
+    """Fill tensors, several at a time, in the order in which they lie in their files.
+
+    ``on_progress(done, total)`` is called in the calling thread, in bytes of the files. The first error is raised when
+    those that had been started have ended.
+    """
+    jobs = sorted(jobs, key=lambda job: (str(job[0].file.path), job[0].offset))
+    total, done = sum(source.nbytes for source, _ in jobs), 0
+    own = threading.local()
+
+    def fill(job: Job) -> int:
+        if not hasattr(own, "staging"):
+            own.staging = Staging()
+        own.staging.fill(*job)
+        return job[0].nbytes
+
+    with ThreadPoolExecutor(min(_MOST_READERS, num_usable_cores()), "accel_nb-load") as pool:
+        waiting = [pool.submit(fill, job) for job in jobs]
+        try:
+            for ready in as_completed(waiting):
+                done += ready.result()
+                if on_progress is not None:
+                    on_progress(done, total)
+        except BaseException:
+            pool.shutdown(wait=True, cancel_futures=True)
+            raise

@@ -1,0 +1,518 @@
+"""Models dispatched over devices, memory and disk: what is away comes when it is needed and leaves no trace."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.modules.batchnorm import _NormBase
+
+from accel_nb.bigmodel.loading.meta import moved_parameter
+from accel_nb.bigmodel.loading.safetensors_reader import SUFFIX, FileTensor, ShardFile
+from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, Piece, Unit, WeightStream
+from accel_nb.bigmodel.offload.weight_transfer import HostTensor, Lane, Source, build_lane
+from accel_nb.bigmodel.planning.device_map import check_device_map, main_device
+from accel_nb.bigmodel.planning.module_tree import Tree
+from accel_nb.bigmodel.planning.placement import place_of
+from accel_nb.bigmodel.planning.sizes import (
+    Device,
+    Held,
+    cache_room,
+    find_blocks,
+    format_bytes,
+    list_tensors,
+    parse_bytes,
+    to_torch_device,
+)
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.process.hardware import num_usable_cores
+from accel_nb.runtime.tensors.nested import find_tensors, to_device
+
+_HANDLE = "_accel_nb_dispatched"
+_WHOLE = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
+"""torch's modules that use the weights of their parts without calling these."""
+_MOST_READERS = 4
+_CORES_PER_READER = 4
+_FILE_BYTES = 1 << 30
+_ADAPTER_SHARE = 0.1
+"""Trainable parameters among frozen ones are adapters if they take no more of all bytes than this."""
+
+
+def dispatch_model(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    main_device: Device | None = None,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, FileTensor] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    buffer_bytes: int | str | None = None,
+) -> nn.Module:
+    """Place a model's weights as a device map says, and let it compute; returns the model, changed in place.
+
+    Weights on ``cpu`` or ``disk`` are computed with on the main device (the map's first accelerator, else the CPU), and
+    come block by block through ``buffer_bytes`` of buffers (None: two of the largest parts), read ahead of the
+    computation in the order of the forward before. They are frozen; gradients pass through them, so that adapters
+    train. Trainable parameters among frozen ones stay on the main device if they are few. Weights that are on disk in a
+    checkpoint are given in ``offload_index`` (`Loaded.on_disk`) and are read where they are; others are written to
+    ``offload_dir``. ``preload_module_classes`` come whole since they use weights of their parts without calling these
+    (None: the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between devices.
+
+    Raises `ConfigError` with all that is wrong with the map; a forward raises `OffloadError` if weights cannot be read.
+    """
+    return _dispatch(
+        model,
+        device_map,
+        main_device,
+        offload_dir=offload_dir,
+        offload_index=offload_index,
+        offload_buffers=offload_buffers,
+        skip_keys=skip_keys,
+        blocks=preload_module_classes,
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def cpu_offload(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    buffer_bytes: int | str | None = None,
+) -> nn.Module:
+    """Keep all weights in memory and compute on ``execution_device`` (None: the first accelerator, else the CPU)."""
+    device = _default_device() if execution_device is None else execution_device
+    return dispatch_model(
+        model,
+        {"": "cpu"},
+        device,
+        offload_buffers=offload_buffers,
+        preload_module_classes=preload_module_classes,
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def disk_offload(
+    model: nn.Module,
+    offload_dir: str | os.PathLike[str],
+    execution_device: Device | None = None,
+    offload_buffers: bool = False,
+    preload_module_classes: Sequence[str] | None = None,
+    *,
+    buffer_bytes: int | str | None = None,
+) -> nn.Module:
+    """Write all weights to a folder and compute on ``execution_device`` (None: the first accelerator, else the CPU)."""
+    device = _default_device() if execution_device is None else execution_device
+    return dispatch_model(
+        model,
+        {"": "disk"},
+        device,
+        offload_dir=offload_dir,
+        offload_buffers=offload_buffers,
+        preload_module_classes=preload_module_classes,
+        buffer_bytes=buffer_bytes,
+    )
+
+
+def remove_hook_from_submodules(model: nn.Module) -> None:
+    """Undo `dispatch_model`: weights that are away come back to memory, and the model is an ordinary one on the CPU.
+
+    On devices resident parts stay where they are. Nothing happens to a model that was not dispatched.
+    """
+    handle = model.__dict__.get(_HANDLE)
+    if handle is not None:
+        handle.close()
+
+
+def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield the names and values of a dispatched model's ``state_dict``, on the CPU, one at a time."""
+    handle = model.__dict__.get(_HANDLE)
+    away = {} if handle is None else {name: piece for piece in handle.pieces for name in piece.aliases}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        yield name, (_value(away[name]) if name in away else tensor.detach().cpu())
+
+
+def has_offloaded_params(model: nn.Module) -> bool:
+    """Whether weights of a model come from elsewhere when it computes."""
+    handle = model.__dict__.get(_HANDLE)
+    return handle is not None and bool(handle.pieces)
+
+
+def dispatched(model: nn.Module) -> Dispatched:
+    """Return what `dispatch_model` did to a model; raises `MisuseError` if it did nothing."""
+    handle = model.__dict__.get(_HANDLE)
+    if handle is None:
+        raise MisuseError("the model was not dispatched; call dispatch_model or load_checkpoint_and_dispatch first")
+    return handle
+
+
+def stream_of(model: nn.Module) -> WeightStream | None:
+    """Return what brings the weights of a dispatched model, with its counts; None if nothing is away."""
+    handle = model.__dict__.get(_HANDLE)
+    return None if handle is None else handle.stream
+
+
+@dataclass(eq=False)
+class Dispatched:
+    """What `dispatch_model` did to a model, so that it can be undone."""
+
+    model: nn.Module
+    stream: WeightStream | None = None
+    pieces: list[Piece] = field(default_factory=list)
+    computes: dict[str, torch.device] = field(default_factory=dict)
+    """The names of the device map that are modules, and what computes each."""
+    _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
+
+    def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        """Replace a module's forward by what ``make`` makes of it."""
+        inner = module.forward
+        self._wrapped.append((module, module.__dict__.get("forward")))
+        module.forward = functools.wraps(inner)(make(inner))
+
+    def close(self) -> None:
+        """Put weights and forwards back."""
+        values = {id(piece): _value(piece) for piece in self.pieces}
+        for module, before in reversed(self._wrapped):
+            if before is None:
+                del module.__dict__["forward"]
+            else:
+                module.forward = before
+        if self.stream is not None:
+            self.stream.close()
+        made: dict[str, Tensor] = {}
+        for piece in self.pieces:
+            value = values[id(piece)]
+            if isinstance(piece.empty, nn.Parameter):
+                value = moved_parameter(piece.empty, value).requires_grad_(piece.was_trainable)
+            value = made.setdefault(piece.name, value)
+            for holder, leaf in piece.places:
+                holder[leaf] = value
+        del self.model.__dict__[_HANDLE]
+
+
+def _value(piece: Piece) -> Tensor:
+    """Return what a tensor that is away holds, on the CPU."""
+    if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.empty.dtype:
+        return piece.source.tensor
+    out = torch.empty(piece.empty.shape, dtype=piece.empty.dtype)
+    piece.source.read_into(out)
+    return out
+
+
+def _dispatch(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    main: Device | None,
+    *,
+    offload_dir: str | os.PathLike[str] | None = None,
+    offload_index: Mapping[str, FileTensor] | None = None,
+    offload_buffers: bool = False,
+    skip_keys: str | Sequence[str] | None = None,
+    blocks: Sequence[str] | None = None,
+    buffer_bytes: int | str | None = None,
+    lane: Lane | None = None,
+) -> nn.Module:
+    """Do as `dispatch_model`; with a ``lane``, weights in memory go through it whatever the device."""
+    if _HANDLE in model.__dict__:
+        raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
+    check_device_map(model, device_map, must_exist=True)
+    held = list_tensors(model)
+    tree = Tree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
+    device = lane.device if lane else to_torch_device(main if main is not None else main_device(device_map.values()))
+    places = _Places(
+        model, device_map, device, offload_buffers, sends_from_cpu=lane is not None or device.type != "cpu"
+    )
+    away = [tensor for tensor in held if places.is_away(tensor)]
+    sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
+    handle = Dispatched(model)
+    units = _units(tree, model, away, sources, handle)
+    budget = _budget(units, buffer_bytes)
+    _bypass_cache_if_too_small(sources.values())
+    for piece in handle.pieces:
+        for holder, leaf in piece.places:
+            holder[leaf] = piece.empty
+    for tensor in held:
+        if tensor.name not in sources:
+            _move(model, tensor, places.device_of(tensor))
+    if units:
+        readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
+        handle.stream = WeightStream(units, lane or build_lane(device), budget, num_readers=readers)
+        for unit in units:
+            handle.wrap(tree.modules[unit.name], functools.partial(_computing, handle.stream, unit))
+    _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
+    model.__dict__[_HANDLE] = handle
+    return model
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Which tensors come when they are needed, and where the others stay."""
+
+    model: nn.Module
+    device_map: Mapping[str, Device]
+    main: torch.device
+    offload_buffers: bool
+    sends_from_cpu: bool
+
+    def is_away(self, held: Held) -> bool:
+        """Whether a tensor is to come when it is needed."""
+        place = str(place_of(held.name, self.device_map))
+        if not (place == "disk" or (self.sends_from_cpu and place == "cpu")):
+            return False
+        if held.is_buffer:
+            owner = self.model.get_submodule(held.name.rpartition(".")[0])
+            # Kernels update running statistics without a trace that they did.
+            return self.offload_buffers and not isinstance(owner, _NormBase)
+        return not (self._has_adapters and self.model.get_parameter(held.name).requires_grad)
+
+    def device_of(self, held: Held) -> torch.device:
+        """Return where a tensor stays."""
+        return self.computes(place_of(held.name, self.device_map))
+
+    def computes(self, place: Device | None) -> torch.device:
+        """Return the device that computes with what lies at a place."""
+        return self.main if place is None or str(place) in ("cpu", "disk") else to_torch_device(place)
+
+    @functools.cached_property
+    def _has_adapters(self) -> bool:
+        sizes = {True: 0, False: 0}
+        for parameter in self.model.parameters():
+            sizes[parameter.requires_grad] += parameter.numel() * parameter.dtype.itemsize
+        return sizes[False] > 0 and sizes[True] <= _ADAPTER_SHARE * sum(sizes.values())
+
+
+def _default_device() -> Device:
+    return 0 if torch.cuda.is_available() else "cpu"
+
+
+def _sources(
+    model: nn.Module,
+    held: Sequence[Held],
+    away: Sequence[Held],
+    places: _Places,
+    index: Mapping[str, FileTensor],
+    offload_dir: str | os.PathLike[str] | None,
+) -> dict[str, Source]:
+    """Return where each tensor that is away comes from, by its first name; raises `ConfigError` with all faults."""
+    sources: dict[str, Source] = {}
+    to_write: dict[str, Tensor] = {}
+    for tensor in away:
+        value = _tensor(model, tensor.name)
+        if tensor.name in index:
+            sources[tensor.name] = index[tensor.name]
+        elif value.is_meta:
+            continue
+        elif place_of(tensor.name, places.device_map) == "disk":
+            to_write[tensor.name] = value.detach()
+        else:
+            sources[tensor.name] = HostTensor(value.detach().cpu())
+    problems: list[str] = []
+    known = sources.keys() | to_write.keys()
+    lost = [tensor.name for tensor in held if tensor.name not in known and _tensor(model, tensor.name).is_meta]
+    if lost:
+        more = f" and {len(lost) - 50} more" if len(lost) > 50 else ""
+        names = ", ".join(lost[:50]) + more
+        problems.append(f"these tensors have no value: {names}; load a checkpoint with load_checkpoint_and_dispatch")
+    if to_write and offload_dir is None:
+        problems.append(f"offload_dir is not given, and these are to go to disk: {', '.join(list(to_write)[:50])}")
+    if problems:
+        raise ConfigError(problems)
+    if to_write:
+        assert offload_dir is not None
+        sources.update(_written(to_write, Path(offload_dir)))
+    return sources
+
+
+def _written(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
+    """Write tensors to files that appear whole or not at all; raises `OffloadError` and leaves none of them."""
+    made: list[Path] = []
+    sources: dict[str, Source] = {}
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, group in enumerate(_groups(tensors)):
+            path = folder / f"offloaded-{os.getpid()}-{id(tensors):x}-{number:05d}{SUFFIX}"
+            part = path.with_suffix(".part")
+            made += [path, part]
+            save_file({name: tensors[name].cpu().contiguous() for name in group}, part)
+            os.replace(part, path)
+            sources.update(ShardFile(path).tensors)
+    except (OSError, SafetensorError) as error:
+        for path in made:
+            path.unlink(missing_ok=True)
+        raise OffloadError(f"the weights cannot be written to offload_dir {folder}: {error}") from error
+    return sources
+
+
+def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
+    """Yield names in groups of a file each."""
+    group: list[str] = []
+    nbytes = 0
+    for name, tensor in tensors.items():
+        group.append(name)
+        nbytes += tensor.numel() * tensor.dtype.itemsize
+        if nbytes >= _FILE_BYTES:
+            yield group
+            group, nbytes = [], 0
+    if group:
+        yield group
+
+
+def _units(
+    tree: Tree, model: nn.Module, away: Sequence[Held], sources: Mapping[str, Source], handle: Dispatched
+) -> list[Unit]:
+    """Group what is away by the module that needs it, in the model's order."""
+    groups: dict[str, list[Piece]] = {}
+    for tensor in away:
+        value = _tensor(model, tensor.name)
+        empty = value.detach().to("meta")
+        if isinstance(value, nn.Parameter):
+            empty = moved_parameter(value, empty).requires_grad_(False)
+        aliases: dict[str, list[str]] = {}
+        for name in tensor.names:
+            holder = tree.holder(name)
+            owner = holder if holder in tree.modules else name.rpartition(".")[0]
+            aliases.setdefault(owner, []).append(name)
+        for owner, names in aliases.items():
+            piece = Piece(
+                name=tensor.name,
+                source=sources[tensor.name],
+                empty=empty,
+                places=[_place(model, name) for name in names],
+                aliases=tensor.names,
+                was_trainable=value.requires_grad,
+            )
+            handle.pieces.append(piece)
+            groups.setdefault(owner, []).append(piece)
+    order = {name: position for position, name in enumerate(tree.modules)}
+    return [
+        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
+        for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
+    ]
+
+
+def _looks_up(module: nn.Module) -> bool:
+    """Whether a module does no more than look rows of its weight up."""
+    return type(module) is nn.Embedding and module.max_norm is None
+
+
+def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
+    """Return the bytes of buffers: as given, else two of the largest units, beside those that are held meanwhile."""
+    largest = max(units, key=lambda unit: unit.nbytes, default=None)
+    if largest is None:
+        return 0
+    if buffer_bytes is None:
+        outer = sum(unit.nbytes for unit in units if unit.holds_others)
+        return 2 * largest.nbytes + outer
+    budget = parse_bytes(buffer_bytes, "buffer_bytes")
+    if largest.nbytes > budget:
+        raise ConfigError(
+            f"{largest.name or 'the model'} needs {format_bytes(largest.nbytes)} at once, and buffer_bytes allows "
+            f"{format_bytes(budget)}: {format_bytes(largest.nbytes - budget)} too little"
+        )
+    return budget
+
+
+def _bypass_cache_if_too_small(sources: Iterable[Source]) -> None:
+    """Read past the system's cache what would push itself out of it before the next forward."""
+    in_files = [source for source in sources if isinstance(source, FileTensor)]
+    if sum(source.nbytes for source in in_files) > cache_room():
+        for file in {source.file for source in in_files}:
+            file.bypass_cache()
+
+
+def _tensor(model: nn.Module, name: str) -> Tensor:
+    holder, leaf = _place(model, name)
+    return holder[leaf]
+
+
+def _place(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
+    """Return the dictionary of a module that holds a tensor, and its key there."""
+    owner, _, leaf = name.rpartition(".")
+    module = model.get_submodule(owner)
+    holder: dict[str, Any] = module._parameters if leaf in module._parameters else module._buffers
+    return holder, leaf
+
+
+def _move(model: nn.Module, held: Held, device: torch.device) -> None:
+    """Move a tensor that stays, keeping what refers to a parameter valid where torch can."""
+    value = _tensor(model, held.name)
+    if value.device == device:
+        return
+    moved = value.detach().to(device)
+    if isinstance(value, nn.Parameter):
+        value.data = moved
+        return
+    for name in held.names:
+        holder, leaf = _place(model, name)
+        holder[leaf] = moved
+
+
+def _computing(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that has the unit's weights."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        stream.acquire(unit)
+        try:
+            if not torch.is_grad_enabled():
+                return inner(*args, **kwargs)
+            with saved_tensors_hooks(*stream.saved_tensors_hooks(unit)):
+                return inner(*args, **kwargs)
+        finally:
+            stream.release(unit)
+
+    return forward
+
+
+def _wrap_devices(handle: Dispatched, tree: Tree, places: _Places, skip_keys: Sequence[str]) -> None:
+    """Let inputs follow the weights where there are several devices, and the output come back to the input's."""
+    devices = {name: places.computes(place) for name, place in places.device_map.items()}
+    handle.computes = {name: device for name, device in devices.items() if name in tree.modules}
+    if len({*devices.values(), places.main}) > 1:
+        for name, device in handle.computes.items():
+            if name:
+                handle.wrap(tree.modules[name], functools.partial(_moving, device, skip_keys, False))
+    if handle.stream is not None:
+        handle.wrap(handle.model, functools.partial(_whole, handle.stream))
+    if places.main.type != "cpu" or len(set(devices.values())) > 1:
+        handle.wrap(handle.model, functools.partial(_moving, places.main, skip_keys, True))
+
+
+def _whole(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward of the whole model, from whose order the next one is read ahead."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        stream.begin()
+        completed = False
+        try:
+            output = inner(*args, **kwargs)
+            completed = True
+            return output
+        finally:
+            stream.end(completed=completed)
+
+    return forward
+
+
+def _moving(device: torch.device, skip_keys: Sequence[str], goes_back: bool, inner: Callable[..., Any]) -> Any:
+    """Return a forward whose inputs come to a device, and whose output goes back to where the first of them was."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        left = {key: kwargs[key] for key in skip_keys if key in kwargs}
+        first = next(iter(find_tensors((args, kwargs))), None) if goes_back else None
+        args, kwargs = to_device((args, {key: value for key, value in kwargs.items() if key not in left}), device)
+        output = inner(*args, **kwargs, **left)
+        return output if first is None else to_device(output, first.device)
+
+    return forward

@@ -1,0 +1,76 @@
+"""Weights stored in a small dtype and computed with in a larger one, layer by layer."""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.planning.sizes import parse_dtype
+from accel_nb.errors import ConfigError
+
+_LAYERS = (nn.Linear, nn.Embedding, nn.modules.conv._ConvNd)
+
+
+def attach_layerwise_casting_hooks(
+    module: nn.Module,
+    storage_dtype: torch.dtype | str,
+    compute_dtype: torch.dtype | str,
+    skip_modules_pattern: str | Sequence[str] | None = None,
+    skip_modules_classes: Sequence[type[nn.Module]] | None = None,
+) -> None:
+    """Store the weights of linear, embedding and convolution layers in one dtype; each computes in another.
+
+    A layer's weights are converted for the time of its forward; what is stored is neither changed nor converted back.
+    Layers whose name a pattern (a regular expression) is found in, or of a class given, are left alone.
+    Raises `ConfigError` for dtypes that are not floating-point, or if no layer is left to convert.
+    """
+    stored, computed = parse_dtype(storage_dtype), parse_dtype(compute_dtype)
+    if wrong := [dtype for dtype in (stored, computed) if not dtype.is_floating_point]:
+        raise ConfigError(f"layers cannot be cast to {', '.join(map(str, wrong))}; give floating-point dtypes")
+    patterns = [skip_modules_pattern] if isinstance(skip_modules_pattern, str) else list(skip_modules_pattern or ())
+    layers = [
+        layer
+        for name, layer in module.named_modules()
+        if isinstance(layer, _LAYERS)
+        and not isinstance(layer, tuple(skip_modules_classes or ()))
+        and not any(re.search(pattern, name) for pattern in patterns)
+    ]
+    if not layers:
+        raise ConfigError("no linear, embedding or convolution layer is left to cast; see skip_modules_pattern")
+    for layer in layers:
+        for parameter in layer.parameters(recurse=False):
+            parameter.data = parameter.data.to(stored)
+        inner = layer.forward
+        layer.forward = functools.wraps(inner)(_casting(layer, computed, inner))
+
+
+def _casting(layer: nn.Module, dtype: torch.dtype, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that has the layer's weights in ``dtype``; several threads may run it at once."""
+    lock = threading.Lock()
+    kept: dict[str, Tensor] = {}
+    num_running = 0
+    holder: dict[str, Any] = layer._parameters
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal num_running
+        with lock:
+            num_running += 1
+            if num_running == 1:
+                kept.update({name: value for name, value in holder.items() if value is not None})
+                holder.update({name: value.to(dtype) for name, value in kept.items()})
+        try:
+            return inner(*args, **kwargs)
+        finally:
+            with lock:
+                num_running -= 1
+                if not num_running:
+                    holder.update(kept)
+                    kept.clear()
+
+    return forward

@@ -1,0 +1,60 @@
+"""Models that take turns on one device, as the parts of a pipeline do: whole, and until the next one needs the room."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.planning.sizes import Device, to_torch_device
+from accel_nb.runtime.tensors.nested import to_device
+
+
+class UserCpuOffloadHook:
+    """Sends a model back to memory, and takes its hook away."""
+
+    def __init__(self, model: nn.Module, device: torch.device, previous: UserCpuOffloadHook | None) -> None:
+        self._model = model
+        self._device = device
+        self._previous = previous
+        self._home: list[tuple[Tensor, Tensor, int]] = []
+        self._handle = model.register_forward_pre_hook(self._arrive, with_kwargs=True)
+
+    def offload(self) -> None:
+        """Free the model's memory on the device; only weights that were changed there are copied back."""
+        for tensor, kept, version in self._home:
+            tensor.data = kept if tensor._version == version else tensor.data.to(kept.device)
+        self._home.clear()
+
+    def remove(self) -> None:
+        """Take the hook away; the model stays where it is."""
+        self._handle.remove()
+
+    def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if self._previous is not None:
+            self._previous.offload()
+        if not self._home:
+            for tensor in [*module.parameters(), *module.buffers()]:
+                if tensor.device != self._device:
+                    kept = tensor.data
+                    tensor.data = kept.to(self._device, non_blocking=True)
+                    self._home.append((tensor, kept, tensor._version))
+        return to_device((args, kwargs), self._device)
+
+
+def cpu_offload_with_hook(
+    model: nn.Module,
+    execution_device: Device | None = None,
+    prev_module_hook: UserCpuOffloadHook | None = None,
+) -> tuple[nn.Module, UserCpuOffloadHook]:
+    """Keep a model in memory until its forward, then on ``execution_device`` until the hook's ``offload()``.
+
+    Returns the model and that hook. ``prev_module_hook`` is offloaded first. None is the first accelerator, else CPU,
+    for which nothing moves.
+    """
+    default: Device = 0 if torch.cuda.is_available() else "cpu"
+    device = to_torch_device(default if execution_device is None else execution_device)
+    if device.type != "cpu":
+        model.to("cpu")
+    return model, UserCpuOffloadHook(model, device, prev_module_hook)

@@ -1,0 +1,1 @@
+"""Models cut into stages that compute micro-batches at the same time."""

@@ -1,0 +1,130 @@
+"""Micro-batches that follow each other through the devices of a map, so that all of these compute at once."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from accel_nb.bigmodel.offload.dispatch import dispatched
+from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
+
+
+def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Module:
+    """Let a dispatched model take its batches in parts, each of which computes on one device while others do on theirs.
+
+    A batch (the first dim of the first tensor given) is cut into ``num_chunks`` parts (None: two for each device); the
+    outputs are joined along that dim, so the model must return one value for each sample. Parts of a batch may round
+    otherwise than the whole. Each part has a thread of its own; layers that draw random numbers draw them in no certain
+    order. `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
+    devices.
+    """
+    handle = dispatched(model)
+    devices = list(dict.fromkeys(handle.computes.values()))
+    if len(devices) < 2:
+        raise MisuseError(
+            f"the model computes on {devices[0]} alone; a pipeline needs a device map with several devices"
+        )
+    if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
+        raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
+    turns = _Turns(devices)
+    for name, device in handle.computes.items():
+        handle.wrap(model.get_submodule(name), functools.partial(_in_turn, turns, device))
+    handle.wrap(model, functools.partial(_in_parts, turns, num_chunks or 2 * len(devices)))
+    return model
+
+
+class _Turns:
+    """Each device computes for one part of the batch at a time; parts take their first device in the batch's order."""
+
+    def __init__(self, devices: Sequence[torch.device]) -> None:
+        self.devices = list(devices)
+        self._locks = {device: threading.Lock() for device in devices}
+        self._own = threading.local()
+
+    @contextmanager
+    def part(self, before: threading.Event, begun: threading.Event) -> Iterator[None]:
+        """Let this thread compute one part, once the one ``before`` has a device; sets ``begun`` when this one has."""
+        before.wait()
+        self._own.begun = begun
+        try:
+            yield
+        finally:
+            self.leave()
+            begun.set()
+
+    def take(self, device: torch.device) -> None:
+        """Leave the device that this thread has, and wait for another."""
+        if getattr(self._own, "device", None) != device:
+            self.leave()
+            self._locks[device].acquire()
+            self._own.device = device
+            if (begun := getattr(self._own, "begun", None)) is not None:
+                begun.set()
+
+    def leave(self) -> None:
+        """Let the next part have this thread's device."""
+        device = getattr(self._own, "device", None)
+        if device is not None:
+            self._own.device = None
+            self._locks[device].release()
+
+
+def _in_turn(turns: _Turns, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that begins when its device is free for this part."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        turns.take(device)
+        return inner(*args, **kwargs)
+
+    return forward
+
+
+def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that sends parts of the batch through ``inner``, each in a thread."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        size = first_batch_size((args, kwargs))
+        if size is None or size < 2:
+            try:
+                return inner(*args, **kwargs)
+            finally:
+                turns.leave()
+        count = min(num_chunks, size)
+        bounds = [size * at // count for at in range(count + 1)]
+        modes = _modes(turns.devices)
+        begun = [threading.Event() for _ in bounds]
+        begun[0].set()
+
+        def run(number: int, start: int, stop: int) -> Any:
+            with ExitStack() as stack:
+                stack.enter_context(turns.part(begun[number], begun[number + 1]))
+                for mode in modes:
+                    stack.enter_context(mode())
+                own_args, own_kwargs = slice_batch((args, kwargs), start, stop)
+                return inner(*own_args, **own_kwargs)
+
+        with ThreadPoolExecutor(min(count, len(turns.devices) + 1), "accel_nb-part") as pool:
+            return concat_batches(list(pool.map(run, range(count), bounds[:-1], bounds[1:])))
+
+    return forward
+
+
+def _modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContextManager[Any]]]:
+    """Return what makes another thread compute as this one does: gradients, autocast, streams."""
+    modes: list[Callable[[], AbstractContextManager[Any]]] = [
+        functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
+        functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),
+    ]
+    kinds = [kind for kind in dict.fromkeys(device.type for device in devices) if torch.is_autocast_enabled(kind)]
+    modes += [functools.partial(torch.autocast, kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+    streams = [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
+    modes += [functools.partial(torch.cuda.stream, stream) for stream in streams]
+    return modes

@@ -1,0 +1,461 @@
+"""Where each part of a model goes: planned from sizes and limits, and checked."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from accel_nb.bigmodel.planning.cost_model import ForwardTime, Pace
+from accel_nb.bigmodel.planning.module_tree import Tree, is_within
+from accel_nb.bigmodel.planning.placement import DeviceMap, describe_device_map, place_of
+from accel_nb.bigmodel.planning.placement_search import AHEAD, Arrangement, arrangement, is_better
+from accel_nb.bigmodel.planning.sizes import (
+    Device,
+    device_problems,
+    find_blocks,
+    format_bytes,
+    get_max_memory,
+    list_tensors,
+    parse_bytes,
+    prefixes,
+)
+from accel_nb.errors import ConfigError
+
+WAYS = ("auto", "balanced", "balanced_low_0", "sequential")
+_BISECTIONS = 40
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What a device must hold beside weights while the model runs, in bytes.
+
+    ``activations`` on every device that computes; ``kv_cache`` for each block, on the device that computes the block.
+    """
+
+    activations: int = 0
+    kv_cache: int = 0
+
+    @classmethod
+    def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
+        """Make one from sizes like ``"2GB"``; raises `ConfigError`."""
+        return cls(parse_bytes(activations, "activations"), parse_bytes(kv_cache, "kv_cache"))
+
+
+@dataclass
+class _Plan:
+    places: DeviceMap = field(default_factory=dict)
+    room: dict[Device, int] = field(default_factory=dict)
+    on: dict[int, Device] = field(default_factory=dict)
+
+
+def infer_auto_device_map(
+    model: nn.Module,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+    verbose: bool = False,
+    clean_result: bool = True,
+    offload_buffers: bool = False,
+    fallback_allocation: bool = False,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+    pace: Pace | None = None,
+    flops: Mapping[str, int] | None = None,
+) -> DeviceMap:
+    """Plan where each part of a model goes: accelerators in their order, then ``cpu``, then ``disk``.
+
+    What shares a tensor goes to one device, and a shared tensor counts once. ``no_split_module_classes`` are classes
+    that stay whole (None: the blocks that the model repeats). The first device keeps room for weights that come to it
+    from elsewhere: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are kept free too, in
+    bytes. ``fallback_allocation`` gives a device that the next part in order does not fit on a later one that does.
+    With a ``pace``, parts that the first device computes exchange places until a forward is expected to end no sooner:
+    what takes long to come stays, and what is away lies between parts that compute meanwhile. ``flops`` are what
+    modules compute in a forward, by name (`measure_demand`); without, they go through their weights once, as for one
+    token. ``verbose`` prints the plan.
+
+    Raises `ConfigError` with all that is wrong, a part that is larger than the device that computes it included.
+    """
+    limits = get_max_memory(max_memory)
+    blocks = _blocks(model, no_split_module_classes)
+    tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
+    work = Workload.parse(activations, kv_cache)
+    plan = _fit(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
+    notes: list[str] = []
+    if pace is not None:
+        plan.places, expected = _arranged(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
+        notes.append(str(expected))
+    places = _merged(tree, plan.places) if clean_result else plan.places
+    if verbose:
+        print(
+            describe_device_map(
+                model, places, max_memory=max_memory, dtype=dtype, special_dtypes=special_dtypes, notes=notes
+            )
+        )
+    return places
+
+
+def expect_forward(
+    model: nn.Module,
+    device_map: Mapping[str, Device],
+    pace: Pace,
+    dtype: torch.dtype | str | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    *,
+    flops: Mapping[str, int] | None = None,
+    offload_buffers: bool = False,
+) -> ForwardTime:
+    """Return how long a forward is expected to take under a device map; the arguments are as in planning one."""
+    tree = Tree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
+    places = {part: _place_of_part(tree, part, device_map) for part in tree.smallest("")}
+    room: dict[Device, float] = dict.fromkeys([main_device(places.values()), "cpu", "disk"], float("inf"))
+    arranged = arrangement(tree, places, room, pace, flops or {}, offload_buffers=offload_buffers)
+    return arranged.time([places[part.names[0]] for part in arranged.parts])
+
+
+def get_balanced_memory(
+    model: nn.Module,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    special_dtypes: Mapping[str, torch.dtype | str] | None = None,
+    low_zero: bool = False,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+) -> dict[Device, int]:
+    """Return limits under which the accelerators share the model as evenly as its parts allow.
+
+    ``low_zero`` leaves on the first one only what the others cannot hold. Limits stay as they are if the model does not
+    fit on the accelerators, or if there is but one.
+    """
+    limits = get_max_memory(max_memory)
+    devices = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
+    if len(devices) < 2:
+        return limits
+    blocks = _blocks(model, no_split_module_classes)
+    tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
+    work = Workload.parse(activations, kv_cache)
+    first, *others = devices
+
+    def fits(caps: Mapping[Device, int]) -> bool:
+        plan = _greedy(tree, {device: caps[device] - work.activations for device in devices}, work)
+        return "disk" not in plan.places.values()
+
+    def least(capped: Sequence[Device], base: Mapping[Device, int]) -> dict[Device, int]:
+        low, high = 0, max(base[device] for device in capped)
+        for _ in range(_BISECTIONS):
+            middle = (low + high) // 2
+            if fits({**base, **{device: min(base[device], middle) for device in capped}}):
+                high = middle
+            else:
+                low = middle + 1
+        return {**base, **{device: min(base[device], high) for device in capped}}
+
+    if not fits(limits):
+        return limits
+    return least(others, least([first], limits)) if low_zero else least(devices, limits)
+
+
+def plan_device_map(
+    model: nn.Module,
+    way: str,
+    max_memory: Mapping[Device, int | str] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    dtype: torch.dtype | str | None = None,
+    *,
+    activations: int | str = 0,
+    kv_cache: int | str = 0,
+    pace: Pace | None = None,
+    flops: Mapping[str, int] | None = None,
+    offload_buffers: bool = False,
+) -> DeviceMap:
+    """Return the device map that ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` means here.
+
+    But for ``sequential`` it is the one with the fastest forward that was found, at a ``pace`` (None: a typical one).
+    """
+    if way not in WAYS:
+        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary of your own")
+    limits = get_max_memory(max_memory)
+    if way != "sequential":
+        limits = get_balanced_memory(
+            model,
+            limits,
+            no_split_module_classes,
+            dtype,
+            low_zero=way == "balanced_low_0",
+            activations=activations,
+            kv_cache=kv_cache,
+        )
+    return infer_auto_device_map(
+        model,
+        limits,
+        no_split_module_classes,
+        dtype,
+        offload_buffers=offload_buffers,
+        activations=activations,
+        kv_cache=kv_cache,
+        pace=None if way == "sequential" else pace or Pace.typical(main_device(_usable(limits))),
+        flops=flops,
+    )
+
+
+def main_device(places: Iterable[Device]) -> Device:
+    """Return the device that computes what has no device of its own: the first accelerator of a map, else ``cpu``."""
+    return next((device for device in places if str(device) not in ("cpu", "disk")), "cpu")
+
+
+def _place_of_part(tree: Tree, part: str, device_map: Mapping[str, Device]) -> Device:
+    """Return where a part lies, by its first tensor, as arrangements name places."""
+    own = (name for index in sorted(tree.inside(part)) for name in tree.held[index].names if is_within(name, part))
+    place = place_of(next(own, part), device_map)
+    if place is None or str(place) in ("cpu", "disk"):
+        return "cpu" if place is None else str(place)
+    return place
+
+
+def _usable(limits: Mapping[Device, int]) -> list[Device]:
+    return [device for device, limit in limits.items() if limit > 0]
+
+
+def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
+    if classes is None:
+        return find_blocks(model)
+    return [classes] if isinstance(classes, str) else list(classes)
+
+
+def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool) -> _Plan:
+    """Place everything on the devices if it fits without weights on their way; else keep room for these."""
+    main = main_device(_usable(limits))
+    room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
+    if "cpu" in limits:
+        room["cpu"] = limits["cpu"] - (work.activations if main == "cpu" else 0)
+    if "disk" in limits:
+        room["disk"] = limits["disk"]
+    plan = _greedy(tree, room, work, fallback=fallback)
+    reserved = -1
+    while (needed := _needed_on_the_way(tree, plan, main, work, offload_buffers)) > reserved:
+        reserved = needed
+        plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, work, fallback=fallback)
+    _refuse_too_large(tree, plan, limits, main, work)
+    return plan
+
+
+def _needed_on_the_way(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
+    """Return the room that the main device needs for what lies elsewhere and is computed on it."""
+    away = _offloaded(tree, plan, main)
+    sizes = [tree.nbytes(tree.inside(part)) for part in away]
+    blocks = sum(tree.is_block(part) for part in away)
+    stay = {index for part in away for index in tree.inside(part) if tree.held[index].is_buffer and not offload_buffers}
+    return min(AHEAD, len(sizes)) * max(sizes, default=0) + work.kv_cache * blocks + tree.nbytes(stay)
+
+
+def _offloaded(tree: Tree, plan: _Plan, main: Device) -> list[str]:
+    away = ("disk",) if main == "cpu" else ("cpu", "disk")
+    return [small for part, device in plan.places.items() if device in away for small in tree.smallest(part)]
+
+
+def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], main: Device, work: Workload) -> None:
+    problems: list[str] = []
+    limit = limits.get(main, 0)
+    for part in _offloaded(tree, plan, main):
+        needed = tree.nbytes(tree.inside(part)) + work.activations
+        if needed > limit:
+            module = tree.modules.get(part)
+            kind = "a tensor" if module is None else type(module).__name__
+            beside = f" with {format_bytes(work.activations)} of activations" if work.activations else ""
+            problems.append(
+                f"{part or 'the model'} ({kind}) needs {format_bytes(needed)}{beside}, and {main!r}, which computes "
+                f"it, may hold {format_bytes(limit)}: {format_bytes(needed - limit)} too little; raise "
+                f"max_memory[{main!r}], load in a smaller dtype, or take its class out of no_split_module_classes"
+            )
+    if sum(tree.held[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
+        "disk", float("inf")
+    ):
+        problems.append(f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than what is left")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
+    """Fill the devices in order; what fits on none of them goes to ``disk``."""
+    devices = [device for device in room if device != "disk"]
+    plan = _Plan(room=dict(room))
+    queue = deque([""])
+    for device in devices:
+        passed: list[str] = []
+        while queue:
+            part = queue.popleft()
+            if part in plan.places:
+                continue
+            if _has_placed(part, plan) or not _try(tree, part, device, plan, work):
+                if parts := tree.parts(part):
+                    queue.extendleft(reversed(parts))
+                elif fallback and device not in plan.places.values():
+                    passed.append(part)
+                else:
+                    queue.appendleft(part)
+                    break
+        queue.extendleft(reversed(passed))
+    plan.room["disk"] = sum(held.nbytes for held in tree.held) + work.kv_cache * len(tree.modules)
+    while queue:
+        part = queue.popleft()
+        if part in plan.places:
+            continue
+        if not _has_placed(part, plan):
+            _try(tree, part, "disk", plan, work)
+        else:
+            queue.extendleft(reversed(tree.parts(part)))
+    return plan
+
+
+def _arranged(
+    tree: Tree,
+    places: Mapping[str, Device],
+    limits: Mapping[Device, int],
+    work: Workload,
+    pace: Pace,
+    flops: Mapping[str, int],
+    offload_buffers: bool,
+) -> tuple[DeviceMap, ForwardTime]:
+    """Let parts that the main device computes exchange places; return all places, and how long a forward takes."""
+    small = {part: place for name, place in places.items() for part in tree.smallest(name)}
+    main = main_device(_usable(limits))
+    kept = work.activations + work.kv_cache * sum(
+        tree.is_block(part) for part, place in small.items() if place in (main, "cpu", "disk")
+    )
+    room: dict[Device, float] = {main: limits.get(main, 0) - kept}
+    room.update({place: limits[place] for place in ("cpu",) if place in limits and place != main})
+    room["disk"] = limits.get("disk", float("inf"))
+    arranged = arrangement(tree, small, room, pace, flops, offload_buffers=offload_buffers)
+    found = [small[part.names[0]] for part in arranged.parts]
+    if len(set(found)) > 1:
+        for start in arranged.starts():
+            found = start if is_better(arranged.time(start), arranged.time(found)) else found
+        evenly = _spread(tree, arranged, found)
+        found = arranged.improved(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
+    for part, place in zip(arranged.parts, found, strict=True):
+        small.update(dict.fromkeys(part.names, place))
+    return small, arranged.time(found)
+
+
+def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
+    """Exchange the places of blocks of one size, so that those away lie evenly among all: a start for the search.
+
+    What each place holds stays the same.
+    """
+    spread = list(places)
+    by_size: dict[int, list[int]] = {}
+    for at, part in enumerate(arranged.parts):
+        if len(part.names) == 1 and tree.is_block(part.names[0]):
+            by_size.setdefault(part.nbytes, []).append(at)
+    order = sorted(set(places), key=lambda place: {"cpu": 1, "disk": 2}.get(str(place), 0))
+    for blocks in by_size.values():
+        counts = [sum(places[at] == place for at in blocks) for place in order]
+        for place, count in zip(order, counts, strict=True):
+            further = [at for i, at in enumerate(blocks) if _is_further(i, len(blocks), len(blocks) - count)]
+            for at in blocks:
+                if at not in further:
+                    spread[at] = place
+            blocks = further
+    return spread
+
+
+def _is_further(at: int, total: int, further: int) -> bool:
+    """Whether one of ``total`` belongs to the ``further`` ones, which lie evenly among all and end with the last."""
+    return (at + 1) * further // total > at * further // total
+
+
+def _has_placed(part: str, plan: _Plan) -> bool:
+    return any(is_within(name, part) for name in plan.places)
+
+
+def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
+    """Place a part, and what shares tensors with it, if the device has room."""
+    family = tree.family(part)
+    new = {index for name in family for index in tree.inside(name)} - plan.on.keys()
+    blocks = sum(tree.is_block(small) for name in family for small in tree.smallest(name))
+    needed = tree.nbytes(new) + (work.kv_cache * blocks if device != "disk" else 0)
+    if needed > plan.room[device] or (plan.room[device] <= 0 and new):
+        return False
+    plan.room[device] -= needed
+    plan.on.update(dict.fromkeys(new, device))
+    plan.places.update(dict.fromkeys(sorted(family, key=lambda name: (name != part, name)), device))
+    return True
+
+
+def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
+    """Name a module instead of its parts wherever they all go to one place."""
+
+    def merge(name: str) -> DeviceMap:
+        if name in places:
+            return {name: places[name]}
+        found: DeviceMap = {}
+        for part in tree.parts(name):
+            found.update(merge(part))
+        if found and len({str(device) for device in found.values()}) == 1:
+            return {name: next(iter(found.values()))}
+        return found
+
+    return merge("")
+
+
+def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
+    """Name a module instead of its parts wherever all that the map names share a place; changes and returns the map."""
+    below = [name for name in device_map if is_within(name, module_name)]
+    places = {str(device_map[name]) for name in below}
+    if len(places) == 1 and len(below) > 1:
+        place = device_map[below[0]]
+        for name in below:
+            del device_map[name]
+        device_map[module_name] = place
+    elif len(below) > 1:
+        depth = len(module_name.split(".")) if module_name else 0
+        for child in dict.fromkeys(".".join(name.split(".")[: depth + 1]) for name in below if name != module_name):
+            clean_device_map(device_map, child)
+    return device_map
+
+
+def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must_exist: bool = False) -> None:
+    """Raise `ConfigError` with everything that is wrong with a device map.
+
+    That is: devices unknown (with ``must_exist`` also those that this machine lacks), names that the model does not
+    have, tensors that no entry covers, a module beside a part of its own, and tensors that are tied across devices.
+    """
+    if not isinstance(device_map, Mapping) or not device_map:
+        raise ConfigError(
+            f'device_map is {device_map!r}; write names and devices, as {{"": "cpu"}} for the whole model'
+        )
+    held = list_tensors(model)
+    known = {name for tensor in held for own in tensor.names for name in prefixes(own)}
+    known |= {name for name, _ in model.named_modules(remove_duplicate=False)}
+    problems: list[str] = []
+    for name, device in device_map.items():
+        problems += device_problems(device, f"device_map[{name!r}]", must_exist=must_exist)
+        if name not in known:
+            near = _nearest(str(name), known)
+            problems.append(f"device_map names {name!r}, which the model does not have{near}")
+        elif above := [other for other in prefixes(name)[:-1] if other in device_map]:
+            problems.append(f"device_map places {name!r} and also {above[-1]!r}, which it is a part of; leave one out")
+    places = {own: place_of(own, device_map) for tensor in held for own in tensor.names}
+    if uncovered := [name for name, place in places.items() if place is None]:
+        problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that they lie in")
+    for tensor in held:
+        own = {str(place) for name in tensor.names if (place := places[name]) is not None}
+        if len(own) > 1:
+            where = ", ".join(f"{name} on {places[name]!r}" for name in tensor.names)
+            problems.append(f"one tied tensor is placed on several devices: {where}; give them one")
+    if problems:
+        raise ConfigError(problems)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    from difflib import get_close_matches
+
+    near = get_close_matches(name, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else ""

@@ -1,0 +1,78 @@
+"""A model's parts: what they hold and share, and which of them are not split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from torch import nn
+
+from accel_nb.bigmodel.planning.sizes import Held, prefixes
+
+
+class Tree:
+    """A model's modules and tensors by name, and which of them share tensors."""
+
+    def __init__(self, model: nn.Module, held: Sequence[Held], no_split: Iterable[str]) -> None:
+        self.held = held
+        self.modules = dict(model.named_modules(remove_duplicate=False))
+        self._no_split = frozenset(no_split)
+        self._inside: dict[str, set[int]] = {name: set() for name in self.modules}
+        for index, tensor in enumerate(held):
+            for name in tensor.names:
+                for prefix in prefixes(name):
+                    self._inside.setdefault(prefix, set()).add(index)
+
+    def inside(self, name: str) -> set[int]:
+        """Return the indices of the tensors that a part has or shares."""
+        return self._inside[name]
+
+    def nbytes(self, indices: Iterable[int]) -> int:
+        """Return the size of tensors."""
+        return sum(self.held[index].nbytes for index in indices)
+
+    def is_block(self, name: str) -> bool:
+        """Whether a part is a module of a class that is not to be split."""
+        return name in self.modules and type(self.modules[name]).__name__ in self._no_split
+
+    def parts(self, name: str) -> list[str]:
+        """Return the modules and tensors right below a module; none if it is not to be split."""
+        if name not in self.modules or self.is_block(name):
+            return []
+        module = self.modules[name]
+        children = [child for child, _ in module.named_children()]
+        if not children:
+            return []
+        own = {**module._parameters, **module._buffers}
+        direct = [tensor for tensor, value in own.items() if value is not None]
+        below = (f"{name}.{part}" if name else part for part in [*direct, *children])
+        return [part for part in below if self._inside.get(part)]
+
+    def smallest(self, name: str) -> list[str]:
+        """Return what a part consists of that cannot be split further, in the model's order."""
+        parts = self.parts(name)
+        return [small for part in parts for small in self.smallest(part)] if parts else [name]
+
+    def holder(self, tensor: str) -> str:
+        """Return the part that a tensor moves with: the outermost block, or module without children, or itself."""
+        for name in prefixes(tensor):
+            if name in self.modules and not self.parts(name):
+                return name
+        return tensor
+
+    def family(self, name: str) -> set[str]:
+        """Return the part and all others that must lie on its device since they share tensors, directly or not."""
+        family, waiting = {name}, [name]
+        while waiting:
+            for index in self._inside[waiting.pop()]:
+                for alias in self.held[index].names:
+                    if any(is_within(alias, member) for member in family):
+                        continue
+                    holder = self.holder(alias)
+                    family.add(holder)
+                    waiting.append(holder)
+        return family
+
+
+def is_within(name: str, part: str) -> bool:
+    """Whether ``name`` is ``part`` or lies below it."""
+    return part in ("", name) or name.startswith(part + ".")

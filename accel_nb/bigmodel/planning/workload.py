@@ -1,0 +1,177 @@
+"""What a forward takes beside weights, found out without computing it: live tensors, keys and values, operations."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.func import functional_call
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from accel_nb.bigmodel.loading.safetensors_reader import CHUNK_BYTES, Checkpoint
+from accel_nb.bigmodel.planning.cost_model import Pace
+from accel_nb.bigmodel.planning.sizes import parse_dtype
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
+
+_PROBE_BYTES = 64 << 20
+_PROBE_WIDTH = 1024
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What one forward without gradients takes; sizes in bytes."""
+
+    activations: int
+    """The most that tensors made on the way take at one moment."""
+    kv_cache: int
+    """Keys and values of one attention, which a cache keeps for each block."""
+    flops: int
+    """Multiplications and additions of products of matrices, attention and convolutions."""
+    flops_of: Mapping[str, int] = field(default_factory=dict)
+    """Those of each module, by name."""
+
+
+def measure_demand(
+    model: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    dtype: torch.dtype | str | None = None,
+) -> Demand:
+    """Run a model, empty or not, on tensors without content; ``args`` have the batch and length that are planned for.
+
+    ``dtype`` is that which weights are going to have (None: their own). Keys and values are seen where a model calls
+    ``scaled_dot_product_attention``. Raises `ConfigError` if the model's path depends on values.
+    """
+    wanted = None if dtype is None else parse_dtype(dtype)
+    live, attention = _LiveBytes(), _Attention()
+    counter = FlopCounterMode(display=False)
+    try:
+        with torch.no_grad(), FakeTensorMode():
+
+            def fake(tensor: Tensor) -> Tensor:
+                own = wanted if wanted is not None and tensor.is_floating_point() else tensor.dtype
+                return torch.empty(tensor.shape, dtype=own)
+
+            state: dict[str, Tensor] = {}
+            made: dict[int, Tensor] = {}
+            for named in (model.named_parameters, model.named_buffers):
+                for name, tensor in named(remove_duplicate=False):
+                    state[name] = made.setdefault(id(tensor), fake(tensor))
+            own_args, own_kwargs = map_tensors(
+                lambda t: torch.empty(t.shape, dtype=t.dtype), (args, dict(kwargs or {}))
+            )
+            with live, counter, attention:
+                functional_call(model, state, own_args, own_kwargs)
+    except Exception as error:
+        raise ConfigError(
+            f"what a forward of {type(model).__name__} takes cannot be found out without values: {error}; give "
+            "activations= and kv_cache= in bytes instead of an example"
+        ) from error
+    root = type(model).__name__
+    flops_of = {
+        name.removeprefix(root).removeprefix("."): sum(counts.values())
+        for name, counts in counter.get_flop_counts().items()
+        if name == root or name.startswith(f"{root}.")
+    }
+    return Demand(live.peak, attention.most, counter.get_total_flops(), flops_of)
+
+
+def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Pace:
+    """Read a part of the largest tensor of a checkpoint, send it to a device, and multiply matrices there."""
+    source = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
+    nbytes = max(1, min(source.nbytes, _PROBE_BYTES) // CHUNK_BYTES) * min(source.nbytes, CHUNK_BYTES)
+    buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    count = buffer.nbytes // source.dtype.itemsize
+    is_cached = source.is_at_hand()
+
+    def read() -> None:
+        for begin in range(0, nbytes // source.dtype.itemsize, count):
+            source.part(begin, count).read_into(buffer[: count * source.dtype.itemsize].view(source.dtype))
+
+    reading = nbytes / _seconds(read)
+    sending = reading
+    if device.type != "cpu":
+        there = torch.empty_like(buffer, device=device)
+        sending = buffer.nbytes / _seconds(lambda: there.copy_(buffer)[0].item(), again=True)
+    matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
+    table = torch.ones(_PROBE_BYTES // dtype.itemsize // _PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
+    # A value is asked for, so that a device has computed it.
+    multiplying = _seconds(lambda: (matrix @ matrix)[0, 0].item(), again=True)
+    going_through = _seconds(lambda: (table @ matrix[0])[0].item(), again=True)
+    return Pace(
+        flops_per_s=2 * _PROBE_WIDTH**3 / multiplying,
+        memory_bytes_per_s=table.nbytes / going_through,
+        cpu_bytes_per_s=sending,
+        disk_bytes_per_s=min(reading, sending),
+        reads_beside=device.type != "cpu" or not is_cached,
+    )
+
+
+def _seconds(run: Callable[[], object], *, again: bool = False) -> float:
+    """Return how long something takes; ``again``: the second time."""
+    if again:
+        run()
+    started = time.perf_counter()
+    run()
+    return max(time.perf_counter() - started, 1e-9)
+
+
+@dataclass
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of what operations make, as long as any tensor shows them."""
+
+    peak: int = 0
+    _now: int = 0
+    _sizes: dict[int, int] = field(default_factory=dict)
+    _users: dict[int, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__init__()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = {tensor.untyped_storage()._cdata for tensor in find_tensors((args, kwargs or {}))}
+        output = func(*args, **(kwargs or {}))
+        for tensor in find_tensors(output):
+            storage = tensor.untyped_storage()
+            key = storage._cdata
+            if key in given and key not in self._sizes:
+                continue  # a view of a weight or an input
+            if key not in self._sizes:
+                self._sizes[key] = storage.nbytes()
+                self._now += storage.nbytes()
+                self.peak = max(self.peak, self._now)
+            self._users[key] = self._users.get(key, 0) + 1
+            weakref.finalize(tensor, self._leave, key)
+        return output
+
+    def _leave(self, key: int) -> None:
+        self._users[key] -= 1
+        if not self._users[key]:
+            del self._users[key]
+            self._now -= self._sizes.pop(key)
+
+
+class _Attention(TorchFunctionMode):
+    """Notes the size of the keys and values of the largest attention."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            given = dict(zip(("query", "key", "value"), args, strict=False)) | kwargs
+            self.most = max(self.most, given["key"].nbytes + given["value"].nbytes)
+        return func(*args, **kwargs)

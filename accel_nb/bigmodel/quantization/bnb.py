@@ -1,0 +1,140 @@
+"""The well-known record of bitsandbytes' options, and the function that takes it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.offload.dispatch import dispatch_model
+from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
+from accel_nb.bigmodel.planning.sizes import Device
+from accel_nb.bigmodel.quantization.kernels import Quantization
+from accel_nb.bigmodel.quantization.quantize import quantize_model
+from accel_nb.bigmodel.quantization.quantized_files import prepare_for, quantize_checkpoint
+from accel_nb.errors import ConfigError
+
+_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class BnbQuantizationConfig:
+    """Options of bitsandbytes by their well-known names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
+
+    ``bnb_4bit_compute_dtype`` is what 4-bit layers compute in, ``torch_dtype`` what other weights are kept in (None:
+    float16 beside 8 bits, else the computing one). ``skip_modules`` stay as they are (None: tied layers and the head);
+    ``keep_in_fp32_modules`` too, in float32.
+    """
+
+    load_in_8bit: bool = False
+    llm_int8_threshold: float = 6.0
+    load_in_4bit: bool = False
+    bnb_4bit_quant_type: str = "fp4"
+    bnb_4bit_use_double_quant: bool = False
+    bnb_4bit_compute_dtype: torch.dtype | str = "fp16"
+    torch_dtype: torch.dtype | str | None = None
+    skip_modules: Sequence[str] | None = None
+    keep_in_fp32_modules: Sequence[str] | None = None
+
+    def __post_init__(self) -> None:
+        problems: list[str] = []
+        if self.load_in_4bit == self.load_in_8bit:
+            both = "both are" if self.load_in_4bit else "neither is"
+            problems.append(f"{both} set of load_in_8bit and load_in_4bit; set one")
+        if self.bnb_4bit_quant_type not in ("fp4", "nf4"):
+            problems.append(f"bnb_4bit_quant_type is {self.bnb_4bit_quant_type!r}; allowed are 'fp4' and 'nf4'")
+        for name in ("bnb_4bit_compute_dtype", "torch_dtype"):
+            given = getattr(self, name)
+            if given is not None and given not in _DTYPES and given not in _DTYPES.values():
+                problems.append(f"{name} is {given!r}; allowed are {', '.join(_DTYPES)} and torch's own of these")
+        if problems:
+            raise ConfigError(problems)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What weights that are not quantised are kept in, and what all layers compute in."""
+        default = torch.float16 if self.load_in_8bit else self.bnb_4bit_compute_dtype
+        given = self.torch_dtype or default
+        return _DTYPES[given] if isinstance(given, str) else given
+
+    def as_quantization(self) -> Quantization:
+        """Return the options as accel_nb calls them."""
+        kept = tuple(self.keep_in_fp32_modules or ())
+        skipped = None if self.skip_modules is None else (*self.skip_modules, *kept)
+        return Quantization(
+            method="bnb_int8" if self.load_in_8bit else "nf4" if self.bnb_4bit_quant_type == "nf4" else "fp4",
+            threshold=self.llm_int8_threshold,
+            nested=self.bnb_4bit_use_double_quant,
+            skip_modules=skipped,
+        )
+
+
+def load_and_quantize_model(
+    model: nn.Module,
+    bnb_quantization_config: BnbQuantizationConfig,
+    weights_location: str | os.PathLike[str] | None = None,
+    device_map: str | Mapping[str, Device] | None = None,
+    no_split_module_classes: Sequence[str] | str | None = None,
+    max_memory: Mapping[Device, int | str] | None = None,
+    offload_folder: str | os.PathLike[str] | None = None,
+) -> nn.Module:
+    """Quantise linear layers by bitsandbytes, while they are loaded or in place; returns the model, changed in place.
+
+    A model that has values is quantised as it is; one on the meta device needs ``weights_location``, safetensors whose
+    linear layers are quantised one at a time. What ``device_map`` puts on disk is written quantised to
+    ``offload_folder``. Raises `ConfigError` with all that is wrong.
+    """
+    config = bnb_quantization_config
+    is_empty = any(parameter.is_meta for parameter in model.parameters())
+    if is_empty and weights_location is None:
+        raise ConfigError("the model is empty, and weights_location is not given: name the checkpoint to load")
+    if not is_empty:
+        model.to(config.dtype)
+        for name in config.keep_in_fp32_modules or ():
+            model.get_submodule(name).to(torch.float32)
+        quantize_model(model, config.as_quantization())
+        places = _places(model, device_map, no_split_module_classes, max_memory, config)
+        return model if places is None else dispatch_model(model, places, offload_dir=offload_folder)
+    assert weights_location is not None
+    if not prepare_for(model, weights_location):
+        quantize_model(model, config.as_quantization(), dtype=config.dtype)
+        places = _places(model, device_map, no_split_module_classes, max_memory, config)
+        if places is not None and "disk" in places.values():
+            if offload_folder is None:
+                raise ConfigError("offload_folder is not given, and quantised weights are to go to disk")
+            quantize_checkpoint(
+                model,
+                weights_location,
+                offload_folder,
+                dtype=config.dtype,
+                keep_in_fp32_modules=config.keep_in_fp32_modules,
+            )
+            weights_location = offload_folder
+    else:
+        places = _places(model, device_map, no_split_module_classes, max_memory, config)
+    return load_checkpoint_and_dispatch(
+        model,
+        weights_location,
+        places,
+        dtype=config.dtype,
+        no_split_module_classes=no_split_module_classes,
+        keep_in_fp32_modules=config.keep_in_fp32_modules,
+    ).eval()
+
+
+def _places(
+    model: nn.Module,
+    device_map: str | Mapping[str, Device] | None,
+    no_split: Sequence[str] | str | None,
+    max_memory: Mapping[Device, int | str] | None,
+    config: BnbQuantizationConfig,
+) -> Mapping[str, Device] | None:
+    if isinstance(device_map, str):
+        return plan_device_map(model, device_map, max_memory, no_split, config.dtype)
+    if device_map is not None:
+        check_device_map(model, device_map, must_exist=True)
+    return device_map

@@ -1,0 +1,185 @@
+"""Linear layers whose weights are quantised, and what that brings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.offload.host_memory import empty_tensors, give_back
+from accel_nb.bigmodel.planning.sizes import format_bytes, list_tensors, parse_dtype
+from accel_nb.bigmodel.quantization.kernels import Kernel, Quantization, build_kernel
+from accel_nb.errors import ConfigError
+
+_PROBE_ROWS = 8
+_WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
+"""torch's modules that use the weights of their parts without calling these."""
+
+
+class QuantizedLinear(nn.Module):
+    """A linear layer whose weight is quantised, in parts that are frozen parameters."""
+
+    def __init__(self, layer: nn.Linear, quantization: Quantization, dtype: torch.dtype | None = None) -> None:
+        super().__init__()
+        self.in_features, self.out_features = layer.in_features, layer.out_features
+        self.quantization = quantization
+        self.dtype = dtype or layer.weight.dtype
+        self.kernel: Kernel = build_kernel(quantization, (layer.out_features, layer.in_features), self.dtype)
+        self.part_names: tuple[str, ...] = ()
+        self.error: float | None = None
+        """How far outputs for random inputs are from those of the weight that was quantised, relative to these."""
+        self.take(layer.weight)
+        self.bias = layer.bias
+
+    def take(self, weight: Tensor) -> None:
+        """Quantise a weight (out, in), and keep it where it is."""
+        weight = weight.detach().to(self.dtype)
+        parts = self.kernel.quantize(weight)
+        self.part_names = tuple(parts)
+        self.note_error(weight, parts)
+        for name, part in zip(parts, _kept(list(parts.values())), strict=True):
+            self.register_parameter(name, nn.Parameter(part, requires_grad=False))
+        if not weight.is_meta:
+            give_back()  # of what was made on the way, or the peak grows with each layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return (..., out) for (..., in)."""
+        return self.kernel.linear(x, {name: self._parameters[name] for name in self.part_names}, self.bias)  # type: ignore[misc]
+
+    def extra_repr(self) -> str:
+        """Return what a printed model says of the layer."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, {', '.join(self.part_names)}"
+
+    def note_error(self, weight: Tensor, parts: Mapping[str, Tensor]) -> None:
+        """Find out how exact the parts of a weight are; not on the meta device."""
+        if weight.is_meta:
+            return
+        rows = torch.randn(_PROBE_ROWS, self.in_features, generator=torch.Generator().manual_seed(0))
+        with torch.inference_mode():
+            x = rows.to(weight.device, weight.dtype)
+            exact = nn.functional.linear(x, weight).float()
+            made = self.kernel.linear(x, parts, None).float()
+        self.error = float((made - exact).norm() / exact.norm().clamp_min(1e-30))
+
+
+@dataclass(frozen=True)
+class QuantizationReport:
+    """What quantising has brought, and what it costs."""
+
+    method: str
+    layers: int
+    nbytes: int
+    nbytes_before: int
+    """Of the quantised layers' weights, in the dtype that they compute in."""
+    errors: Mapping[str, float] = field(default_factory=dict)
+    """By layer, the relative error of its outputs for random inputs; none for weights that came quantised."""
+
+    def __str__(self) -> str:
+        text = (
+            f"{self.layers} linear layers as {self.method}: {format_bytes(self.nbytes)} instead of "
+            f"{format_bytes(self.nbytes_before)}"
+        )
+        if self.errors:
+            worst = max(self.errors, key=lambda name: self.errors[name])
+            mean = sum(self.errors.values()) / len(self.errors)
+            text += (
+                f"; outputs of a layer are off by {mean:.2%} in the mean, at most {self.errors[worst]:.2%} ({worst})"
+            )
+        return text
+
+
+def quantize_model(
+    model: nn.Module, quantization: str | Quantization, *, dtype: torch.dtype | str | None = None
+) -> nn.Module:
+    """Replace linear layers by quantised ones, one at a time; returns the model, changed in place.
+
+    On the meta device nothing is computed: weights are then quantised as a checkpoint is loaded. ``dtype`` is what the
+    layers compute in (None: their own). Raises `ConfigError` with all that is wrong.
+    """
+    how = as_quantization(quantization)
+    replace_layers(model, how, _chosen(model, how), None if dtype is None else parse_dtype(dtype))
+    return model
+
+
+def report_quantization(model: nn.Module) -> QuantizationReport:
+    """Return how many layers of a model are quantised, the memory that this saves, and how exact they are."""
+    found = quantized_layers(model)
+    return QuantizationReport(
+        method=next((layer.quantization.method for layer in found.values()), "nothing"),
+        layers=len(found),
+        nbytes=sum(
+            part.numel() * part.dtype.itemsize
+            for layer in found.values()
+            for part in (layer.get_parameter(name) for name in layer.part_names)
+        ),
+        nbytes_before=sum(
+            layer.in_features * layer.out_features * layer.dtype.itemsize for layer in found.values()
+        ),
+        errors={name: layer.error for name, layer in found.items() if layer.error is not None},
+    )  # fmt: skip
+
+
+def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
+    """Return the quantised layers of a model by name."""
+    return {name: layer for name, layer in model.named_modules() if isinstance(layer, QuantizedLinear)}
+
+
+def as_quantization(given: str | Quantization) -> Quantization:
+    """Return the options that a method's name stands for."""
+    return given if isinstance(given, Quantization) else Quantization(given)  # type: ignore[arg-type]
+
+
+def _chosen(model: nn.Module, how: Quantization) -> list[str]:
+    """Return the names of the layers to quantise; raises `ConfigError` if there are none, or a name fits nothing."""
+    tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
+    inside = [name for name, module in model.named_modules() if isinstance(module, _WHOLE)]
+    linear = [
+        name
+        for name, module in model.named_modules()
+        if type(module) is nn.Linear and not any(name.startswith(f"{whole}.") for whole in inside if whole)
+    ]
+    if how.skip_modules is None:
+        chosen = [name for name in linear[:-1] if name not in tied]
+        chosen += [name for name in linear[-1:] if name not in tied and not _is_head(model, name)]
+    else:
+        names = {name for name, _ in model.named_modules()}
+        if wrong := [skip for skip in how.skip_modules if not any(_matches(name, skip) for name in names)]:
+            raise ConfigError(f"skip_modules names what the model does not have: {', '.join(wrong)}")
+        chosen = [name for name in linear if not any(_matches(name, skip) for skip in how.skip_modules)]
+    if not chosen:
+        raise ConfigError("no linear layer is left to quantise; see skip_modules")
+    return chosen
+
+
+def _is_head(model: nn.Module, name: str) -> bool:
+    """Whether the last linear layer stands by itself, outside of the blocks that the model repeats."""
+    return not any(part.isdigit() for part in name.split("."))
+
+
+def _kept(parts: list[Tensor]) -> list[Tensor]:
+    """Return tensors that are going to stay, apart from the passing ones that they were made among."""
+    if any(part.device.type != "cpu" for part in parts):
+        return parts
+    kept = empty_tensors([(part.shape, part.dtype) for part in parts])
+    return [memory.copy_(part) for memory, part in zip(kept, parts, strict=True)]
+
+
+def _matches(name: str, skip: str) -> bool:
+    return name == skip or name.startswith(f"{skip}.") or skip in name.split(".")
+
+
+def replace_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:
+    """Put quantised layers in place of linear ones; raises `ConfigError` with those that cannot be quantised."""
+    problems: list[str] = []
+    for name in names:
+        owner, _, leaf = name.rpartition(".")
+        layer: Any = model.get_submodule(name)
+        try:
+            setattr(model.get_submodule(owner), leaf, QuantizedLinear(layer, how, dtype).train(layer.training))
+        except ConfigError as error:
+            problems += [f"{name} cannot be quantised: {problem}" for problem in error.problems]
+    if problems:
+        raise ConfigError(problems)

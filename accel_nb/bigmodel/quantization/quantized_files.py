@@ -1,0 +1,140 @@
+"""Quantised weights in files: safetensors shards, and a record beside them that says what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.loading.load import match_slots
+from accel_nb.bigmodel.loading.safetensors_reader import SUFFIX, open_checkpoint, strict_json
+from accel_nb.bigmodel.offload.dispatch import offloaded_weights
+from accel_nb.bigmodel.offload.host_memory import give_back
+from accel_nb.bigmodel.planning.sizes import list_tensors, parse_dtype
+from accel_nb.bigmodel.quantization.kernels import Quantization
+from accel_nb.bigmodel.quantization.quantize import (
+    QuantizationReport,
+    quantize_model,
+    quantized_layers,
+    replace_layers,
+    report_quantization,
+)
+from accel_nb.errors import ConfigError
+
+RECORD = "quantization.json"
+_VERSION = 1
+_MAX_RECORD_BYTES = 10_000_000
+_FILE_BYTES = 1 << 30
+
+
+def save_quantized(model: nn.Module, folder: str | os.PathLike[str]) -> None:
+    """Write a quantised model, dispatched or not, to an empty folder, from which `accel_nb.load` reads it.
+
+    Tensors that are one in the model are written once; memory is taken for one file of 1 GiB. Raises `ConfigError`.
+    """
+    _write(offloaded_weights(model), model, Path(folder))
+
+
+def quantize_checkpoint(
+    model: nn.Module,
+    checkpoint: str | os.PathLike[str],
+    folder: str | os.PathLike[str],
+    quantization: str | Quantization = "int8",
+    *,
+    dtype: torch.dtype | str | None = None,
+    keep_in_fp32_modules: Sequence[str] | None = None,
+) -> QuantizationReport:
+    """Write a checkpoint anew with linear layers quantised, a layer at a time; nothing of the model need fit in memory.
+
+    ``model`` was built under `init_empty_weights`; it stays empty and gets quantised layers (if it has them already,
+    ``quantization`` is not asked). Floating-point tensors become ``dtype`` (None: those of the model), but for
+    ``keep_in_fp32_modules``. Raises `ConfigError` with all that is wrong.
+    """
+    opened = open_checkpoint(checkpoint)
+    wanted = None if dtype is None else parse_dtype(dtype)
+    if not quantized_layers(model):
+        quantize_model(model, quantization, dtype=wanted)
+    matched, _ = match_slots(model, opened, wanted, keep_in_fp32_modules or ())
+
+    def values() -> Iterator[tuple[str, Tensor]]:
+        for slot, source in matched:
+            value = torch.empty(slot.shape, dtype=slot.dtype)
+            source.read_into(value)
+            if slot.layer is None:
+                yield slot.names[0], value
+                continue
+            name = slot.names[0].rpartition(".")[0]
+            parts = slot.layer.kernel.quantize(value)
+            slot.layer.note_error(value, parts)
+            give_back()
+            yield from ((f"{name}.{part}", tensor) for part, tensor in parts.items())
+
+    _write(values(), model, Path(folder))
+    return report_quantization(model)
+
+
+def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
+    """Replace the layers that a checkpoint holds quantised, if it does; raises `ConfigError` if its record is wrong."""
+    path = Path(checkpoint)
+    record = (path if path.is_dir() else path.parent) / RECORD
+    if not record.is_file():
+        return False
+    try:
+        if record.stat().st_size > _MAX_RECORD_BYTES:
+            raise ValueError(f"it has more than {_MAX_RECORD_BYTES} bytes")
+        found = strict_json(record.read_bytes())
+        if not isinstance(found, dict) or found.pop("version", None) != _VERSION:
+            raise ValueError(f"it is no record of version {_VERSION}")
+        layers = {str(name): parse_dtype(dtype) for name, dtype in found.pop("layers").items()}
+        skipped = found.pop("skip_modules")
+        how = Quantization(**found, skip_modules=None if skipped is None else tuple(map(str, skipped)))
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
+        raise ConfigError(f"{record} does not say how the weights beside it are quantised: {error}") from error
+    present = dict(model.named_modules())
+    if wrong := [name for name in layers if type(present.get(name)) is not nn.Linear]:
+        raise ConfigError(f"{record} names what are no linear layers of the model: {', '.join(wrong[:50])}")
+    for name, dtype in layers.items():
+        replace_layers(model, how, [name], dtype)
+    return True
+
+
+def _write(named: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) -> None:
+    """Write tensors that come one at a time to files of about 1 GiB, an index and a record."""
+    layers = quantized_layers(model)
+    if not layers:
+        raise ConfigError("the model has no quantised layers; call quantize_model first")
+    folder.mkdir(parents=True, exist_ok=True)
+    if any(folder.iterdir()):
+        raise ConfigError(f"{folder} is not empty; quantised weights get a folder of their own")
+    first_names = {name: held.name for held in list_tensors(model) for name in held.names}
+    weight_map: dict[str, str] = {}
+    group: dict[str, Tensor] = {}
+
+    def write() -> None:
+        file = f"model-{len(set(weight_map.values())) + 1:05d}{SUFFIX}"
+        save_file(group, folder / file, {"format": "pt"})
+        weight_map.update(dict.fromkeys(group, file))
+        group.clear()
+
+    for name, tensor in named:
+        if first_names.get(name, name) != name:
+            continue
+        group[name] = tensor.detach().cpu().contiguous()
+        if sum(value.nbytes for value in group.values()) >= _FILE_BYTES:
+            write()
+    if group:
+        write()
+    record = {
+        "version": _VERSION,
+        **asdict(next(iter(layers.values())).quantization),
+        "layers": {name: str(layer.dtype).removeprefix("torch.") for name, layer in layers.items()},
+    }
+    (folder / RECORD).write_text(json.dumps(record, indent=1))
+    # Last, since a folder without it holds no checkpoint.
+    (folder / f"model{SUFFIX}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

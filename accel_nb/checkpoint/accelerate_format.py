@@ -1,0 +1,196 @@
+"""Reading what ``accelerate``'s ``save_state`` has written, by explicit wish only.
+
+Weights are read from safetensors where there are any. Everything else in such a folder is pickled: it is read by
+torch's ``weights_only`` unpickler, which builds tensors and plain containers and nothing else, with no way around it.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from packaging.version import Version
+from torch import Tensor
+
+from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.checkpoint.layout import MAX_JSON_BYTES, checked_file_name, parse_json
+from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint, NoCheckpoint
+from accel_nb.runtime.process.rng import RngStates
+
+OLDEST_TORCH = "2.10"
+"""Older ones have known ways out of ``weights_only``."""
+
+_INDEX = ".index.json"
+_PREFIXES = ("module.", "_orig_mod.")
+# What NumPy's random state is made of; none of it runs code of the file's choice.
+_ARRAY_PARTS = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # type: ignore[attr-defined]
+
+
+@dataclass
+class ForeignState:
+    """The content of such a folder; lists are in the order in which things were prepared there."""
+
+    url: str
+    models: list[dict[str, Any]] = field(default_factory=list)
+    optimizers: list[Any] = field(default_factory=list)
+    schedulers: list[Any] = field(default_factory=list)
+    registered: list[Any] = field(default_factory=list)
+    precision: dict[str, Any] = field(default_factory=dict)
+    random: list[RngStates] = field(default_factory=list)
+    """Of each rank."""
+
+    left_alone: list[str] = field(default_factory=list)
+    """What is in the folder and was not read, one line each."""
+
+    @property
+    def step(self) -> int:
+        """The optimizer steps that were made, as far as optimizers count them; 0 if none does."""
+        states = [state for item in self.optimizers for state in item.get("state", {}).values()]
+        return max((int(state["step"]) for state in states if "step" in state), default=0)
+
+
+def is_foreign(path: str | os.PathLike[str]) -> bool:
+    """Whether a folder looks like one of ``accelerate``."""
+    folder = Path(path)
+    return any((folder / name).is_file() for name in ("random_states_0.pkl", "optimizer.bin"))
+
+
+def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
+    """Read a folder that ``accelerate``'s ``save_state`` has written; tensors come on the CPU.
+
+    Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
+    link, or holds anything but tensors and plain values.
+    """
+    if Version(torch.__version__).release < Version(OLDEST_TORCH).release:
+        raise CheckpointError(
+            f"{os.fspath(path)}: its files are pickled, and torch {torch.__version__} cannot read such files safely; "
+            f"{OLDEST_TORCH} and newer can"
+        )
+    folder = Path(path)
+    if not is_foreign(folder):
+        raise NoCheckpoint(f"{folder}: there is no checkpoint of accelerate: neither optimizer.bin nor random states")
+    state = ForeignState(str(folder))
+    state.models = list(_models(folder))
+    state.optimizers = [_unpickled(file) for file in _numbered(folder, "optimizer", ".bin")]
+    state.schedulers = [_unpickled(file) for file in _numbered(folder, "scheduler", ".bin")]
+    state.registered = [_unpickled(file) for file in _numbered(folder, "custom_checkpoint", ".pkl", first="_0")]
+    state.random = [_random(file) for file in _numbered(folder, "random_states", ".pkl", first="_0")]
+    if (folder / "scaler.pt").exists():
+        state.precision = _unpickled(folder / "scaler.pt")
+    for kind in ("sampler", "dl_state_dict"):
+        state.left_alone += [
+            f"{file.name} was left alone: a loader begins its epoch anew; skip_first_batches passes what was trained on"
+            for file in _numbered(folder, kind, ".bin")
+        ]
+    return state
+
+
+def _numbered(folder: Path, stem: str, suffix: str, *, first: str = "") -> Iterator[Path]:
+    """Yield ``stem.bin``, ``stem_1.bin``, ... as far as there are any."""
+    file, number = folder / f"{stem}{first}{suffix}", 0
+    while file.exists() or file.is_symlink():
+        yield file
+        number += 1
+        file = folder / f"{stem}_{number}{suffix}"
+
+
+def _models(folder: Path) -> Iterator[dict[str, Any]]:
+    number = 0
+    while True:
+        ending = f"_{number}" if number else ""
+        found = [
+            folder / name
+            for stem, suffix in (("model", ".safetensors"), ("pytorch_model", ".bin"))
+            for name in (f"{stem}{ending}{suffix}", f"{stem}{ending}{suffix}{_INDEX}")
+            if (folder / name).exists()
+        ]
+        if not found:
+            return
+        yield _without_prefix(_weights(found[0]))
+        number += 1
+
+
+def _weights(file: Path) -> dict[str, Any]:
+    if ".safetensors" in file.name:
+        _check_plain(file)
+        try:
+            stored = open_checkpoint(file).tensors
+        except AccelNbError as error:
+            raise CorruptCheckpoint(str(error)) from error
+        return {name: _read(tensor) for name, tensor in stored.items()}
+    if not file.name.endswith(_INDEX):
+        return _unpickled(file)
+    with open(_check_plain(file), "rb") as source:
+        content = parse_json(source.read(MAX_JSON_BYTES), str(file))
+    names = content.get("weight_map") if isinstance(content, dict) else None
+    if not isinstance(names, dict):
+        raise CorruptCheckpoint(f"{file}: it has no weight_map")
+    weights: dict[str, Any] = {}
+    for name in dict.fromkeys(checked_file_name(value, str(file)) for value in names.values()):
+        weights.update(_unpickled(file.parent / name))
+    return weights
+
+
+def _read(stored: Any) -> Tensor:
+    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    stored.read_into(tensor)
+    return tensor
+
+
+def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the weights by the names of the model itself: DDP and compiled models put a word in front of all."""
+    names = dict(weights)
+    for prefix in _PREFIXES * 2:
+        if names and all(name.startswith(prefix) for name in names):
+            names = {name.removeprefix(prefix): value for name, value in names.items()}
+    return names
+
+
+def _unpickled(file: Path) -> Any:
+    """Return what a file holds; raises `CorruptCheckpoint` for more than a dict of tensors and plain values."""
+    _check_plain(file)
+    try:
+        with torch.serialization.safe_globals(_ARRAY_PARTS):
+            content = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file may fail anywhere
+        first = str(error).partition("\n")[0]
+        raise CorruptCheckpoint(
+            f"{file}: it holds more than tensors and plain values, or is damaged, and is not read "
+            f"({type(error).__name__}: {first[:300]!a})"
+        ) from None
+    if not isinstance(content, dict):
+        raise CorruptCheckpoint(f"{file}: it holds a {type(content).__name__} instead of a dict")
+    return content
+
+
+def _random(file: Path) -> RngStates:
+    """Return generator states in the form of `accel_nb.runtime.process.rng.capture`."""
+    content = _unpickled(file)
+    try:
+        version, words, gauss = content["random_state"]
+        _, key, position, has_gauss, cached = content["numpy_random_seed"]
+        return {
+            "python": torch.tensor([version, *words], dtype=torch.int64),
+            "python_gauss": torch.tensor([gauss is not None, gauss or 0.0], dtype=torch.float64),
+            "numpy": torch.tensor([*map(int, key), position, has_gauss], dtype=torch.int64),
+            "numpy_gauss": torch.tensor([cached], dtype=torch.float64),
+            "torch": content["torch_manual_seed"].cpu(),
+        }
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CorruptCheckpoint(f"{file}: these are no random states ({type(error).__name__}: {error})") from None
+
+
+def _check_plain(file: Path) -> Path:
+    try:
+        facts = file.lstat()
+    except OSError as error:
+        raise CorruptCheckpoint(f"{file}: {error.strerror}") from None
+    if not stat.S_ISREG(facts.st_mode):
+        raise CorruptCheckpoint(f"{file}: it is no plain file")
+    return file

@@ -1,0 +1,299 @@
+"""Saving: at once, or in the background from a copy that is made at once. One save is on its way at a time."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.checkpoint.discovery import prune
+from accel_nb.checkpoint.layout import part_file
+from accel_nb.checkpoint.manifest import Facts
+from accel_nb.checkpoint.save import (
+    Draft,
+    Part,
+    Place,
+    abandon,
+    commit,
+    draft,
+    live_buffers,
+    part_of,
+    write_share,
+)
+from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.write_plan import Task
+from accel_nb.errors import AccelNbError, CheckpointError
+from accel_nb.runtime.distributed.communicator import Communicator
+
+PART_TIMEOUT_S = 1800.0
+PATIENCE_S = 2.0
+"""For how long a training may wait for the save before the next one."""
+_POLL_S = (0.005, 0.2)
+_ALIGNMENT = 64
+
+
+class Saver:
+    """Saves checkpoints of one world; every rank has one and makes the same calls.
+
+    `save`, `wait` and `close` wait for other ranks. A failure in the background is raised, on every rank, by the call
+    that comes next.
+    """
+
+    def __init__(self, comm: Communicator, device: torch.device) -> None:
+        self._comm = comm
+        self._staging = Staging(device)
+        self._job: _Job | None = None
+        # Of the last save: its bytes on all ranks, and how long this rank worked on it.
+        self.num_bytes = 0
+        self.took_s = 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a save is on its way in the background of this rank."""
+        return self._job is not None and not self._job.is_done
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether a save is on its way and takes, or the one before took, longer than a training should wait."""
+        return self.is_busy and max(self.took_s, self._job.elapsed_s if self._job else 0.0) > PATIENCE_S
+
+    def save(
+        self,
+        store: Store,
+        name: str,
+        tree: Any,
+        facts: Facts,
+        *,
+        blocking: bool = True,
+        keep: int | None = None,
+        place: Place | None = None,
+        may_replace: bool = False,
+    ) -> str:
+        """Write ``tree`` as the checkpoint ``name`` and return where it is, or will be.
+
+        ``keep`` is how many checkpoints of this run may stay; ``place`` is what `reserve` returned, if it was called,
+        and ``may_replace`` lets a checkpoint of another run that has the name give way.
+        With ``blocking=False`` it returns once the tensors are copied. Raises `CheckpointError` for this save, or for
+        the one before it.
+        """
+        self.wait()
+        started = time.monotonic()
+        plan = draft(store, name, tree, facts, self._comm, place, may_replace=may_replace)
+        finish = _Finish(plan, keep)
+        self.num_bytes = sum(task.num_bytes for tasks in plan.plan.tasks for task in tasks)
+        if not blocking:
+            staged: dict[int, memoryview] | str
+            try:
+                staged = self._staging.stage(plan)
+            except (RuntimeError, MemoryError) as error:  # told by the job, since the other ranks go on
+                staged = f"{type(error).__name__}: {error}"
+            self._job = _Job(plan, staged, self._comm.world.size, finish, started)
+            return plan.url
+        try:
+            part = write_share(plan, lambda tasks: live_buffers(plan.leaves, tasks))
+            parts = self._comm.all_gather_json(part)
+        except BaseException:  # an interrupt, or a rank that died
+            if self._comm.world.is_main:
+                abandon(plan)
+            raise
+        problem = finish(parts) if self._comm.world.is_main else None
+        _raise(self._comm.broadcast_json(problem))
+        self.took_s = time.monotonic() - started
+        return plan.url
+
+    def wait(self) -> None:
+        """Wait for the save in the background; raises `CheckpointError` on every rank if it failed on one."""
+        if self._job is None:  # on every rank then
+            return
+        job, is_main = self._job, self._comm.world.is_main
+        # The others first: one whose store is full cannot even leave the note that rank 0 waits for.
+        told = self._comm.all_gather_json(None if is_main else job.join())
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+        if is_main and failed:
+            job.give_up(failed[0])
+        problem = job.join() if is_main else None
+        self.took_s = job.elapsed_s
+        self._job = None
+        _raise(self._comm.broadcast_json(problem))
+
+    def abort(self) -> None:
+        """Stop what is in the background, without the other ranks; nothing of it is left."""
+        if self._job is not None:
+            self._job.give_up("it was aborted")
+            self._job.join()
+            self._job = None
+
+    def leave(self) -> None:
+        """Close without the other ranks, one of which may be gone; what is not written within moments is given up."""
+        if self._job is not None:
+            self._job.join(PATIENCE_S)
+        self.abort()
+        self._staging.free()
+
+    def close(self) -> None:
+        """Wait for what is in the background, raise if it failed, and free the copy."""
+        try:
+            self.wait()
+        except CheckpointError:
+            raise
+        except BaseException:  # the other ranks cannot be asked any more
+            self.abort()
+            raise
+        finally:
+            self._staging.free()
+
+
+class Staging:
+    """A buffer that is used again for each save: copying into touched memory costs a fraction of cloning."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._buffer: Tensor | None = None
+
+    def stage(self, draft: Draft) -> dict[int, memoryview]:
+        """Copy what this rank writes, and return each task's bytes by the task's id."""
+        places, end = [], 0
+        for task in draft.tasks:
+            places.append(end)
+            end += -(-task.num_bytes // _ALIGNMENT) * _ALIGNMENT
+        buffer = self._room(end)
+        staged: dict[int, memoryview] = {}
+        with torch.no_grad():
+            for task, start in zip(draft.tasks, places, strict=True):
+                source = part_of(draft.leaves[task.tensor.path], task)
+                flat = buffer[start : start + task.num_bytes]
+                if source.numel():
+                    flat.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
+                staged[id(task)] = memoryview(flat.numpy())  # pyright: ignore[reportArgumentType]
+        if self._device.type == "cuda":
+            torch.cuda.current_stream(self._device).synchronize()
+        draft.leaves.clear()  # the background must not hold the model
+        return staged
+
+    def free(self) -> None:
+        """Give the memory back."""
+        self._buffer = None
+
+    def _room(self, num_bytes: int) -> Tensor:
+        if self._buffer is None or self._buffer.numel() < num_bytes:
+            self._buffer = None  # first, so that the two are never there together
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        return self._buffer
+
+
+class _Finish:
+    """What rank 0 does once all parts are there; returns a problem instead of raising it."""
+
+    def __init__(self, draft: Draft, keep: int | None) -> None:
+        self._draft = draft
+        self._keep = keep
+
+    def __call__(self, parts: Sequence[Part]) -> str | None:
+        draft = self._draft
+        try:
+            commit(draft, parts)
+        except CheckpointError as error:
+            return str(error)
+        try:
+            draft.store.point_latest(draft.name)
+            if self._keep is not None:
+                prune(draft.store, draft.facts.run, self._keep, newest=draft.name)
+        except (AccelNbError, OSError) as error:
+            return f"{draft.url} is saved and complete, but tidying up after it failed: {error}"
+        return None
+
+
+class _Job:
+    """One save in the background of one rank.
+
+    Ranks tell rank 0 through small files in the store, not through collectives: training uses those meanwhile.
+    """
+
+    def __init__(
+        self,
+        draft: Draft,
+        staged: dict[int, memoryview] | str,
+        world_size: int,
+        finish: Callable[[Sequence[Part]], str | None],
+        started: float,
+    ) -> None:
+        self._draft = draft
+        self._staged = staged
+        self._world_size = world_size
+        self._finish = finish
+        self._started = started
+        self._ended: float | None = None
+        self._problem: str | None = None
+        self._has_given_up = threading.Event()
+        self._reason = ""
+        # Not a daemon: a program that ends right after a save keeps the checkpoint.
+        self._thread = threading.Thread(target=self._run, name="accel_nb-checkpoint")
+        self._thread.start()
+
+    @property
+    def is_done(self) -> bool:
+        return not self._thread.is_alive()
+
+    @property
+    def elapsed_s(self) -> float:
+        """How long it has taken, or took."""
+        return (self._ended or time.monotonic()) - self._started
+
+    def join(self, timeout_s: float | None = None) -> str | None:
+        """Wait, and return what went wrong."""
+        self._thread.join(timeout_s)
+        return self._problem
+
+    def give_up(self, reason: str) -> None:
+        """Stop as soon as may be; nothing of the checkpoint is left unless it is complete already."""
+        self._reason = reason
+        self._has_given_up.set()
+
+    def _run(self) -> None:
+        try:
+            self._problem = self._save()
+        except Exception as error:  # a thread has nobody to raise to: the next call does
+            self._problem = f"{self._draft.url} was not saved: {type(error).__name__}: {error}"
+        self._ended = time.monotonic()
+
+    def _save(self) -> str | None:
+        draft = self._draft
+        part = {"problem": self._staged} if isinstance(self._staged, str) else write_share(draft, self._buffers)
+        if draft.rank > 0:
+            draft.store.post(draft.folder, part_file(draft.rank, draft.suffix), json.dumps(part).encode())
+            return part.get("problem")
+        parts = [part]
+        names = [part_file(rank, draft.suffix) for rank in range(1, self._world_size)]
+        for rank, name in enumerate(names, 1):
+            parts.append(self._await_part(rank, name) if "problem" not in part else {"problem": "rank 0 failed"})
+        draft.store.remove_files(draft.folder, names)
+        return self._finish(parts)
+
+    def _buffers(self, tasks: Sequence[Task]) -> Iterator[memoryview]:
+        assert not isinstance(self._staged, str), "there is nothing to write"
+        for task in tasks:
+            if self._has_given_up.is_set():
+                raise CheckpointError(self._reason)
+            yield self._staged[id(task)]
+
+    def _await_part(self, rank: int, name: str) -> Part:
+        pause, last = _POLL_S
+        deadline = time.monotonic() + PART_TIMEOUT_S
+        while not self._has_given_up.is_set():
+            if self._draft.store.has(self._draft.folder, name):
+                return json.loads(self._draft.store.read(self._draft.folder, name, 1 << 28))
+            if time.monotonic() > deadline:
+                return {"problem": f"rank {rank} did not finish writing within {PART_TIMEOUT_S:.0f} s"}
+            self._has_given_up.wait(pause)
+            pause = min(2 * pause, last)
+        return {"problem": self._reason}
+
+
+def _raise(problem: str | None) -> None:
+    if problem is not None:
+        raise CheckpointError(problem)

@@ -1,0 +1,405 @@
+"""The same order on every rank: who draws the indices of an epoch, and with which random numbers.
+
+torch's own samplers draw from the default CPU generator, or from one of their own, when the first batch is asked for.
+Rank 0 draws there as a plain run would; its generator states are sent once, and the other ranks draw with them and then
+go on with their own. Samplers that torch did not define may draw from anything at any time: rank 0 alone runs them and
+sends the indices of each batch.
+"""
+
+from __future__ import annotations
+
+import operator
+import warnings
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset
+
+from accel_nb.data import position
+from accel_nb.data.order import Share, deal, even_length, grouped, mark_last, num_groups, share
+from accel_nb.data.sampler import SeedableRandomSampler, SeededOrder
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.process import rng
+
+if TYPE_CHECKING:
+    from accel_nb.runtime.distributed.communicator import Communicator
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which share of the data this rank reads, of how many; ranks that share a model read the same one.
+
+    ``is_even``: every rank takes equally many samples, some of them a second time if need be.
+    """
+
+    comm: Communicator
+    index: int
+    count: int
+    group_size: int = 1
+    is_even: bool = False
+
+    def drops_short(self, drop_last: bool) -> bool:
+        """Whether a group that lacks batches is left out: all ranks are to get equally many, and nothing repeated."""
+        return self.is_even and drop_last and self.group_size > 1
+
+
+class IndexFeed:
+    """The inner loader's sampler: draws what the loader's own would draw, and gives out this rank's part of it.
+
+    ``latest`` holds the shares of the batches drawn by the newest iteration and not yet delivered. Where ``deals`` is
+    false the items are not lists of samples, and pass unchanged. With ``seed``, torch's ``RandomSampler`` is replaced
+    by one whose order depends on seed and epoch only.
+    """
+
+    def __init__(self, loader: DataLoader[Any], place: Place, seed: int | None = None) -> None:
+        self.latest: deque[Share] | None = None
+        self.generators: list[torch.Generator] = []
+        # What the next iteration is drawn for.
+        self.epoch = position.Epoch(place.group_size, lambda: 0)
+        self.deals = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
+        self.seeded: SeedableRandomSampler | None = None
+        self.draws_from: Iterable[Any] = loader.sampler if loader.batch_sampler is None else loader.batch_sampler
+        if seed is not None:
+            self.draws_from, self.seeded = _seeded(self.draws_from, seed)
+        self._dataset = loader.dataset
+        self._place = place
+        self._comm = place.comm
+        self._batch_size = (loader.batch_size or getattr(self.draws_from, "batch_size", None)) if self.deals else None
+        self._drops_short = place.drops_short(bool(getattr(self.draws_from, "drop_last", False)))
+        self._is_drawn_everywhere = self._comm.world.size == 1 or _is_of_torch(self.draws_from)
+        self._is_random = self._is_drawn_everywhere and _may_draw(self.draws_from)
+
+    def __iter__(self) -> Iterator[Any]:
+        # The loader may ask twice and use one: nothing happens before the first item.
+        self.latest = shares = deque()
+        return self._noted(shares) if self.deals else self._pass_on()
+
+    def __len__(self) -> int:
+        return len(cast(Any, self.draws_from))
+
+    def num_groups(self) -> int | None:
+        """How many global batches the sampler says it will draw, if it does."""
+        num_items = self.num_items()
+        if num_items is None:
+            return None
+        return num_groups(num_items, self._place.group_size, drop_short=self._drops_short)
+
+    def num_items(self) -> int | None:
+        """How many batches, or samples, the next iteration draws, if the sampler says so."""
+        return position.num_remaining(self.draws_from, length_of(self.draws_from), self.epoch.resumed, deals=self.deals)
+
+    def pairs(self) -> Iterator[tuple[Any, Share]]:
+        """Yield this rank's indices of each global batch, with what they are of it."""
+        place = self._place
+        count, index, size, group_size = place.count, place.index, self._batch_size, place.group_size
+        limit = size if group_size > 1 else None
+        # Nearly all groups of a loader are equally large: those are cut without looking at them twice.
+        usual = self._usual_size()
+        mine = share(usual, count, index) if group_size == 1 else range(usual)
+        start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
+        number = index if group_size > 1 else 0
+        expected, is_last, fill = self.num_groups(), False, ()
+        for group, is_last in self._start(group_size, expected):
+            if place.is_even and not fill:
+                fill = [sample for batch in group for sample in batch]
+            if len(group) == group_size and len(group[-1]) == usual:
+                yield group[number][start:stop], Share(num_mine, total, is_last, False)
+                continue
+            even = even_length(sum(map(len, group)), count, size, group_size) if place.is_even else None
+            yield deal(group, count, index, is_last=is_last, batch_size=limit, fill=fill, even=even)
+        warn_if_short(expected, is_last)
+
+    def _usual_size(self) -> int:
+        """Return how long the batches of a usual group are, which its last batch tells; -1 if that cannot be told."""
+        size, place = self._batch_size, self._place
+        if type(self.draws_from) is not BatchSampler or size is None:
+            return -1
+        if place.group_size == 1 and (size < place.count or (place.is_even and size % place.count)):
+            return -1
+        return size
+
+    def _noted(self, shares: deque[Share]) -> Iterator[Any]:
+        for indices, mine in self.pairs():
+            shares.append(mine)
+            yield indices
+
+    def _pass_on(self) -> Iterator[Any]:
+        for group, _ in self._start(1, self.num_items()):
+            yield group[0]
+
+    def draw(self) -> Iterator[Any]:
+        """Yield what the sampler draws for `epoch`, drawn by this rank alone."""
+        parts: tuple[rng.Part, ...] = ("torch",) if _is_of_torch(self.draws_from) else rng.ALL_PARTS
+        return position.draw(self.draws_from, self.epoch, self.generators, deals=self.deals, parts=parts)
+
+    def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
+        """Yield the groups of an epoch, the same ones on every rank, and whether each is the last."""
+        num_items = length_of(self.draws_from) if self._is_drawn_everywhere else None
+        theirs = start_together(
+            self._comm,
+            self._dataset,
+            num_items,
+            self.generators,
+            sampler=self.draws_from if self._is_drawn_everywhere else None,
+            sends_torch_state=self._is_random,
+        )
+        if self.generators:
+            with drawing_as_rank_0(self._comm, (), self.generators):
+                pass
+        if not self._is_drawn_everywhere:
+            yield from _sent_by_rank_0(self._comm, self._grouped(size, expected))
+            return
+        with _forked_if_different(theirs):
+            groups = self._grouped(size, expected)
+            first = next(groups, None)
+        if first is not None:
+            yield from chain([first], groups)
+
+    def _grouped(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
+        items = self.draw()
+        batches = map(_sized, items) if self.deals else items
+        yield from mark_last(grouped(batches, size, drop_short=self._drops_short), expected)
+
+
+_BEGINS = -0x6E6F772C
+"""What a rank says first when it begins to iterate a loader; other messages of ranks do not begin so."""
+
+_ELSEWHERE = (
+    "this rank begins to iterate a loader, and rank {rank} makes another call that all ranks must make, such as "
+    "save_state or gather: look for one that only some of them reach, as below `if accelerator.is_main_process`"
+)
+
+
+def start_together(
+    comm: Communicator,
+    dataset: Any,
+    num_batches: int | None,
+    generators: list[torch.Generator],
+    *,
+    sampler: Any = None,
+    sends_torch_state: bool = False,
+) -> torch.Tensor | None:
+    """Raise on every rank where the loaders differ, before one of them waits for batches that never come.
+
+    Returns the state of rank 0's torch generator if ``sends_torch_state``: both are one message.
+    """
+    if comm.world.size == 1:
+        return None
+    num_samples = length_of(dataset)
+    numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
+    subset = dataset if isinstance(dataset, Subset) else None
+    numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
+    message = torch.tensor([_BEGINS, *numbers], dtype=torch.int64).view(torch.uint8)
+    # As long on every rank, or the ranks could not even say that they differ.
+    state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
+    gathered = comm.all_gather(torch.cat([message, state]))
+    tags, rows = [], []
+    for part in gathered:
+        tag, *row = part[: message.numel()].clone().view(torch.int64).tolist()
+        tags.append(tag)
+        rows.append(row)
+    if tags != [_BEGINS] * len(tags):
+        raise MisuseError(_ELSEWHERE.format(rank=next(rank for rank, tag in enumerate(tags) if tag != _BEGINS)))
+    if any(row != rows[0] for row in rows):
+        raise MisuseError(_different(rows))
+    # A copy, since torch reads a state from the start of its storage.
+    return gathered[0][message.numel() :].clone() if sends_torch_state else None
+
+
+def _fingerprint(holder: Any) -> int:
+    """Return a number that tells apart subsets and samplers of torch's that hold other samples, by a few of them."""
+    while isinstance(holder, BatchSampler):
+        holder = getattr(holder, "sampler", None)
+    held = holder if isinstance(holder, list | tuple) else getattr(holder, "indices", getattr(holder, "weights", None))
+    if not isinstance(held, list | tuple | torch.Tensor | np.ndarray) or len(held) == 0:
+        return 0
+    few: Any = held[:: max(1, len(held) // 16)]
+    return zlib.crc32(str([_as_number(item) for item in few]).encode())
+
+
+def _as_number(item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return [_as_number(inner) for inner in item[:16]]
+    if isinstance(item, torch.Tensor | np.ndarray | np.generic):
+        return item.item() if item.ndim == 0 else 0
+    return item if isinstance(item, int | float | str) else 0
+
+
+def _different(rows: list[list[int]]) -> str:
+    names = ("batches", "samples", "generators")
+    lines = [
+        f"rank {rank}: " + ", ".join(f"{count} {name}" for count, name in zip(row, names, strict=False) if count >= 0)
+        for rank, row in enumerate(rows)
+    ]
+    if len({tuple(row[:3]) for row in rows}) > 1:
+        return (
+            "the ranks iterate loaders of different length: "
+            + "; ".join(lines)
+            + ". Every rank must build the same dataset and sampler; accel_nb divides them among the ranks"
+        )
+    if len({row[3] for row in rows}) > 1:
+        return (
+            "the ranks iterate loaders with different kinds of samplers (one draws at random, another in order). "
+            "Every rank must build the same loader; accel_nb divides it among the ranks"
+        )
+    what = "subset of the dataset (its indices)" if len({row[4] for row in rows}) > 1 else "sampler (its samples)"
+    other = next(rank for rank, row in enumerate(rows) if row != rows[0])
+    return (
+        f"the {what} is another on rank {other} than on rank 0, so that samples would be lost and others read twice. "
+        "Draw it with the same seed on every rank, as in "
+        "random_split(dataset, lengths, generator=torch.Generator().manual_seed(0))"
+    )
+
+
+@contextmanager
+def _forked_if_different(state: torch.Tensor | None) -> Iterator[None]:
+    """Run the block with this state of torch's generator; a rank that has the same stays in step with rank 0."""
+    if state is None or torch.equal(state, torch.get_rng_state()):
+        yield
+        return
+    with rng.forked({"torch": state}):
+        yield
+
+
+@contextmanager
+def drawing_as_rank_0(
+    comm: Communicator, parts: tuple[rng.Part, ...], generators: list[torch.Generator]
+) -> Iterator[None]:
+    """Run the block with rank 0's global generators; afterwards a rank goes on with its own.
+
+    A rank whose state equals rank 0's stays in step with it. ``generators`` become equal to rank 0's for good.
+    """
+    if comm.world.size == 1 or not (parts or generators):
+        yield
+        return
+    own = rng.capture(parts=parts)
+    own.update({f"generator{number}": generator.get_state() for number, generator in enumerate(generators)})
+    message = comm.broadcast(rng.pack(own), 0)
+    if comm.world.rank == 0:
+        yield
+        return
+    theirs = rng.unpack(message, own)
+    for number, generator in enumerate(generators):
+        generator.set_state(theirs.pop(f"generator{number}"))
+    different = {name.removesuffix("_gauss") for name, state in theirs.items() if not torch.equal(state, own[name])}
+    with rng.forked({name: state for name, state in theirs.items() if name.removesuffix("_gauss") in different}):
+        yield
+
+
+def _sent_by_rank_0(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
+    """Yield rank 0's ``groups`` on every rank, one message for each; only rank 0's own are ever drawn."""
+    is_last = False
+    while not is_last:
+        if comm.world.rank == 0:
+            try:
+                drawn = next(groups, None)
+                message = {} if drawn is None else {"group": _as_json(drawn[0]), "is_last": drawn[1]}
+            except Exception as error:
+                comm.broadcast_json({"error": f"{type(error).__name__}: {error}"}, 0)
+                raise
+            comm.broadcast_json(message, 0)
+        else:
+            message = cast("dict[str, Any]", comm.broadcast_json(None, 0))
+            if "error" in message:
+                raise MisuseError(f"rank 0, which draws for all ranks, failed in the sampler: {message['error']}")
+            drawn = (_from_json(message["group"]), message["is_last"]) if message else None
+        if drawn is None:
+            return
+        yield drawn
+        is_last = drawn[1]
+
+
+def _as_json(index: Any) -> Any:
+    kind = type(index)
+    if kind is list:
+        return index if all(type(item) is int for item in index) else [_as_json(item) for item in index]
+    if index is None or kind in (int, str, float, bool):
+        return index
+    if kind is tuple:
+        return {"tuple": [_as_json(item) for item in index]}
+    if isinstance(index, torch.Tensor | np.ndarray) and index.ndim:
+        return index.tolist()
+    try:
+        return operator.index(index)
+    except TypeError:
+        raise MisuseError(
+            f"the sampler yields an index of type {kind.__name__}, which cannot be sent to the other ranks: "
+            "let it yield integers, strings, or lists and tuples of them"
+        ) from None
+
+
+def _from_json(message: Any) -> Any:
+    if isinstance(message, list):
+        return [_from_json(item) for item in message]
+    if isinstance(message, dict):
+        return tuple(_from_json(item) for item in message["tuple"])
+    return message
+
+
+def _sized(batch: Any) -> Any:
+    return batch if isinstance(batch, list | tuple) else list(batch)
+
+
+def length_of(items: Any) -> int | None:
+    """Return ``len(items)``, or None where there is none."""
+    try:
+        return len(items)
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _is_of_torch(sampler: Any) -> bool:
+    """Whether every rank may draw from it: it uses random numbers when it starts, or from its own generator."""
+    if type(sampler) is BatchSampler:
+        return _is_of_torch(sampler.sampler)
+    if isinstance(sampler, list | tuple | range | torch.Tensor | np.ndarray):
+        return True
+    return isinstance(sampler, SeededOrder) or type(sampler).__module__.partition(".")[0] == "torch"
+
+
+def _may_draw(sampler: Any) -> bool:
+    """Whether a sampler of torch's may draw from the global generator when it starts."""
+    if type(sampler) is BatchSampler:
+        return _may_draw(sampler.sampler)
+    if isinstance(sampler, SeededOrder) or type(sampler) in (SequentialSampler, list, tuple, range):
+        return False
+    return getattr(sampler, "generator", None) is None
+
+
+def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | None]:
+    """Return the sampler with torch's ``RandomSampler`` in it replaced, and the replacement if there was one."""
+    if type(draws_from) is RandomSampler:
+        seeded = SeedableRandomSampler.like(draws_from, seed=seed)
+        return seeded, seeded
+    if type(draws_from) is BatchSampler:
+        inner, seeded = _seeded(draws_from.sampler, seed)
+        if seeded is not None:
+            return BatchSampler(inner, draws_from.batch_size, draws_from.drop_last), seeded
+    return draws_from, None
+
+
+def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """Return the generators that the loader and its samplers bring along, each once."""
+    sampler: Any = loader.batch_sampler
+    found = [loader.generator, getattr(loader.sampler, "generator", None), getattr(sampler, "generator", None)]
+    while (sampler := getattr(sampler, "sampler", None)) is not None:
+        found.append(getattr(sampler, "generator", None))
+    unique = {id(generator): generator for generator in found if isinstance(generator, torch.Generator)}
+    return list(unique.values())
+
+
+def warn_if_short(expected: int | None, is_last: bool) -> None:
+    """Warn if an epoch ended before the batch that its length announced as the last."""
+    if expected and not is_last:
+        warnings.warn(
+            f"a loader announced {expected} batches by its length and gave fewer, so that its last batch could not be "
+            "marked as such (an open accumulation window stays open): correct __len__ of its sampler or dataset",
+            stacklevel=3,
+        )

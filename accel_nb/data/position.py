@@ -1,0 +1,336 @@
+"""Where a loader is in its epochs: a position that a checkpoint holds, and drawing an epoch from there on.
+
+A position is one global sample index. It says nothing of how many ranks there were, so any number of them goes on from
+it: each draws the epoch's order again, from the random numbers that it began with, and takes what is left.
+"""
+
+from __future__ import annotations
+
+import base64
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field, replace
+from itertools import chain, islice
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, RandomSampler, SequentialSampler
+
+from accel_nb.data.order import Share, grouped
+from accel_nb.data.sampler import SeedableRandomSampler, set_epoch
+from accel_nb.errors import CheckpointError
+from accel_nb.runtime.process import rng
+
+_END = object()
+_NUM_COMPARED = 16
+_DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """What an epoch's order was drawn from, and how it began: enough to draw it again."""
+
+    random: rng.RngStates = field(default_factory=dict)
+    generators: tuple[Tensor, ...] = ()
+    epoch: int | None = None
+    sampler: Any = None
+    num_compared: int = 0
+    fingerprint: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values; a sampler's own state must be one already."""
+        return {
+            "random": {name: _written(value) for name, value in self.random.items()},
+            "generators": [_written(value) for value in self.generators],
+            "epoch": self.epoch,
+            "sampler": self.sampler,
+            "compared": [self.num_compared, self.fingerprint],
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Drawing:
+        """Undo `to_json`."""
+        return cls(
+            {name: _read(value) for name, value in values["random"].items()},
+            tuple(_read(value) for value in values["generators"]),
+            values["epoch"],
+            values["sampler"],
+            *values["compared"],
+        )
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where a loader is: epochs that are over, and what of the present one was trained on.
+
+    ``seen`` counts samples in the order of one process, ``batches`` the loader's own batches. ``drawing`` is what the
+    epoch is drawn from, between epochs the next one. ``stream`` is the dataset's own state after these batches, if it
+    has one. ``seed`` is that of the seedable sampler, ``num_parts`` how many ranks read data of their own.
+    """
+
+    epochs: int = 0
+    seen: int = 0
+    batches: int = 0
+    drawing: Drawing | None = None
+    stream: Any = None
+    seed: int | None = None
+    num_parts: int = 1
+    is_inside: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "epochs": self.epochs,
+            "seen": self.seen,
+            "batches": self.batches,
+            "drawing": None if self.drawing is None else self.drawing.to_json(),
+            "stream": self.stream,
+            "seed": self.seed,
+            "parts": self.num_parts,
+            "inside": self.is_inside,
+        }
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> Position:
+        """Undo `to_json`; raises `CheckpointError` for what it does not write."""
+        try:
+            drawing = values["drawing"]
+            position = cls(
+                values["epochs"],
+                values["seen"],
+                values["batches"],
+                None if drawing is None else Drawing.from_json(drawing),
+                values["stream"],
+                values["seed"],
+                values["parts"],
+                values["inside"],
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise CheckpointError(f"the position of a loader cannot be read: {error}") from None
+        counts = (position.epochs, position.seen, position.batches, position.num_parts)
+        if not all(type(count) is int and count >= 0 for count in counts):
+            raise CheckpointError(f"the position of a loader holds counts that are none: {counts}")
+        return position
+
+
+class Epoch:
+    """One iteration over a loader that trains: what of it was trained on, and where it began."""
+
+    __slots__ = ("_group_size", "_mark", "_num_trained", "batches", "drawing", "is_over", "latest", "resumed", "seen",
+                 "snapshots")  # fmt: skip
+
+    def __init__(self, group_size: int, num_trained: Callable[[], int], resumed: Position | None = None) -> None:
+        self.resumed = resumed
+        self.seen = 0 if resumed is None else resumed.seen
+        self.batches = 0 if resumed is None else resumed.batches
+        self.drawing: Drawing | None = None
+        self.latest: Share | None = None
+        self.is_over = False
+        self.snapshots: Snapshots | None = None
+        self._group_size = group_size
+        self._num_trained = num_trained
+        self._mark = 0
+
+    def deliver(self, share: Share) -> None:
+        """Hear that a batch is given out: whoever asked for it is done with the one before."""
+        previous = self.latest
+        if previous is not None:
+            self.seen += previous.total_samples - previous.total_repeated
+            self.batches += self._group_size
+        self.latest = share
+        self._mark = self._num_trained()
+
+    def trained(self) -> tuple[int, int]:
+        """Return how many samples, and how many of the loader's batches, were trained on."""
+        latest = self.latest
+        if latest is None or self._num_trained() <= self._mark:
+            return self.seen, self.batches
+        return self.seen + latest.total_samples - latest.total_repeated, self.batches + self._group_size
+
+
+class Snapshots(Iterator[Any]):
+    """The batches of a stream, with the dataset's own state after each one that is not trained on yet."""
+
+    def __init__(self, source: Iterator[Any], dataset: Any, epoch: Epoch) -> None:
+        self._source = source
+        self._dataset = dataset
+        self._epoch = epoch
+        self._number = epoch.batches
+        self._states: deque[tuple[int, Any]] = deque()
+        self._note()
+
+    def __next__(self) -> Any:
+        batch = next(self._source)
+        self._number += 1
+        self._note()
+        return batch
+
+    def after(self, batches: int) -> Any:
+        """Return the state after so many batches; None if it is not known."""
+        found = [state for number, state in self._states if number <= batches]
+        return found[-1] if found else None
+
+    def _note(self) -> None:
+        while len(self._states) > 1 and self._states[1][0] <= self._epoch.batches:
+            self._states.popleft()
+        self._states.append((self._number, deepcopy(self._dataset.state_dict())))
+
+
+def is_stateful(dataset: Any) -> bool:
+    """Whether a dataset can say where it is, by the convention of torchdata."""
+    return callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
+
+
+def draw(
+    draws_from: Any, epoch: Epoch, generators: list[torch.Generator], *, deals: bool, parts: tuple[rng.Part, ...]
+) -> Iterator[Any]:
+    """Yield what a sampler draws for an epoch, from where the epoch is resumed, and note what it was drawn from.
+
+    The first item is drawn before this returns: with the random numbers of the epoch's beginning, where it is resumed.
+    ``parts`` are the global generators that the sampler may use.
+    """
+    resumed = epoch.resumed
+    if resumed is None:
+        epoch.drawing = present_drawing(draws_from, generators, rng.capture(parts=parts))
+        items = iter(draws_from)
+        first = next(items, _END)
+        if first is not _END:
+            head = _head(first, deals)
+            epoch.drawing = replace(epoch.drawing, num_compared=len(head), fingerprint=_checksum(head))
+    elif resumed.drawing is None:  # a new epoch, of which the beginning is left out
+        epoch.drawing = present_drawing(draws_from, generators, rng.capture(parts=parts))
+        items = _remaining(draws_from, resumed, deals, epoch.drawing)
+        first = next(items, _END)
+    else:
+        epoch.drawing = resumed.drawing
+        put_back(resumed.drawing, draws_from, generators)
+        with rng.forked(resumed.drawing.random):
+            items = _remaining(draws_from, resumed, deals, resumed.drawing)
+            first = next(items, _END)
+    return iter(()) if first is _END else chain([first], items)
+
+
+def present_drawing(draws_from: Any, generators: list[torch.Generator], random: rng.RngStates | None = None) -> Drawing:
+    """Return what the next epoch would be drawn from, as it is now; ``random`` are the global generators."""
+    holders = _holders(draws_from)
+    states = tuple(generator.get_state() for generator in generators)
+    return Drawing(random or {}, states, _epoch_of(holders), _state_of(holders))
+
+
+def put_back(was: Drawing, draws_from: Any, generators: list[torch.Generator]) -> None:
+    """Give a loader's generators and sampler the state that they had."""
+    holders = _holders(draws_from)
+    for generator, state in zip(generators, was.generators, strict=False):
+        generator.set_state(state.clone())
+    if was.epoch is not None:
+        set_epoch(was.epoch, *holders)
+    holder = next((holder for holder in holders if is_stateful(holder)), None)
+    if holder is not None and was.sampler is not None:
+        holder.load_state_dict(deepcopy(was.sampler))
+
+
+def num_remaining(draws_from: Any, num_items: int | None, resumed: Position | None, *, deals: bool) -> int | None:
+    """Return how many items `draw` yields, if the sampler says how many there are."""
+    if resumed is None or num_items is None:
+        return num_items
+    if deals and type(draws_from) is BatchSampler:
+        left = max(len(draws_from.sampler) - resumed.seen, 0)  # type: ignore[arg-type]
+        size = draws_from.batch_size
+        return left // size if draws_from.drop_last else -(-left // size)
+    return max(num_items - resumed.batches, 0)
+
+
+def _remaining(draws_from: Any, resumed: Position, deals: bool, was: Drawing) -> Iterator[Any]:
+    count = was.num_compared
+    if deals and type(draws_from) is BatchSampler:
+        head, rest = _from(draws_from.sampler, resumed.seen, count)
+        _refuse_other(was, head)
+        return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
+    items = iter(draws_from)
+    if resumed.batches:
+        first = next(items, _END)
+        _refuse_other(was, [] if first is _END else _head(first, deals)[:count])
+        items = islice(items, resumed.batches - 1, None)
+    return items
+
+
+_PART = 1 << 14  # indices that are made Python numbers at a time: the first batch need not wait for all
+
+
+def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[Any]]:
+    """Return the first indices that a sampler draws, and all from ``start`` on; at once for torch's usual ones."""
+    order = _order(sampler)
+    if order is not None:
+        head = order[:num_head] if start else order[:0]
+        parts = (order[first : first + _PART] for first in range(start, len(order), _PART))
+        return list(_plain(head)), chain.from_iterable(map(_plain, parts))
+    indices = iter(sampler)
+    head = list(islice(indices, min(num_head, start)))
+    return head, islice(indices, max(start - len(head), 0), None)
+
+
+def _order(sampler: Any) -> range | Tensor | None:
+    """Return the whole order of a sampler of torch's, drawn as it draws it; None for all others.
+
+    The draws of a `RandomSampler` are compared with how the epoch began, so another version of torch is noticed.
+    """
+    if type(sampler) is SequentialSampler:
+        return range(len(sampler))
+    if type(sampler) is RandomSampler and not sampler.replacement and sampler.generator is None:
+        length = len(sampler.data_source)
+        if sampler.num_samples == length:
+            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            return torch.randperm(length, generator=torch.Generator().manual_seed(seed))
+    if type(sampler) is SeedableRandomSampler:
+        return sampler.draw_order()
+    return None
+
+
+def _plain(order: range | Tensor) -> Sequence[int]:
+    return order if isinstance(order, range) else order.tolist()
+
+
+def _head(item: Any, deals: bool) -> list[Any]:
+    return list(item[:_NUM_COMPARED]) if deals and isinstance(item, list | tuple) else [item]
+
+
+def _checksum(head: list[Any]) -> int:
+    return zlib.crc32(repr(head).encode())
+
+
+def _refuse_other(was: Drawing, head: list[Any]) -> None:
+    """Raise if the epoch begins with other samples than before: some would be lost and others read twice."""
+    if was.num_compared and len(head) == was.num_compared and _checksum(head) != was.fingerprint:
+        raise CheckpointError(
+            "the sampler draws another order than the one that the checkpoint was saved in, so samples would be lost "
+            "and others repeated: build the loader over the same dataset, and let a sampler of your own draw from "
+            "torch's, NumPy's or Python's generator when it is iterated, or give it state_dict and load_state_dict"
+        )
+
+
+def _holders(draws_from: Any) -> list[Any]:
+    inner = getattr(draws_from, "sampler", None)
+    return [draws_from] if inner is None else [draws_from, inner]
+
+
+def _epoch_of(holders: list[Any]) -> int | None:
+    found = [getattr(holder, "epoch", None) for holder in holders if callable(getattr(holder, "set_epoch", None))]
+    return next((epoch for epoch in found if type(epoch) is int), None)
+
+
+def _state_of(holders: list[Any]) -> Any:
+    holder = next((holder for holder in holders if is_stateful(holder)), None)
+    return None if holder is None else deepcopy(holder.state_dict())
+
+
+def _written(value: Tensor) -> dict[str, Any]:
+    name = str(value.dtype).removeprefix("torch.")
+    return {"dtype": name, "bytes": base64.b64encode(value.contiguous().numpy().tobytes()).decode()}
+
+
+def _read(values: Mapping[str, Any]) -> Tensor:
+    content = bytearray(base64.b64decode(values["bytes"], validate=True))
+    return torch.frombuffer(content, dtype=_DTYPES[values["dtype"]]).clone()

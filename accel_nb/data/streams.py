@@ -1,0 +1,160 @@
+"""Batches that exist before they are divided: streams, and datasets that give ready batches.
+
+Three ways for a rank to get its part:
+
+- *whole*: every rank reads each batch, and keeps its share of it.
+- *dispatched*: rank 0 reads, and sends each rank its share (`accel_nb.data.dispatch`).
+- *own files*: the dataset divides itself (``shard(num_shards=, index=)``), each rank reads what is its own, and in each
+  step all say how much they have. The order is then no longer that of one process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+from accel_nb.data.index_distribution import Place, warn_if_short
+from accel_nb.data.order import Share, even_length, even_share, grouped, is_short, mark_last, share
+from accel_nb.data.prefetch import Pair
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
+
+_END = object()
+
+
+class Cutter:
+    """Cuts groups of collated batches into the shares of all ranks; made anew for each epoch."""
+
+    def __init__(self, place: Place, batch_size: int | None) -> None:
+        self._place = place
+        self._batch_size = batch_size
+        # The epoch's first samples, to repeat where all ranks take equally many.
+        self._first: Any = None
+
+    def cut(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[Pair]:
+        """Return the shares that ``indices`` name, of one group of batches."""
+        place = self._place
+        found = [first_batch_size(batch) for batch in group]
+        sizes = [1 if number is None else number for number in found]
+        limit = self._batch_size if place.group_size > 1 else None
+        whole = None
+        if place.is_even and self._first is None and None not in found:
+            whole = self._first = self._joined_or_raise(group)
+        is_usual = not is_short(sizes, place.count, limit) and all(sizes)
+        if is_usual and not (place.is_even and len(set(sizes)) > 1):
+            total = sum(sizes)
+            return [(group[index], Share(sizes[index], total, is_last, False)) for index in indices]
+        if whole is None and None not in found:
+            whole = self._joined_or_raise(group) if place.is_even else _joined(group)
+        if whole is None:
+            return [_whole_batch(group, sizes, is_last, index) for index in indices]
+        even = even_length(sum(sizes), place.count, self._batch_size, place.group_size) if place.is_even else None
+        return [self._slice(whole, sum(sizes), even, is_last, index) for index in indices]
+
+    def _slice(self, whole: Any, total: int, even: int | None, is_last: bool, index: int) -> Pair:
+        count = self._place.count
+        if even is not None and total:
+            mine, lacking = even_share(total, count, index, even)
+            parts = [slice_batch(whole, mine.start, mine.stop)] if mine else []
+            parts += self._repeats(max(index * even - total, 0), lacking)
+            return concat_batches(parts), Share(even, even * count, is_last, False, lacking, even * count - total)
+        mine = share(total, count, index)
+        if not mine and total:
+            return slice_batch(whole, 0, 1), Share(0, total, is_last, True)
+        return slice_batch(whole, mine.start, mine.stop), Share(len(mine), total, is_last, False)
+
+    def _repeats(self, start: int, length: int) -> list[Any]:
+        """Return slices with ``length`` of the first samples, beginning with number ``start`` and over again."""
+        size = first_batch_size(self._first) or 1
+        parts: list[Any] = []
+        while length > 0:
+            at = start % size
+            taken = min(length, size - at)
+            parts.append(slice_batch(self._first, at, at + taken))
+            start, length = start + taken, length - taken
+        return parts
+
+    def _joined_or_raise(self, group: Sequence[Any]) -> Any:
+        whole = _joined(group)
+        if whole is None:
+            raise MisuseError(
+                "even_batches fills up the last batches with the first samples, and the batches of this loader cannot "
+                "be joined, since they differ in shape or structure: set even_batches to False, or let collate_fn give "
+                "every batch the same shape"
+            )
+        return whole
+
+
+def read_whole(
+    source: Iterator[Any], expected: int | None, place: Place, cutter: Cutter, drop_last: bool
+) -> Iterator[Pair]:
+    """Yield this rank's share of each group of batches; every rank reads the same batches."""
+    is_last = False
+    groups = grouped(source, place.group_size, drop_short=place.drops_short(drop_last))
+    for group, is_last in mark_last(groups, expected):
+        pair = cutter.cut(group, is_last, [place.index])
+        group.clear()  # else the group would stay in memory for as long as the share is trained on
+        yield pair.pop()
+    warn_if_short(expected, is_last)
+
+
+def read_own(source: Iterator[Any], place: Place) -> Iterator[Pair]:
+    """Yield this rank's own batches, in step with ranks that may have more or fewer; one small message each.
+
+    A rank that has none left gets fillers, the first sample of its last batch, until all have ended.
+    """
+    filler: Any = None
+    batch = next(source, _END)
+    while True:
+        ahead = _END if batch is _END else next(source, _END)
+        size = 0 if batch is _END else first_batch_size(batch)
+        counts, has_more = _told(place, 1 if size is None else size, ahead is not _END)
+        if not sum(counts) and not has_more:
+            return
+        if batch is not _END and ahead is _END:
+            filler = slice_batch(batch, 0, 1)
+        if batch is _END and filler is None:
+            raise MisuseError(
+                "this rank's part of the dataset has no sample, while other ranks' have: let each of the dataset's "
+                "shards hold at least one sample, or set dispatch_batches to True"
+            )
+        pair = [_in_step(filler if batch is _END else batch, counts[place.index], counts, not has_more, place.is_even)]
+        batch = ahead
+        yield pair.pop()
+
+
+def _in_step(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> Pair:
+    longest = max(counts)
+    if is_even and size < longest:
+        missing = longest - size
+        parts = [slice_batch(batch, 0, size)] if size else []
+        parts += [slice_batch(batch, at % max(size, 1), at % max(size, 1) + 1) for at in range(missing)]
+        total = longest * len(counts)
+        return concat_batches(parts), Share(longest, total, is_last, False, missing, total - sum(counts))
+    if size:
+        return batch, Share(size, sum(counts), is_last, False)
+    return slice_batch(batch, 0, 1), Share(0, sum(counts), is_last, True)
+
+
+def _told(place: Place, size: int, has_more: bool) -> tuple[list[int], bool]:
+    """Exchange how many samples each share has in this step, and whether any has more."""
+    rows = [row.tolist() for row in place.comm.all_gather(torch.tensor([place.index, size, has_more]))]
+    counts = {index: size for index, size, _ in rows}  # ranks that share a model say the same
+    return [counts[index] for index in sorted(counts)], any(more for _, _, more in rows)
+
+
+def _joined(group: Sequence[Any]) -> Any | None:
+    try:
+        return concat_batches(group)
+    except ValueError:
+        return None
+
+
+def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> Pair:
+    """Return a batch that cannot be sliced or joined: whole batches go to the first ranks."""
+    total = sum(sizes)
+    if index < len(group) and sizes[index]:
+        return group[index], Share(sizes[index], total, is_last, False)
+    return slice_batch(group[0], 0, 1), Share(0, total, is_last, True)

@@ -1,0 +1,1 @@
+"""Analysis of the source of cells: names, models and loops."""

@@ -1,0 +1,344 @@
+"""A notebook as a script: its cells in order, ``%%accelerate`` cells with the calls that a person would write.
+
+What is trained is read from the text: an optimizer is what is made from ``model.parameters()``, a loader what is called
+one, and what a loop with a backward pass iterates is what trains. Nothing is run. What cannot be told is an error.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from accel_nb.config import OPTIONS, Layer, Resolved, parse_flags, resolve
+from accel_nb.config.files import dumps
+from accel_nb.errors import ConfigError
+from accel_nb.notebook.cells.cell_analysis import ACCELERATOR_NAMES, only_observes
+from accel_nb.notebook.cells.training_analysis import Role, Training
+from accel_nb.notebook.export.imports import hoist_imports
+from accel_nb.notebook.export.rewriting import Rewriting
+
+MAGIC = "%%accelerate"
+_NOT_IN_FILE = ("cpus", "gpus", "config")
+"""The script's launcher says how many ranks there are."""
+_KEPT_MAGICS = ("%%time", "%%capture")
+_MAGIC_LINE = re.compile(r"\s*(?:[%!]|[\w, ]+=\s*[%!]|[\w.]+\?{1,2}\s*$)")
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_SEEDS = re.compile(r"\b(manual_seed|set_seed|seed_everything)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A cell as the notebook has it; ``number`` counts from 1."""
+
+    number: int
+    kind: str
+    text: str
+    tags: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """The script, its options as YAML, and what of the notebook is not in it, one line each."""
+
+    script: str
+    options: str
+    left_out: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class _Cell:
+    """A code cell without what only a notebook can run; ``resolved`` belongs to one with the magic."""
+
+    number: int
+    text: str
+    tree: ast.Module
+    resolved: Resolved | None = None
+    observes: bool = False
+    """Whether it only asks the accelerator, and no cell of the notebook prepares by itself."""
+
+    @property
+    def trains(self) -> bool:
+        """Whether it is one that workers run."""
+        return self.resolved is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether the workers prepare what it trains by themselves."""
+        names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
+        is_explicit = bool(names & ACCELERATOR_NAMES) and not self.observes
+        return self.resolved is not None and self.resolved.config.prepare and not is_explicit
+
+
+def executed(inputs: Sequence[str]) -> list[Source]:
+    """Return the cells that a notebook has run, each where it ran last."""
+    last = {text: number for number, text in enumerate(inputs) if text.strip()}
+    return [Source(number, "code", text) for text, number in sorted(last.items(), key=lambda item: item[1])]
+
+
+def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, script: str) -> Exported:
+    """Return the script of a notebook's cells; ``layers`` are the options beside those of the cells' own lines.
+
+    Raises ConfigError, with every problem, for cells that cannot be one script.
+    """
+    left_out: list[str] = []
+    problems: list[str] = []
+    parts: list[str | _Cell] = []
+    for source in sources:
+        if source.kind == "markdown":
+            parts += _headings(source.text)
+        elif source.kind == "code":
+            cell = _read(source, layers, left_out, problems)
+            parts += [] if cell is None else [cell]
+    followed = [*parts[1:], *([""] if parts else [])]
+    parts = [
+        part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)
+    ]
+    cells = [part for part in parts if isinstance(part, _Cell)]
+    asks = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
+    for cell in cells:
+        cell.observes = asks
+    if not problems and not any(cell.trains for cell in cells):
+        problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
+    options = _options(cells, problems)
+    if problems:
+        raise ConfigError(problems)
+    file = Path(script).with_suffix(".yaml").name
+    return Exported(_script(parts, cells, title, Path(script).name, file), dumps(options), tuple(left_out))
+
+
+def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
+    """Write script and options, and say what was written; raises ConfigError if a file is there, or cannot be."""
+    script = Path(path).expanduser()
+    if script.suffix != ".py":
+        raise ConfigError(f"{path}: a script ends in .py; name it so")
+    files = {script: exported.script, script.with_suffix(".yaml"): exported.options}
+    if not replaces and (known := [str(file) for file in files if file.exists()]):
+        raise ConfigError(f"{', '.join(known)}: is there already, and is kept; remove it, or choose another name")
+    for file, text in files.items():
+        try:
+            file.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"{file}: cannot be written ({error.strerror}); choose another place") from None
+    lines = [
+        f"wrote {script} and {script.with_suffix('.yaml').name}",
+        *(f"left out: {line}" for line in exported.left_out),
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _Cell | None:
+    where = f"cell {source.number}"
+    text = source.text.strip("\n")
+    first, _, rest = text.partition("\n")
+    if "raises-exception" in source.tags:
+        left_out.append(f"{where}, which is meant to raise")
+        return None
+    resolved = None
+    if first.startswith("%%"):
+        name, _, line = first.partition(" ")
+        if name == MAGIC:
+            resolved = _resolve(line, layers, where, problems)
+        elif name not in _KEPT_MAGICS:
+            left_out.append(f"{where}, which is {name}")
+            return None
+        text = rest
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        lines = text.split("\n")
+        magics = [line.strip() for line in lines if _MAGIC_LINE.match(line)]
+        left_out += [
+            f"{where}: {line}" for line in magics if not line.startswith(("%load_ext accel_nb", "%accelerate"))
+        ]
+        text = "\n".join(line for line in lines if not _MAGIC_LINE.match(line))
+        try:
+            tree = ast.parse(text)
+        except (SyntaxError, ValueError) as error:
+            problems.append(f"{where} is not Python without its magics ({error}); correct it")
+            return None
+    text = _without_last_value(text, tree).strip("\n")
+    if not text.strip():
+        return None
+    return _Cell(source.number, text, ast.parse(text), resolved)
+
+
+def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]) -> Resolved | None:
+    try:
+        resolved = resolve([*layers, parse_flags(line, f"{where}, {MAGIC}")])
+    except ConfigError as error:
+        problems += [f"{where}: {problem}" for problem in error.problems]
+        return None
+    if resolved.config.ranks is not None:
+        problems.append(
+            f"{where} runs on some ranks only (--ranks); ask for accelerator.process_index in the cell instead"
+        )
+    return resolved
+
+
+def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
+    """Return the options of the run, which all cells that train must agree on, ready for a file."""
+    training = Training([cell.tree for cell in cells])
+    training_cells = [cell for cell in cells if training.trains(cell.tree) or _prepares(cell.tree)]
+    ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
+    given = {name for _, resolved in ran for name in resolved.given if OPTIONS[name].is_of_training}
+    options: dict[str, Any] = {}
+    for name in sorted(given | {"cpus", "gpus", "batch"}):
+        found: dict[Any, int] = {}
+        for cell, resolved in ran:
+            value = next(row.value for row in resolved.explain() if row.option == name)
+            if name == "batch" and value is None:
+                value = "global" if cell.is_plain else "per-worker"
+            found.setdefault(value, cell.number)
+        if name == "seed" and len(found) > 1:
+            continue  # each cell sets its own
+        if len(found) > 1:
+            numbers = " and ".join(map(str, list(found.values())[:2]))
+            problems.append(f"cells {numbers} train with different options ({name}): make them equal")
+        if found and name not in _NOT_IN_FILE and next(iter(found)) is not None:
+            options[name] = next(iter(found))
+    return options
+
+
+def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, name: str, file: str) -> str:
+    first = next(cell.resolved for cell in cells if cell.resolved is not None)
+    builds_own = any(_binds(cell.tree, "accelerator") for cell in cells)
+    config = f'Path(__file__).with_name("{file}")'
+    needed = ["from pathlib import Path"]
+    bodies: list[str] = []
+    if not builds_own:
+        needed.append("from accel_nb import Accelerator")
+        bodies.append(f"accelerator = Accelerator(config={config})")
+    if not any(_SEEDS.search(cell.text) for cell in cells) and first.config.seed is None:
+        needed.append("from accel_nb import set_seed")
+        bodies.append("set_seed(0)  # every process must draw the same random numbers")
+    training, prepared = Training([cell.tree for cell in cells]), _Prepared(set())
+    num_run = 0
+    for part in parts:
+        if isinstance(part, str):
+            bodies.append(part)
+            continue
+        before: list[str] = []
+        if part.resolved is not None:
+            num_run += 1
+            if part.resolved.config.seed is not None:
+                before.append(f"set_seed({part.resolved.config.seed})")
+                needed.append("from accel_nb import set_seed")
+            elif num_run > 1:
+                before.append('synchronize_rng_states(["torch", "numpy", "python"])')
+                needed.append("from accel_nb import synchronize_rng_states")
+            if num_run > 1:
+                before.append("accelerator.note_equal_rng()")
+        bodies.append("\n".join([*before, _rewritten(part, training, prepared, config)]))
+    imports, bodies = hoist_imports(bodies, needed)
+    return _joined([_docstring(title, name, file, first), imports, *bodies])
+
+
+@dataclass(slots=True)
+class _Prepared:
+    """What the cells so far have prepared."""
+
+    names: set[str]
+
+
+def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str) -> str:
+    """Return a cell's text as it stands in the script; raises ConfigError where it cannot be told what it trains."""
+    rewriting = Rewriting(cell.text, cell.tree, training)
+    where = f"cell {cell.number}"
+    if cell.resolved is not None and not cell.is_plain:
+        rewriting.add_config(config)
+        return rewriting.result()
+    rewriting.rewrite_functions()
+    rewriting.rewrite_calls()
+    statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
+    if training.trains(statements):
+        if not cell.trains:
+            raise ConfigError(f"{where} trains in the notebook itself; put {MAGIC} on top of it, or leave it out")
+        roles = training.of_cell(cell.tree)
+        in_functions = {role for name in training.functions for role in training.of_function(name).own.values()}
+        if Role.OPTIMIZER not in {*roles.values(), *in_functions}:
+            raise ConfigError(
+                f"{where}: cannot tell what it trains; bind model, optimizer and loader to names, step the optimizer "
+                "by its name, or use accelerator.prepare and accelerator.backward in the cell"
+            )
+        rewriting.rewrite_statements()
+        new = {name: role for name, role in roles.items() if name not in prepared.names}
+        rewriting.add_prepare(new)
+        prepared.names |= new.keys()
+    elif shared := sorted(training.reads_whole(cell.tree) & prepared.names):
+        raise ConfigError(
+            f"{where} goes through {', '.join(shared)}, which another cell trains with: a script divides it among the "
+            "processes. Make a second DataLoader to evaluate with"
+        )
+    if cell.trains is False:
+        prepared.names -= {name for name in prepared.names if _binds(cell.tree, name)}
+    return rewriting.result()
+
+
+def _docstring(title: str, name: str, file: str, resolved: Resolved) -> str:
+    config = resolved.config
+    if config.cpus is not None:
+        flags, num = f"--cpus {config.cpus}", str(config.cpus)
+    elif config.tpus is not None:
+        flags, num = f"--tpus {config.tpus}", "1"
+    else:
+        flags, num = ("", "gpu") if config.gpus in (None, "all") else (f"--gpus {config.gpus}", str(config.gpus))
+    launch = " ".join(part for part in ("accel-nb launch", flags, name) if part)
+    return (
+        f'"""Trains as {Path(title).name} does; made from it by accel-nb export. The options are in {file}.\n\n'
+        f"    {launch}\n    torchrun --nproc-per-node {num} {name}\n"
+        '"""'
+    )
+
+
+def _joined(bodies: Sequence[str]) -> str:
+    """Join parts with one empty line between them, and two around functions and classes."""
+    text = ""
+    previous = ""
+    for body in bodies:
+        body = body.strip("\n")
+        if not body:
+            continue
+        gap = "\n\n\n" if _ends_in_definition(previous) or body.startswith(("def ", "class ", "@")) else "\n\n"
+        if previous.startswith("# ") and "\n" not in previous:
+            gap = "\n"
+        text += (gap if text else "") + body
+        previous = body
+    return text + "\n"
+
+
+def _ends_in_definition(text: str) -> bool:
+    try:
+        statements = ast.parse(text).body
+    except SyntaxError:
+        return False
+    return bool(statements) and isinstance(statements[-1], ast.FunctionDef | ast.ClassDef | ast.AsyncFunctionDef)
+
+
+def _headings(text: str) -> list[str]:
+    """Return a markdown cell's first heading as a comment."""
+    found = re.match(r"\s*#+\s+(.+)", text)
+    return [f"# {found[1].strip()}"] if found else []
+
+
+def _without_last_value(text: str, tree: ast.Module) -> str:
+    """Leave out a last line that only shows a value."""
+    last = tree.body[-1] if tree.body else None
+    if not isinstance(last, ast.Expr) or any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(last)):
+        return text
+    lines = text.split("\n")
+    is_alone = len(tree.body) == 1 or tree.body[-2].end_lineno != last.lineno
+    return "\n".join([*lines[: last.lineno - 1], *lines[last.end_lineno :]]) if is_alone else text
+
+
+def _prepares(tree: ast.AST) -> bool:
+    return any(isinstance(node, ast.Attribute) and node.attr in ("prepare", "backward") for node in ast.walk(tree))
+
+
+def _binds(tree: ast.AST, name: str) -> bool:
+    return any(
+        isinstance(node, ast.Name) and node.id == name and isinstance(node.ctx, ast.Store) for node in ast.walk(tree)
+    )

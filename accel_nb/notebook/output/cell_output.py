@@ -1,0 +1,262 @@
+"""The output of one running cell: receipt, panel, rank 0's text and displays; the other ranks folded away."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+from IPython.display import DisplayHandle, display
+
+from accel_nb.notebook.output.rank_logs import Decoder, RankLog
+from accel_nb.notebook.output.receipt import as_bundle, receipt_line, starting_line
+from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.pool import HANG
+from accel_nb.runtime.process.secrets import redact
+from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
+from accel_nb.ui import Panel
+from accel_nb.ui.view import PanelState
+
+FLUSH_S = 0.03
+QUIET_S = 0.04
+"""How long a cell may run before its first line is shown."""
+SHOWN_BYTES = 1024 * 1024
+"""After this many bytes of a cell, text goes to the log only, and its end is shown when the cell ends."""
+KEPT_DISPLAYS = 32
+"""How many rich outputs are kept to be shown again where a run is attached to."""
+_LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
+
+
+class CellOutput:
+    """Draws a cell's output; the pool's listener while it runs."""
+
+    _shows_all = "`%accelerate logs {}`"
+
+    def __init__(
+        self,
+        specs: Sequence[WorkerSpec],
+        *,
+        panel: Panel,
+        shown_ranks: Collection[int],
+        is_new: bool,
+        prefix: Callable[[int], str] | None = None,
+    ) -> None:
+        self._specs = specs
+        self._has_prefix = prefix is not None or len(shown_ranks) > 1
+        self._prefix = prefix or "[rank {}] ".format
+        self._panel = panel
+        self._shown_ranks = set(shown_ranks)
+        self._reports: dict[int, Prepared] = {}
+        self._decoders: dict[tuple[int, str], Decoder] = {}
+        self._waiting: list[tuple[str, str]] = []
+        self._flushed_at = 0.0
+        self._num_shown = 0
+        self._bytes_shown: dict[int, int] = {}
+        self._unfinished: dict[tuple[int, str], str] = {}
+        self._displays: deque[tuple[str, dict[str, Any]]] = deque(maxlen=KEPT_DISPLAYS)
+        self._last_lines: list[str] = []
+        self.logs = {rank: RankLog() for rank in range(len(specs))}
+        self.memory: dict[int, MemorySample] = {}
+        """What filled each rank's memory when it was measured last."""
+        self._receipt = DisplayHandle()
+        self._receipt_text: str | None = None
+        self._starting_text = starting_line(specs, is_new=is_new)
+        self._started = time.monotonic()
+        if is_new:
+            self._begin()
+
+    @property
+    def panel_state(self) -> PanelState:
+        """What the panel has been told."""
+        return self._panel.state
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        """Keep what a rank wrote, and show it if the rank is one to show."""
+        self.logs[rank].write(data)
+        if rank not in self._shown_ranks or self._num_shown > SHOWN_BYTES:
+            return
+        self._begin()
+        self._num_shown += len(data)
+        self._bytes_shown[rank] = self._bytes_shown.get(rank, 0) + len(data)
+        self._write(rank, stream, self._decoders.setdefault((rank, stream), Decoder()).decode(data))
+        if time.monotonic() - self._flushed_at > FLUSH_S:
+            self._flush()
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        """Show a rank's rich output, or take in an event."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+        if topic == HANG:
+            self._begin()
+            self._flush()
+            self._say(body["line"])
+        elif topic == "event":
+            self._take_event(from_message(body))
+        elif rank in self._shown_ranks:
+            self._begin()
+            self._flush()
+            self._displays.append((topic, body))
+            self._show(topic, body)
+
+    def measured(self, events: Sequence[Event]) -> None:
+        """Take in numbers."""
+        self._begin()
+        self.memory |= {event.rank: event for event in events if isinstance(event, MemorySample)}
+        self._panel.feed(events)
+
+    def answered(self, answer: Answer) -> None:
+        """Mark on the panel how a rank ended."""
+        now = time.time()
+        if answer.outcome in ("raised", "died"):
+            reason = answer.body["error"]["type"] if answer.outcome == "raised" else "it died"
+            self._panel.feed([RankFailed(answer.rank, now, reason)])
+        elif answer.outcome == "interrupted":
+            self._panel.feed([Interrupted(answer.rank, now)])
+
+    def tick(self) -> None:
+        """Show what waits."""
+        if time.monotonic() - self._started > QUIET_S:
+            self._begin()
+        self._flush()
+        self._panel.refresh()
+
+    def finish(self, status: str, lines: Sequence[str]) -> None:
+        """Complete the output: the rest of the text, the receipt, the panel's picture, and ``lines`` of notes."""
+        for (rank, stream), decoder in self._decoders.items():
+            self._write(rank, stream, decoder.finish(), is_last=True)
+        self._flush()
+        self._update_receipt()
+        for rank in sorted(self._shown_ranks):
+            hidden = self.logs[rank].num_bytes - self._bytes_shown.get(rank, 0)
+            if hidden:
+                whose = f" of rank {rank}" if len(self._shown_ranks) > 1 else ""
+                head = f"\n[... {hidden:,} more bytes{whose}; `%accelerate logs {rank}` shows them. The end:]\n"
+                print(head + self.logs[rank].last_lines())
+        self._panel.finish(status)  # type: ignore[arg-type]
+        self._last_lines = [*self._folded(), *lines]
+        for line in self._last_lines:
+            self._say(line)
+
+    def redraw(self) -> None:
+        """Show in the running cell all that was shown so far; what follows goes wherever it is put out."""
+        self._flush()
+        text, self._receipt_text = self._receipt_text or self._starting_text, None
+        self._receipt = DisplayHandle()
+        self._show_receipt(text)
+        for rank in sorted(self._shown_ranks):
+            shown = self.logs[rank].text()
+            if self._has_prefix:
+                lines = _LINE.findall(shown)
+                if any(whose == rank for whose, _ in self._unfinished):
+                    lines.pop()  # it is shown when it is whole
+                shown = "".join(self._prefix(rank) + line for line in lines)
+            if shown:
+                print(shown, end="")
+        for topic, body in self._displays:
+            self._show(topic, {**body, "transient": {}, "update": False})
+        self._panel.attach()
+        for line in self._last_lines:
+            self._say(line)
+
+    def _take_event(self, event: Event) -> None:
+        self._panel.feed([event])
+        if isinstance(event, Prepared):
+            self._reports[event.rank] = event
+            if len(self._reports) == len(self._specs):
+                self._update_receipt()
+
+    def _begin(self) -> None:
+        """Show the first line, once, above everything else; a cell that ends at once needs only its last one."""
+        if self._receipt_text is None:
+            self._show_receipt(self._starting_text)
+
+    def _update_receipt(self) -> None:
+        self._show_receipt(receipt_line(self._specs, list(self._reports.values())))
+
+    def _show_receipt(self, text: str) -> None:
+        """Show or replace the receipt; each message makes the kernel flush its streams, so none is sent twice."""
+        if text == self._receipt_text:
+            return
+        show = self._receipt.display if self._receipt_text is None else self._receipt.update
+        self._receipt_text = text
+        show(as_bundle(redact(text)), raw=True)
+
+    def _say(self, line: str) -> None:
+        display(as_bundle(redact(line)), raw=True)
+
+    def _show(self, topic: str, body: dict[str, Any]) -> None:
+        shell = get_ipython()
+        assert shell is not None, "a cell runs in a shell"
+        publisher = shell.display_pub
+        if topic == "clear":
+            publisher.clear_output(wait=bool(body.get("wait")))
+            return
+        publisher.publish(
+            body["data"],
+            body["metadata"],
+            transient=body.get("transient") or {},
+            update=bool(body.get("update", False)),
+        )
+
+    def _write(self, rank: int, stream: str, text: str, *, is_last: bool = False) -> None:
+        """Show text; of several ranks only whole lines, each with its rank, so that none cuts into another's."""
+        if self._has_prefix:
+            lines = _LINE.findall(self._unfinished.pop((rank, stream), "") + text)
+            if lines and not is_last and not lines[-1].endswith(("\r", "\n")):
+                self._unfinished[rank, stream] = lines.pop()
+            text = "".join(self._prefix(rank) + line for line in lines)
+            if is_last and text and not text.endswith("\n"):
+                text += "\n"
+        if text:
+            self._waiting.append((stream, text))
+
+    def _flush(self) -> None:
+        self._flushed_at = time.monotonic()
+        waiting, self._waiting = self._waiting, []
+        for stream, text in waiting:
+            (sys.stdout if stream == "stdout" else sys.stderr).write(text)
+        if waiting:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    def _folded(self) -> list[str]:
+        """Say that ranks printed something that is not shown, unless it is what a shown rank printed too."""
+        shown = {log.text() for rank, log in self.logs.items() if rank in self._shown_ranks}
+        hidden = [
+            f"rank {rank} printed {log.num_lines} line{'s' * (log.num_lines != 1)}: {self._shows_all.format(rank)}"
+            for rank, log in self.logs.items()
+            if rank not in self._shown_ranks and log.num_bytes and log.text() not in shown
+        ]
+        return hidden[:4] + ([f"and {len(hidden) - 4} more ranks"] if len(hidden) > 4 else [])
+
+
+class ConsoleOutput(CellOutput):
+    """Writes what a launch puts out where there is no notebook: ranks' output as it is, our own lines to stderr."""
+
+    _shows_all = "log_line_prefix_template shows every rank's"
+
+    def _begin(self) -> None:
+        """Say nothing before the workers have reported."""
+
+    def _show_receipt(self, text: str) -> None:
+        if self._reports and text != self._receipt_text:
+            self._receipt_text = text
+            self._say(text)
+
+    def _say(self, line: str) -> None:
+        print(redact(line), file=sys.stderr)
+
+    def _show(self, topic: str, body: dict[str, Any]) -> None:
+        if topic != "clear" and (text := body["data"].get("text/plain")):
+            print(text)
+
+
+def make_output(specs: Sequence[WorkerSpec], **options: Any) -> CellOutput:
+    """Return an output that draws into the notebook, or one for the console where there is none."""
+    return (ConsoleOutput if get_ipython() is None else CellOutput)(specs, **options)

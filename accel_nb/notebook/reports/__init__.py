@@ -1,0 +1,1 @@
+"""Reports: diagnosis, plan, forecast, recent runs, and the state of the sidebar."""

@@ -1,0 +1,97 @@
+"""What was found on this machine and what will bite; each finding with its remedy. Torch-free."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Literal
+
+from accel_nb.runtime.process.hardware import Machine, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
+from accel_nb.runtime.process.platforms import Signals, detect_platform, find_signals, find_tpu
+
+GIB = 1024**3
+SMALL_SHM = 1 * GIB
+SMALL_DISK = 5 * GIB
+
+Level = Literal["ok", "note", "warning"]
+_MARKS: dict[Level, str] = {"ok": "  ok", "note": "note", "warning": "WARN"}
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the report."""
+
+    level: Level
+    text: str
+
+    def __str__(self) -> str:
+        return f"[{_MARKS[self.level]}] {self.text}"
+
+
+def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> list[Finding]:
+    """Look at platform, packages, devices, memory and disk; returns the findings in reading order."""
+    machine, signals = machine or inspect_machine(), signals or find_signals()
+    platform = detect_platform(signals)
+    tpu = find_tpu(signals)
+    return [
+        Finding("ok", f"platform: {platform.title}, Python {sys.version.split()[0]}; the panel is a {platform.rung}"),
+        *(Finding("note", advice) for advice in platform.advice),
+        *_packages(),
+        Finding("ok", f"{machine.num_cores} cores"),
+        Finding("ok", f"memory: {machine.free_bytes / GIB:.1f} of {machine.total_bytes / GIB:.1f} GiB free"),
+        *([] if tpu is None else [_tpu(tpu)]),
+        *_gpus(machine),
+        *_space(machine),
+    ]
+
+
+def _packages() -> Iterator[Finding]:
+    for name in ("torch", "torch_xla", "deepspeed"):
+        try:
+            yield Finding("ok", f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            if name == "torch":
+                yield Finding("warning", "torch is not installed: pip install torch")
+            continue
+        if name == "torch_xla" and (why := why_no_xla()) is not None:
+            yield Finding("warning", why)
+
+
+def _tpu(name: str) -> Finding:
+    why = why_no_xla()
+    if why is not None:
+        return Finding("warning", f"{name}: {why}; or use --cpus N")
+    return Finding(
+        "note", f"{name}: one worker drives all of its chips (strategy xla); nothing of it was ever tried on a TPU"
+    )
+
+
+def _gpus(machine: Machine) -> Iterator[Finding]:
+    if not machine.gpus:
+        yield Finding("note", "no GPU is visible: cells run on CPU workers (--cpus N)")
+    for problem in machine.gpu_problems:
+        yield Finding("warning", f"{problem}; see nvidia-smi")
+    for gpu in machine.gpus:
+        name = f"GPU {gpu.index}: {gpu.name}, {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
+        yield Finding("ok", name)
+        if (why := why_unusable(gpu, cuda_of_torch())) is not None:
+            yield Finding("warning", why)
+        if not gpu.has_real_bf16:
+            yield Finding("warning", f"GPU {gpu.index} only emulates bf16: use --precision fp16 or auto")
+        if gpu.free_bytes < gpu.total_bytes // 2:
+            yield Finding("warning", f"GPU {gpu.index} is more than half full before you start: see nvidia-smi")
+
+
+def _space(machine: Machine) -> Iterator[Finding]:
+    shm = machine.shm_free_bytes
+    if shm < SMALL_SHM:
+        yield Finding(
+            "note",
+            f"/dev/shm has {shm / 2**20:.0f} MiB: accel_nb does not use it, but DataLoader workers do; "
+            "use num_workers=0 or a larger --shm-size if they die with a bus error",
+        )
+    disk = machine.disk_free_bytes
+    level: Level = "warning" if disk < SMALL_DISK else "ok"
+    yield Finding(level, f"{disk / GIB:.0f} GiB free on the current folder's disk")

@@ -1,0 +1,108 @@
+"""A forecast for what the notebook holds: its model, optimizer and loader, found by name or because there is one."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from accel_nb.config import Config
+from accel_nb.config.layers import did_you_mean
+from accel_nb.errors import ConfigError
+from accel_nb.forecast.plans import Forecast
+from accel_nb.forecast.request import Request, find_setting
+from accel_nb.runtime.process.hardware import inspect_machine
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+
+def forecast_notebook(
+    request: Request, names: Mapping[str, Any], config: Config, devices: Sequence[str]
+) -> Forecast | None:
+    """Forecast for a model of the notebook; None where none is named and there is not just one.
+
+    One sample of a loader's dataset is looked at, with the random number generators put back. Raises `ConfigError`.
+    """
+    if request.target is None and "torch" not in sys.modules:
+        return None
+    model = _model(request, names)
+    if model is None:
+        return None
+    from accel_nb.forecast.build import forecast_model
+    from accel_nb.forecast.served import ask_strategies
+
+    batch, batch_size = _batch(request, names)
+    setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
+    optimizer = _optimizer(request, names, model)
+    found = forecast_model(model, setting, optimizer=optimizer, batch=batch, loss=_loss(request, names))
+    known = [] if isinstance(optimizer, str) else optimizer if isinstance(optimizer, list) else [optimizer]
+    return ask_strategies(found, [model], known, config)
+
+
+def _model(request: Request, names: Mapping[str, Any]) -> nn.Module | None:
+    from torch import nn
+
+    if request.target is not None:
+        found = _named(names, request.target, "the model")
+        if not isinstance(found, nn.Module):
+            raise ConfigError(f"{request.target} is a {type(found).__name__}; name a torch module")
+        return found
+    modules = {id(value): value for value in names.values() if isinstance(value, nn.Module)}
+    inner = {id(part) for module in modules.values() for part in islice(module.modules(), 1, None)}
+    outer = [value for key, value in modules.items() if key not in inner and next(value.parameters(), None) is not None]
+    return outer[0] if len(outer) == 1 else None
+
+
+def _loss(request: Request, names: Mapping[str, Any]) -> Any:
+    if request.loss is None:
+        return None
+    found = _named(names, request.loss, "--loss")
+    if not callable(found):
+        raise ConfigError(f"--loss {request.loss} is a {type(found).__name__}; name a function of output and batch")
+    return found
+
+
+def _optimizer(request: Request, names: Mapping[str, Any], model: nn.Module) -> Optimizer | list[Optimizer] | str:
+    from torch.optim import Optimizer
+
+    if request.optimizer is not None:
+        found = names.get(request.optimizer)
+        return found if isinstance(found, Optimizer) else request.optimizer
+    own = {id(parameter) for parameter in model.parameters()}
+    found = {
+        id(value): value
+        for value in names.values()
+        if isinstance(value, Optimizer) and own & {id(p) for group in value.param_groups for p in group["params"]}
+    }
+    return list(found.values()) or "adamw"
+
+
+def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:
+    """Return a batch and how many samples the loader yields; (None, 0) where nothing says what a batch is."""
+    from torch.utils.data import DataLoader
+
+    from accel_nb.forecast.build import sample_of
+    from accel_nb.runtime.tensors.nested import first_batch_size
+
+    if request.data is not None:
+        data = _named(names, request.data, "--data")
+    else:
+        loaders = {id(value): value for value in names.values() if isinstance(value, DataLoader)}
+        data = next(iter(loaders.values())) if len(loaders) == 1 else None
+    if data is None:
+        return None, request.batch_size or 0
+    batch, size = sample_of(data) if isinstance(data, DataLoader) else (data, None)
+    size = request.batch_size or size or first_batch_size(batch)
+    if size is None:
+        raise ConfigError(f"--data {request.data} is a {type(data).__name__} without tensors; name a loader or a batch")
+    return batch, size
+
+
+def _named(names: Mapping[str, Any], name: str, what: str) -> Any:
+    if name not in names:
+        known = [known for known in names if not known.startswith("_")]
+        raise ConfigError(f"{what}: the notebook has no name {name[:80]!a}{did_you_mean(name, known)}")
+    return names[name]

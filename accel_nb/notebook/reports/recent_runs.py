@@ -1,0 +1,131 @@
+"""The newest runs of the registry as the sidebar shows them: bounded and plain, whatever lies in the folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
+from accel_nb.config.flags import flags_to_line, value_text
+from accel_nb.errors import ConfigError
+from accel_nb.runs import Registry, Run
+from accel_nb.runs.record import read_metrics, read_run
+from accel_nb.runtime.process.secrets import HIDDEN
+from accel_nb.ui.table import Table
+
+MAX_RUNS = 20
+MAX_POINTS = 120
+MAX_LISTED = 64
+"""How many options and metrics of one run are told."""
+MAX_CHECKPOINTS = 4
+MAX_TEXT = 256
+MAX_ERROR = 2000
+
+
+def runs_stamp() -> str:
+    """Return a text that changes when what `tell_runs` tells may have changed; empty where no run is recorded."""
+    return Registry().stamp(MAX_RUNS)
+
+
+def tell_runs(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the newest runs, newest first, each with its last loss and a small chart of it."""
+    registry = Registry()
+    return {"runs": [_summary(registry, run) for run in registry.runs(MAX_RUNS, sampled=True)]}
+
+
+def tell_run(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what else is known of the run whose ``id`` is given; raises ValueError where there is none."""
+    registry, wanted = Registry(), given.get("id")
+    if wanted not in registry.ids():
+        raise ValueError("this run is not recorded any more")
+    try:
+        run = read_run(registry.folder / str(wanted), sampled=True)
+    except (OSError, ValueError):
+        raise ValueError("this run cannot be read any more") from None
+    packages = run.environment.get("packages")
+    return {
+        "id": run.id,
+        "target": _text(" ".join([run.target, *run.args])),
+        "error": "\n".join(_text(line) for line in (run.error or "")[:MAX_ERROR].splitlines()),
+        "code": _text(run.code or ""),
+        "folder": _text(run.environment.get("folder", "")),
+        "machine": _text(run.environment.get("machine", "")),
+        "packages": _text(", ".join(f"{name} {item}" for name, item in _items(packages))),
+        "num_checkpoints": len(run.checkpoints),
+        "checkpoints": [_text(url) for url in run.checkpoints[-MAX_CHECKPOINTS:]],
+        "metrics": [{"name": _text(name), "value": _finite(value)} for name, value in _items(run.metrics)],
+        "options": [
+            {"option": _text(name), "value": _text(value_text(value)), "source": _text(origin)}
+            for name, (value, origin) in _items(run.config)
+        ],
+        "line": line_of(run),
+    }
+
+
+def line_of(run: Run) -> str | None:
+    """Return the flags that give a run's options again; None where they are no options that a line can give.
+
+    What a secret stood in is left out, and so is the name of a file of options, whose values are there.
+    """
+    values = {
+        name: value
+        for name, (value, _) in run.config.items()
+        if name in OPTIONS and name != "config" and HIDDEN not in str(value)
+    }
+    try:
+        line = flags_to_line(Layer("flags", values, f"run {run.id}"))
+        resolve([parse_flags(line)])
+    except (ConfigError, ValueError, KeyError):
+        return None
+    return line
+
+
+def _summary(registry: Registry, run: Run) -> dict[str, Any]:
+    name, table = _curve(registry, run)
+    points = table.picked(MAX_POINTS)
+    return {
+        "id": run.id,
+        "name": _text(run.name),
+        "kind": _text(run.kind),
+        "outcome": run.outcome,
+        "started": run.started,
+        "duration_s": _finite(run.duration_s),
+        "num_steps": run.num_steps,
+        "metric": _text(name),
+        "value": _finite(run.metrics.get(name)),
+        "steps": points[0].tolist(),
+        "values": points[1].tolist(),
+    }
+
+
+def _curve(registry: Registry, run: Run) -> tuple[str, Table]:
+    """Return the name of what is drawn of a run, and its finite values: the loss, or what was logged first."""
+    names = [name for name in run.metrics if name]
+    name = next((name for name in sorted(names, key=len) if "loss" in name.lower()), names[0] if names else "")
+    table, last = Table(2), -math.inf
+    for step, values in read_metrics(registry.folder / run.id, sampled=True):
+        value = values.get(name)
+        if step is not None and isinstance(value, float) and math.isfinite(value):
+            last = max(last, _place(step))
+            table.append((last, value))
+    return name, table
+
+
+def _place(step: int) -> float:
+    return float(max(0, min(step, 2**53)))
+
+
+def _items(found: Any) -> list[tuple[Any, Any]]:
+    return list(found.items())[:MAX_LISTED] if isinstance(found, dict) else []
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _text(value: object) -> str:
+    """Return a text that can be sent and shown: no half characters, no control characters, not long."""
+    text = str(value)[: MAX_TEXT + 1]
+    text = "".join(char if char.isprintable() else "\ufffd" for char in text)
+    return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,0 +1,138 @@
+"""What the JupyterLab sidebar is told about a session, and what it may ask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import psutil
+
+from accel_nb.config import Layer, environment_layer, parse_flags, resolve
+from accel_nb.config.flags import MAX_LINE, value_text
+from accel_nb.errors import AccelNbError, ConfigError
+from accel_nb.notebook.reports.recent_runs import runs_stamp, tell_run, tell_runs
+from accel_nb.notebook.session.session import Session
+from accel_nb.pool.device_assignment import place_workers
+from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.process.hardware import inspect_machine
+from accel_nb.ui.comm import Answer, DeviceLine, LogLine, SidebarState, WorkerLine
+
+NOTEBOOK_SOURCE = "this notebook's settings"
+MAX_SETTINGS = 256
+LOOK_S = 0.5
+
+
+def describe_state(session: Session) -> SidebarState:
+    """Describe devices and pool; reads only, so that it may run beside a busy cell."""
+    machine, status = inspect_machine(), session.status()
+    cpu = DeviceLine(f"{machine.num_cores} CPU cores", "cpu", machine.total_bytes, machine.free_bytes)
+    gpus = [DeviceLine(gpu.name, "cuda", gpu.total_bytes, gpu.free_bytes) for gpu in machine.gpus]
+    workers = [
+        WorkerLine(rank, spec.device, status.pids[rank], _resident_bytes(status.pids[rank]))
+        for rank, spec in enumerate(status.specs)
+        if rank in status.pids
+    ]
+    state = status.state
+    if state == "starting" and session.last is not None and session.last.status != "running":
+        state = "ready"  # made anew after an interrupt; that they are is heard of with the next cell
+    notes = [f"{name} is only on the workers: {reason}" for name, reason in status.kept.items()]
+    logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
+    return SidebarState([*gpus, cpu], state, workers, notes, logs, runs_stamp())
+
+
+def look_until_warm(session: Session) -> None:
+    """Look between cells whether workers can be forked by now, and tell so; does nothing outside of a running loop."""
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return
+
+    def look() -> None:
+        if session.status().state == "warming up":
+            session.look()
+            if session.status().state == "warming up":
+                loop.call_later(LOOK_S, look)
+            else:
+                session.on_change()
+
+    loop.call_later(LOOK_S, look)
+
+
+def _resident_bytes(pid: int) -> int:
+    try:
+        return psutil.Process(pid).memory_info().rss
+    except psutil.Error:
+        return 0
+
+
+class NotebookSettings:
+    """The options that a notebook carries in its metadata, as the browser tells them; the layer ``notebook``."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._told = threading.Event()
+
+    def take(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Take the options that cells run with from now on, as ``{"settings": {"precision": "bf16"}}``."""
+        self._session.notebook_layers = settings_layers(given.get("settings"))
+        self._told.set()
+        return {"taken": True}
+
+    def wait(self, deadline_s: float) -> None:
+        """Return when the browser has told the options, or when the time is up; a second time at once."""
+        self._told.wait(deadline_s)
+        self._told.set()
+
+
+def settings_layers(settings: object) -> tuple[Layer, ...]:
+    """Return the layer of the notebook's metadata, none when it is empty; raises ValueError for what is no mapping."""
+    if not isinstance(settings, dict) or len(settings) > MAX_SETTINGS:
+        raise ValueError(f"settings are names of options with their values, at most {MAX_SETTINGS}")
+    return (Layer("notebook", settings, NOTEBOOK_SOURCE),) if settings else ()
+
+
+def answers_of(session: Session, settings: NotebookSettings) -> Mapping[str, Answer]:
+    """Return what the sidebar may ask about, with what answers it."""
+    return {
+        "notebook": settings.take,
+        "options": explain_options,
+        "log": lambda given: read_log(session, given),
+        "runs": tell_runs,
+        "run": tell_run,
+    }
+
+
+def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Resolve a magic's ``line`` over a notebook's ``settings``: each option's value and origin, or what is wrong."""
+    line = given.get("line")
+    if not isinstance(line, str) or len(line) > MAX_LINE:
+        raise ValueError(f"a line is text of at most {MAX_LINE} characters")
+    layers = [environment_layer(option_variables()), *settings_layers(given.get("settings"))]
+    try:
+        resolved = resolve([*layers, parse_flags(line, "%%accelerate")])
+    except ConfigError as error:
+        return {"problems": error.problems, "notes": [], "devices": [], "rows": []}
+    rows = [
+        {"option": row.option, "value": value_text(row.value), "layer": row.origin.layer, "source": row.origin.source}
+        for row in resolved.explain()
+    ]
+    answer = {"problems": [], "notes": list(resolved.notes), "devices": [], "rows": rows}
+    config = resolved.config
+    try:
+        specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
+        resolved.check_world(len(specs))
+    except AccelNbError as error:
+        return answer | {"problems": str(error).splitlines()}
+    return answer | {"devices": [spec.device for spec in specs]}
+
+
+def read_log(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a rank has printed since byte ``seen`` of the log that the browser knows, or all that is kept."""
+    rank, known, seen = given.get("rank"), given.get("log"), given.get("seen")
+    if not isinstance(rank, int) or not isinstance(seen, int) or rank not in session.logs:
+        raise ValueError(f"there is no log of rank {str(rank)[:20]}")
+    log = session.logs[rank]
+    text, start, end = log.since(seen if known == log.name else 0)
+    return {"rank": rank, "log": log.name, "text": text, "start": start, "end": end}

@@ -1,0 +1,102 @@
+"""What a cell finds around it in the notebook, other than names and modules: variables, and the text of cells."""
+
+from __future__ import annotations
+import __future__
+
+import ast
+import functools
+import linecache
+import operator
+import os
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from IPython.core.getipython import get_ipython
+
+from accel_nb.notebook.session.process_settings import read_settings
+from accel_nb.runtime.process.environment import notebook_variables, variable
+
+GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
+FUTURE_FLAGS = functools.reduce(
+    operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
+)
+"""The flags of the compiler that imports from ``__future__`` set."""
+
+
+@dataclass(slots=True)
+class Surroundings:
+    """Tells what changed since the workers were started or last told."""
+
+    _touched: set[str] = field(default_factory=set)
+    _sources: set[str] = field(default_factory=set)
+    _settings: dict[str, Any] = field(default_factory=dict)
+
+    def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
+        """Return the environment variables that have ever differed from those of a fresh worker, None where unset.
+
+        The devices that a process sees are settled when it starts: that variable is left out.
+        """
+        now = notebook_variables()
+        for name in now.keys() | started_with.keys():
+            if now.get(name) != started_with.get(name):
+                self._touched.add(name)
+        return {name: now.get(name) for name in sorted(self._touched - {GPU_VARIABLE})}
+
+    def sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
+        """Return by file name the text that ``codes`` were defined in, for tracebacks, and what the notebook calls it.
+
+        Files that exist are read where they are needed; what was returned once is not returned again.
+        """
+        found: dict[str, tuple[str, str]] = {}
+        for name in {code.co_filename for code in codes} - self._sources:
+            self._sources.add(name)
+            if not os.path.exists(name) and (lines := linecache.getlines(name)):
+                found[name] = "".join(lines), _shown_name(name)
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Return those settings of the process that have changed since this was last called."""
+        before, self._settings = self._settings, read_settings(self._settings)
+        return {name: value for name, value in self._settings.items() if name not in before or before[name] != value}
+
+    def forget(self) -> None:
+        """Return every text and setting again: a worker is new, or may not have them."""
+        self._sources.clear()
+        self._settings = {}
+
+
+def _shown_name(file: str) -> str:
+    """Return what IPython calls a cell's file, such as ``In[3]``; empty where it has no name for it.
+
+    IPython before 8 has none: its tracebacks show the name of the file.
+    """
+    format_name = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
+    named = None if format_name is None else format_name(file)
+    return "" if named is None else str(named[1])
+
+
+def compiler_flags(tree: ast.Module) -> int:
+    """Return the ``__future__`` flags that a cell is compiled with, and have the notebook keep those that it imports.
+
+    IPython keeps what one cell imports from ``__future__`` for all cells after it.
+    """
+    names = [
+        alias.name
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module == "__future__"
+        for alias in node.names
+    ]
+    own = sum({getattr(__future__, name).compiler_flag for name in names if name in __future__.all_feature_names})
+    shell = get_ipython()
+    if shell is None:
+        return own
+    before = shell.compile.flags & FUTURE_FLAGS
+    shell.compile.flags |= own
+    return before
+
+
+def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
+    """Whether the notebook has changed which GPUs are visible since then."""
+    return variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)

@@ -1,0 +1,584 @@
+"""One notebook's connection to its workers: starts them, runs cells and launches, and knows what runs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from accel_nb.config import Layer, Resolved, resolve
+from accel_nb.errors import PoolError, UnknownNameError
+from accel_nb.notebook.cells.call import read_result
+from accel_nb.notebook.cells.cell_analysis import read_cell
+from accel_nb.notebook.output.cell_output import make_output
+from accel_nb.notebook.output.rank_logs import RankLog
+from accel_nb.notebook.reports.post_mortem import post_mortem
+from accel_nb.notebook.session.background import BackgroundRun
+from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_gpus
+from accel_nb.notebook.session.error_translation import failure_of
+from accel_nb.notebook.session.interrupts import HeldTermination, counted_interrupts
+from accel_nb.notebook.session.namespace_session import Exchange
+from accel_nb.notebook.session.recording import record_run
+from accel_nb.notebook.session.run_controls import Controls
+from accel_nb.notebook.session.run_state import Cell, Running, Shipment, status_of
+from accel_nb.notebook.worker.replica_check import drift_lines
+from accel_nb.pool.control.coordination import Wishes
+from accel_nb.pool.control.stop_escalation import Answer, Reason
+from accel_nb.pool.device_assignment import Claims
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.pool.local.engine import LocalEngine
+from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
+from accel_nb.pool.sync.object_paths import root_of
+from accel_nb.telemetry.metrics import Exporters
+from accel_nb.ui import Panel
+from accel_nb.ui.earlier import EarlierRuns
+
+PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
+PRELOAD = ("torch._dynamo", "accel_nb.notebook.worker.program:warm")
+"""What is loaded before workers are forked; torch's optimizers import the first when one of them is made."""
+
+
+@dataclass(slots=True)
+class Status:
+    """What `%accelerate status` shows."""
+
+    state: str
+    specs: tuple[WorkerSpec, ...]
+    pids: dict[int, int]
+    zygote_pid: int | None
+    kept: dict[str, str]
+    last_cell_s: float | None
+
+
+@dataclass(slots=True)
+class Session:
+    """Owns the engine and the pool of one kernel. Starts no process until `warm_up` or the first cell."""
+
+    namespace: dict[str, Any]
+    hidden_names: Collection[str] = ()
+    logs: dict[int, RankLog] = field(default_factory=dict)
+    on_change: Callable[[], None] = lambda: None
+    """Called when the pool's state or workers may have changed."""
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """Environment variables that the workers have in place of the notebook's."""
+    notebook_layers: tuple[Layer, ...] = ()
+    """Options that the notebook carries in its metadata, as the browser has told them."""
+    claims: Claims = field(default_factory=Claims)
+    """What launches and cells of this notebook hold that run at once."""
+    background: BackgroundRun | None = None
+    """The cell that runs in the background, or did last."""
+    last: Running | None = None
+    """The run that was started last."""
+    exchange: Exchange = field(init=False)
+    """What the notebook and its workers both hold."""
+    exporters: Exporters = field(default_factory=Exporters)
+    """Where the numbers of runs go beside the panel."""
+    earlier: EarlierRuns = field(default_factory=EarlierRuns)
+    """The runs that the next one can be compared with."""
+    _engine: LocalEngine | None = None
+    _pool: Pool | None = None
+    _last_cell_s: float | None = None
+    _is_to_end: bool = False
+    """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
+    _termination: HeldTermination | None = None
+    _resolved: tuple[str, Resolved] | None = None
+    _busy: threading.RLock = field(default_factory=threading.RLock)
+
+    def __post_init__(self) -> None:
+        self.exchange = Exchange(self.namespace, self.hidden_names)
+
+    def resolve(self, layers: Sequence[Layer]) -> Resolved:
+        """Resolve the options of a launch; the last answer is kept, since most launches are repeated as they are."""
+        key = repr([(layer.name, layer.source, dict(layer.values), dict(layer.places)) for layer in layers])
+        if self._resolved is None or self._resolved[0] != key or self._resolved[1].config.config is not None:
+            self._resolved = key, resolve(layers)
+        return self._resolved[1]
+
+    def reserve(self) -> bool:
+        """Keep other threads' cells and launches off until `release`; False when the workers are another's."""
+        if self._in_background is not None:
+            return False
+        return self._busy.acquire(blocking=False)
+
+    def release(self) -> None:
+        """End what a successful `reserve` of this thread began."""
+        self._busy.release()
+
+    def warm_up(self) -> None:
+        """Start the process that workers are forked from, in the background; returns at once."""
+        if self._engine is None:
+            self._engine = LocalEngine(PROGRAM, preload=PRELOAD, overrides=self.overrides)
+
+    def run(
+        self,
+        cell: Cell,
+        resolved: Resolved,
+        specs: Sequence[WorkerSpec],
+        *,
+        mode: str,
+        is_last_try: bool = True,
+    ) -> list[Any]:
+        """Run a cell on the workers and bring back what it bound and trained; raises what the cell raised.
+
+        Returns what a call gave on each rank, in the order of ranks; nothing for a cell. What fails before the last try
+        brings nothing back.
+        """
+        with self._reserved(), self.exchange.binding(cell.call):
+            running = self._begin(cell, resolved, specs, mode)
+            return [] if running is None else self._run_shown(running, cell, resolved, specs, is_last_try=is_last_try)
+
+    def start(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str) -> BackgroundRun | None:
+        """Send a cell to the workers and return while it runs; None for an empty one.
+
+        The workers have the notebook's names as they are now. What comes back is taken in by `arrive`.
+        """
+        with self._reserved(), ExitStack() as claim:
+            claim.callback(self.claims.take(specs))
+            running = self._begin(cell, resolved, specs, mode)
+            if running is None:
+                return None
+            try:
+                shipment = self._ship(cell, running, resolved, specs)
+            except BaseException:
+                running.finish("failed")
+                raise
+            saves = resolved.config.checkpoint.dir is not None
+            if saves:
+                self._termination = HeldTermination(running.controls.wishes.interrupt_once)
+            shared = {root_of(name) for name in self.exchange.shared_names}
+
+            held = claim.pop_all()
+
+            def execute(output: Listener) -> tuple[list[Answer], Reason | None]:
+                with held:
+                    return self._execute(shipment, running, output, saves=saves)
+
+            self.background = BackgroundRun(
+                running,
+                self.namespace,
+                {name: self.namespace[name] for name in shared if name in self.namespace},
+                execute,
+                lambda answers, reason: self._judge(running, answers, reason),
+                self.arrive,
+                lambda error: self._background_ended(running, cell, resolved, error),
+            )
+        self.on_change()
+        return self.background
+
+    def _background_ended(self, running: Running, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
+        self.exporters.flush()
+        self.on_change()
+        if self._termination is not None:
+            self._termination.run_ended()
+
+    def arrive(self) -> None:
+        """Take in what a background run has brought, if it has ended since, and say so; called between cells.
+
+        The notebook then holds what it would hold if the cell had ended now: names that it has bound anew in the
+        meantime are the run's, if the run has brought them.
+        """
+        background = self.background
+        if background is None or background.is_running or background.has_arrived:
+            return
+        background.join()
+        background.has_arrived = True
+        if self._termination is not None:
+            self._termination.release()
+            self._termination = None
+        gone = {name for name in background.held if name not in self.namespace}
+        anew = {
+            name: self.namespace[name]
+            for name, value in background.held.items()
+            if name not in gone and self.namespace[name] is not value
+        }
+        self.namespace.update({name: background.held[name] for name in (*gone, *anew)})
+        names: set[str] = set()
+        try:
+            with counted_interrupts():
+                lines = self.exchange.take_in(background.answers, names)
+        finally:
+            self.namespace.update({name: value for name, value in anew.items() if name not in names})
+            for name in gone - names:
+                del self.namespace[name]
+        self._forget_if_died(background.answers)
+        self._last_cell_s = background.running.elapsed_s
+        title = background.running.title
+        if shown := sorted(names & self.exchange.user_names.keys()):
+            print(f"back from {title!r}: {', '.join(shown)}")
+        if replaced := sorted(names & anew.keys()):
+            print(f"{', '.join(replaced)}: bound anew while {title!r} ran, and now what the run has brought")
+        for line in lines:
+            print(line)
+        self.on_change()
+
+    @property
+    def _in_background(self) -> BackgroundRun | None:
+        return self.background if self.background is not None and self.background.is_running else None
+
+    @contextmanager
+    def claimed(self, specs: Sequence[WorkerSpec]) -> Iterator[None]:
+        """Keep others off the workers and their GPUs while the block runs; raises PoolError when they are in use."""
+        with self._reserved(), ExitStack() as claim:
+            claim.callback(self.claims.take(specs))
+            yield
+
+    @contextmanager
+    def _reserved(self) -> Iterator[None]:
+        self.arrive()
+        if self._in_background is not None:
+            raise PoolError(_busy_words(self._in_background))
+        if not self.reserve():
+            raise PoolError("the workers are busy with a launch in another thread; wait until it has ended")
+        try:
+            yield
+        finally:
+            self.release()
+
+    def _begin(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> Running | None:
+        """Begin a run's output; None for an empty cell."""
+        config = resolved.config
+        names = read_cell(cell.tree, self.exchange.user_names)
+        if names.is_empty:
+            return None
+        is_new = self._pool is None or self._pool.specs != tuple(specs)
+        shown = range(len(specs)) if config.show_ranks == "all" else {0, *config.show_ranks}
+        if config.ranks is not None and 0 not in config.ranks and not config.show_ranks:
+            shown = config.ranks
+        title = config.name or (f"cell {cell.execution_count}" if cell.call is None else cell.call.name)
+        controls = Controls(can_save=config.checkpoint.dir is not None)
+        metrics = self.exporters.use(config.metrics)
+        panel = Panel(
+            title,
+            len(specs),
+            mode=mode,  # type: ignore[arg-type]
+            on_control=controls.take,
+            can_save=controls.can_save,
+            also=self.exporters.feed,
+            earlier=self.earlier,
+        )
+        controls.say, controls.tell = panel.say, lambda event: panel.feed([event])
+        prefix = None if cell.call is None else cell.call.prefix
+        output = make_output(
+            specs, panel=panel, shown_ranks=range(len(specs)) if prefix else shown, is_new=is_new, prefix=prefix
+        )
+        self.logs = output.logs
+        lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]
+        self.last = Running(title, names, output, controls, config, specs, lines=lines)
+        if config.ranks is not None and 0 not in config.ranks and names.bound:
+            self.last.lines.append(f"bound on rank {_listed(config.ranks)} only: {', '.join(names.bound)}")
+        return self.last
+
+    def _run_shown(
+        self,
+        running: Running,
+        cell: Cell,
+        resolved: Resolved,
+        specs: Sequence[WorkerSpec],
+        *,
+        is_last_try: bool,
+    ) -> list[Any]:
+        status = "failed"
+        try:
+            shipment = self._ship(cell, running, resolved, specs)
+            saves = resolved.config.checkpoint.dir is not None
+            answers, reason = self._execute(shipment, running, running.output, saves=saves)
+            answers, results = _split_results(answers)
+            if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
+                answers = _without_returns(answers)
+            error = self._judge(running, answers, reason)
+            try:
+                with counted_interrupts():  # half-copied weights would be sent back over the trained ones
+                    running.lines += self.exchange.take_in(answers)
+                    returned = [read_result(*results[rank], self.namespace) for rank in sorted(results)]
+            finally:
+                for descriptor, _ in results.values():
+                    os.close(descriptor)
+            self._forget_if_died(answers)
+            status = status_of(error)
+        finally:
+            running.finish(status)
+            self.exporters.flush()
+            self._last_cell_s = running.elapsed_s
+            self.on_change()
+            if self._is_to_end:
+                signal.raise_signal(signal.SIGTERM)
+        record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
+        if error is not None:
+            raise error
+        return returned
+
+    def _judge(self, running: Running, answers: list[Answer], reason: Reason | None) -> BaseException | None:
+        """Keep what ranks say at the end, and return what the cell raises, if anything."""
+        for answer in answers:
+            running.lines += answer.body.get("lines", ())
+        running.lines += drift_lines(answers)
+        return failure_of(
+            answers,
+            reason,
+            running.output.logs,
+            running.config.timeout,
+            has_pool=self._pool is not None and self._pool.state != "failed",
+            remarks=post_mortem(answers, dict(self.namespace), running.config, running.specs),
+            memory=running.output.memory,
+        )
+
+    def pull(self, names: Sequence[str]) -> list[str]:
+        """Fetch names from rank 0, however large; returns those that arrived."""
+        pool = self._living_pool()
+        body = {"names": list(names), "shared": self.exchange.shared_names}
+        answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _Quiet())
+        error = failure_of(answers, reason, {}, None)
+        if error is not None:
+            self._forget_if_died(answers)
+            raise error
+        with counted_interrupts():
+            lines = self.exchange.take_in(answers)
+        if lines:
+            raise PoolError("; ".join(lines))
+        return list(names)
+
+    def push(self, names: Sequence[str]) -> None:
+        """Send names anew with the next cell that uses them, whatever the workers hold.
+
+        Raises ShippingError for names that cannot be sent.
+        """
+        missing = [name for name in names if name not in self.namespace]
+        if missing:
+            raise UnknownNameError(f"the notebook has no name {', '.join(map(repr, missing))}")
+        self.exchange.require_sendable(names)
+        self.exchange.send_anew(names)
+
+    def look(self) -> None:
+        """Take in what happened since the last cell, without waiting."""
+        if self._in_background is not None:
+            return  # its thread looks
+        if self._pool is not None:
+            self._pool.look_around()
+        elif self._engine is not None:
+            self._engine.look()
+
+    def status(self) -> Status:
+        """Describe the pool as it was when last looked at; may be called in any thread."""
+        engine, pool = self._engine, self._pool
+        state = pool.state if pool else "not started" if engine is None else "warm" if engine.is_warm else "warming up"
+        return Status(
+            state=state,
+            specs=pool.specs if pool else (),
+            pids=engine.pids if engine and pool else {},
+            zygote_pid=engine.zygote_pid if engine else None,
+            kept=dict(self.exchange.kept),
+            last_cell_s=self._last_cell_s,
+        )
+
+    def renew(self) -> None:
+        """End the workers; the next cell has fresh ones, forked from the same process, with the notebook's values."""
+        if self._pool is not None and self._engine is not None:
+            self._pool.retire()
+            self._pool = None
+            self.exchange.forget()
+
+    def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start workers at these places now; without it the first cell does."""
+        try:
+            with self._reserved():
+                self._pool_for(specs, START_PATIENCE_S)
+        finally:
+            self.on_change()
+
+    def stop(self) -> None:
+        """End every process; the next cell starts new ones. Harmless when nothing runs.
+
+        A background run is interrupted first, and what it has trained comes back.
+        """
+        if self._in_background is not None:
+            self._in_background.end()
+        self.arrive()
+        if self._pool is not None:
+            self._pool.close()
+        elif self._engine is not None:
+            self._engine.stop()
+        self._pool = self._engine = None
+        self.exporters.close()
+        self.exchange.forget()
+        self.on_change()
+
+    def _ship(self, cell: Cell, running: Running, resolved: Resolved, specs: Sequence[WorkerSpec]) -> Shipment:
+        """Have workers ready, and pack what the cell needs and they lack."""
+        lines = running.lines
+        pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
+        assert self._engine is not None
+        started_with = self._engine.variables
+        if self._engine.num_threads > 1:
+            lines.append(
+                f"the process that workers are forked from runs {self._engine.num_threads} threads: workers may hang; "
+                "something that Python loads at its start makes threads"
+            )
+        if sees_other_gpus(started_with):
+            lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
+        resolved.check_world(pool.size)
+        shipment, left_out = self.exchange.pack(cell, running.names, resolved, pool, started_with)
+        lines += left_out
+        return shipment
+
+    def _execute(
+        self, shipment: Shipment, running: Running, listener: Listener, *, saves: bool
+    ) -> tuple[list[Answer], Reason | None]:
+        """Run a shipment on the workers; touches none of the notebook's names."""
+        parcel = shipment.parcel
+        try:
+            answers, reason = self._request(
+                shipment.pool,
+                "run",
+                shipment.bodies,
+                listener,
+                descriptors=[] if parcel is None else [parcel.descriptor],
+                timeout_s=running.config.timeout,
+                finishes=saves,
+                wishes=running.controls.wishes,
+                poll_s=shipment.poll_s,
+            )
+            self.exchange.note_delivered(shipment, answers)
+            return [answer for answer in answers if not answer.body.get("was_idle")], reason
+        except BaseException:
+            self.exchange.note_lost(shipment)
+            raise
+        finally:
+            if parcel is not None:
+                parcel.close()
+
+    def _request(
+        self,
+        pool: Pool,
+        task: str,
+        bodies: Mapping[int, dict[str, Any]],
+        listener: Listener,
+        *,
+        descriptors: Sequence[int] = (),
+        timeout_s: float | None = None,
+        finishes: bool = False,
+        wishes: Wishes | None = None,
+        poll_s: float = POLL_S,
+    ) -> tuple[list[Answer], Reason | None]:
+        asked = wishes or Wishes()
+        with counted_interrupts(terminations=finishes) as presses:
+            answers, reason = pool.run(
+                task,
+                bodies,
+                listener,
+                descriptors=descriptors,
+                presses=lambda: presses.count + asked.num_interrupts,
+                timeout_s=timeout_s,
+                finishes=finishes,
+                wishes=asked,
+                poll_s=poll_s,
+            )
+        self._is_to_end = presses.is_to_end
+        return answers, reason
+
+    def _forget_if_died(self, answers: Iterable[Answer]) -> None:
+        """A fresh worker holds nothing: send everything anew."""
+        if any(answer.outcome == "died" for answer in answers):
+            self.exchange.forget()
+
+    def _pool_for(self, specs: Sequence[WorkerSpec], patience_s: float) -> Pool:
+        """Return a pool of living workers at these places, starting or replacing what is needed."""
+        if self._pool is not None:
+            try:
+                has_lost = self._pool.specs == tuple(specs) and self._pool.look_around()
+            except BaseException:  # an interrupt while ranks were replaced: half-started workers are no use
+                self.stop()
+                raise
+            if has_lost:
+                self.exchange.forget()
+            if self._pool.specs != tuple(specs) or self._pool.state != "ready":
+                self._pool.retire()
+                self._pool = None
+                self.exchange.forget()
+        if self._pool is None:
+            if self._engine is not None and sees_other_gpus(self._engine.variables):
+                self.stop()
+            self.warm_up()
+            assert self._engine is not None
+            try:
+                self._pool = Pool(self._engine, specs)
+                self._pool.wait_ready(patience_s=patience_s)
+            except BaseException:
+                self.stop()
+                raise
+        return self._pool
+
+    def _living_pool(self) -> Pool:
+        self.arrive()
+        if (background := self._in_background) is not None:
+            raise PoolError(
+                f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
+                "ended; `%accelerate inspect NAMES` looks at them after the next step"
+            )
+        if self._pool is None:
+            raise PoolError("no workers run; the first %%accelerate cell starts them")
+        if self._pool.look_around():
+            self.exchange.forget()
+        if self._pool.state != "ready":
+            raise PoolError(
+                "the workers failed; the next %%accelerate cell, or `%accelerate restart`, starts fresh ones"
+            )
+        return self._pool
+
+
+def _listed(ranks: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(ranks)))
+
+
+def _busy_words(background: BackgroundRun) -> str:
+    return (
+        f"the workers are busy: {background.status()}. `%accelerate wait` waits for it, "
+        "`%accelerate stop --after-step` ends it after the step, `%accelerate interrupt` at once"
+    )
+
+
+def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, tuple[int, dict[str, Any]]]]:
+    """Take the results of a call out of the answers: by rank a descriptor, now ours to close, and a table."""
+    results: dict[int, tuple[int, dict[str, Any]]] = {}
+    for index, answer in enumerate(answers):
+        if (table := answer.body.get("result")) is not None:
+            *others, descriptor = answer.descriptors
+            results[answer.rank] = descriptor, table
+            answers[index] = replace(answer, descriptors=tuple(others))
+    return answers, results
+
+
+def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
+    """Drop what ranks sent back, so that the notebook keeps its values."""
+    kept: list[Answer] = []
+    for answer in answers:
+        for descriptor in answer.descriptors:
+            os.close(descriptor)
+        body = {name: value for name, value in answer.body.items() if name != "returned"}
+        kept.append(replace(answer, body=body, descriptors=()))
+    return kept
+
+
+class _Quiet:
+    """A listener for requests that show nothing."""
+
+    def printed(self, rank: int, stream: str, data: bytes) -> None:
+        """Show nothing."""
+
+    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+        """Close what came along."""
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    def measured(self, events: Sequence[Any]) -> None:
+        """Show nothing."""
+
+    def answered(self, answer: Answer) -> None:
+        """Show nothing."""
+
+    def tick(self) -> None:
+        """Show nothing."""

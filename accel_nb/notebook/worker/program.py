@@ -1,0 +1,606 @@
+"""What a worker runs: notebook cells, statement by statement, on the training core. Never imported by the kernel."""
+
+from __future__ import annotations
+
+import ast
+import base64
+import builtins
+import os
+import signal
+import sys
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from typing import Any
+
+import IPython
+import torch
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.memory import memory_map, post_mortem
+from accel_nb.accelerator.memory.release import is_out_of_memory
+from accel_nb.accelerator.plain_cells.autoprepare import PlainCells, release_unreachable
+from accel_nb.accelerator.plain_cells.cell_warnings import remark_on, telling_of_unprepared
+from accel_nb.accelerator.training.run_control import (
+    NO_MAP,
+    Steering,
+    TrainingStopped,
+    current_steering,
+    describe_value,
+)
+from accel_nb.config import Resolved, resolve, using_layers
+from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
+from accel_nb.notebook.cells.call import pack_result
+from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
+from accel_nb.notebook.session.module_sync import LoadedModules, Reload
+from accel_nb.notebook.session.process_settings import apply_settings
+from accel_nb.notebook.worker.shell import OWN, make_shell, note_left_out, short_tracebacks, without_frames
+from accel_nb.pool.local.arena import Parcel
+from accel_nb.pool.local.worker import Handled, Worker
+from accel_nb.pool.sync import pickling
+from accel_nb.pool.sync.namespace_sync import Delivery, describe_failures
+from accel_nb.pool.sync.object_paths import root_of
+from accel_nb.pool.sync.result_transfer import Parcels, Returner, Snapshot
+from accel_nb.runtime.devices.device import allocator_snapshot
+from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process import rng
+from accel_nb.runtime.process.environment import patch_environment, set_variables
+from accel_nb.runtime.tensors import sharded
+from accel_nb.telemetry.actions import read_action
+from accel_nb.telemetry.events import current_sink
+
+_IPYTHON = os.path.dirname(IPython.__file__) + os.sep
+_POINT = "__accel_nb_prepare__"
+_NO_POINT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Pass, ast.Global)
+
+
+class CellProgram:
+    """Runs cells on one rank and finds what has to go back."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._shell = make_shell(self._show)
+        self._namespace: dict[str, Any] = self._shell.user_ns
+        self._ignored = frozenset(self._namespace)
+        self._returner = Returner()
+        self._steering = Steering(worker.tell_steered, self._describe_name, self._map_memory)
+        self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
+        self._options: tuple[str, Resolved] | None = None
+        self._plain: tuple[Accelerator, PlainCells] | None = None
+        self._variables: dict[str, str | None] = {}
+        self._modules = LoadedModules()
+        # What the cells' own accelerator had prepared before it was replaced.
+        self._orphans: tuple[Any, ...] = ()
+        # Accelerators of an old process group, with models that are still divided.
+        self._suspended: list[Accelerator] = []
+        # Those of them whose models nobody can make whole any more: a rank that held a part is gone.
+        self._torn: weakref.WeakSet[Accelerator] = weakref.WeakSet()
+        # What is said below the running cell, and what the running call has returned.
+        self._lines: list[str] = []
+        self._result: Any = None
+
+    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        """Do one task: ``run`` a cell or a call, or ``pull`` names."""
+        if task == "run":
+            try:
+                return self._run(body, descriptors)
+            finally:
+                if body["call"] is not None:
+                    self._namespace.pop(body["call"]["bound_to"], None)
+        if task == "pull":
+            return self._pull(body)
+        raise ValueError(f"a worker has no task {task!r}")
+
+    def describe_error(self, error: BaseException) -> dict[str, Any]:
+        """Return type, message, traceback and the pickled error itself."""
+        return {"error": self._describe(error, self._traceback(error))}
+
+    def reopened(self) -> None:
+        """Drop what was built on the old process group; the next cell prepares anew."""
+        # What is divided among the ranks is made whole by all of them, and not all may be here: the next cell knows.
+        self._suspended = [accelerator for accelerator in self._living() if accelerator.divided_tensors()]
+        for kind, (_, accelerator) in list(self._accelerators.items()):
+            if accelerator in self._suspended:
+                del self._accelerators[kind]
+            else:
+                self._close_accelerator(kind, is_alone=True)
+        for value in list(self._namespace.values()):
+            if isinstance(value, Accelerator) and value not in self._suspended:
+                value.close(is_alone=True)
+
+    def finish(self) -> bool:
+        """Let the cell end with its next step, saved; False if it does not save, or none is near."""
+        answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # each of them is to hear of it
+        return any(answers)
+
+    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
+        """Hold at the next end of a step; returns how many the cell has come to."""
+        return self._steering.propose(wish, read_action(action))
+
+    def decide(self, wish: int, at: int | None) -> None:
+        """Do what was proposed at that end of a step, or do not."""
+        self._steering.decide(wish, at)
+
+    def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
+        os.chdir(body["cwd"])
+        sys.path[:] = body["sys_path"]
+        self._modules.begin_run()
+        self._follow_surroundings(body["variables"], body["reloaded"])
+        apply_settings(body["settings"])
+        if body["default_dtype"] is not None:
+            torch.set_default_dtype(getattr(torch, body["default_dtype"]))
+        suspended, self._suspended = self._suspended, []
+        for accelerator in suspended if not body["has_lost_ranks"] else ():
+            accelerator.close(is_alone=True)
+        if body["parcel"] is not None:
+            parcel = Parcel.from_table(descriptors[0], body["parcel"])
+            delivery, errors = Delivery.unpack(parcel, self._namespace)
+            errors |= delivery.apply(self._namespace)
+            if errors:
+                raise ShippingError("\n".join(_describe_unbuilt(errors)))
+        if body["has_lost_ranks"]:
+            self._orphans = ()
+            self._torn.update(suspended)
+        if body["is_idle"]:
+            return Handled("done", {"returned": None, "was_idle": True, "modules": self._modules.report()})
+        self._shell.know_sources(body["sources"])
+        resolved = self._read_options(body["config"])
+        returns = self._worker.world.is_main and resolved.config.bring_back
+        before = self._snapshot(body) if returns else None
+        outcome = "done"
+        reply: dict[str, Any] = {}
+        self._lines = []
+        self._steering.begin_run()
+        with using_layers(resolved), _reporting_to(self._worker, self._steering):
+            try:
+                error = self._execute(body, resolved)
+            except KeyboardInterrupt as interrupt:
+                error = interrupt
+        if isinstance(error, TrainingStopped) and not self._worker.was_interrupted:
+            error = self._end_stopped()
+        if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
+            outcome = "interrupted"
+        elif error is not None:
+            lines = self._traceback(error) if isinstance(error, AccelNbError) else self._shell.structured_traceback
+            share = None if self._plain is None else self._plain[1].last_share
+            if (remark := remark_on(error, share)) is not None:
+                lines = [*lines, remark]
+            outcome, reply = "raised", {"error": self._describe(error, lines), "memory": self._post_mortem(error, body)}
+            reply["torn"] = any(accelerator.is_torn for accelerator in self._living())
+        elif outcome == "done" and not body["is_partial"]:
+            reply["fingerprints"] = [accelerator.fingerprint() for accelerator in self._living()]
+        if self._worker.world.is_main:
+            reply["lines"] = [*body["lines"], *self._lines]
+        reply["modules"] = self._modules.report()
+        result: list[int] = []
+        if body["call"] is not None and error is None:
+            held = before or Snapshot.take(self._namespace, (), shared=body["shared"])
+            try:
+                packed = pack_result(self._result, self._namespace, held.shared_ids(), self._worker.world.rank)
+                result.append(packed.descriptor)
+                reply["result"] = packed.table()
+            except ShippingError as problem:
+                outcome, reply["error"] = "raised", self._describe(problem, [f"ShippingError: {problem}"])
+        self._result = None
+
+        def collect(before: Snapshot) -> Parcels:
+            states = None if body["rng"] is None else rng.present()
+            digest = None if states is None else rng.digest(states)
+            return self._returner.collect(
+                self._namespace,
+                before,
+                hidden=self._is_hidden,
+                wanted=resolved.config.pull,
+                rng=None if digest == body["rng"] else states,
+                rng_digest=digest,
+            )
+
+        parcels = None
+        if outcome == "done" and resolved.config.bring_back and not body["is_partial"]:
+            parcels = self._read_together(lambda: None if before is None else collect(before))
+        if parcels is None and before is not None:
+            parcels = collect(before)
+        if parcels is None:
+            return Handled(outcome, {**reply, "returned": None}, tuple(result))
+        return Handled(outcome, {**reply, "returned": parcels.body}, (*parcels.descriptors, *result))
+
+    def _read_options(self, document: str) -> Resolved:
+        if self._options is None or self._options[0] != document:
+            self._options = document, Resolved.from_json(document)
+        return self._options[1]
+
+    def _post_mortem(self, error: BaseException, body: dict[str, Any]) -> dict[str, Any] | None:
+        """Say who held what when memory ran out, and free what the error's frames hold; None for other errors."""
+        try:
+            device = self._worker.world.device
+            return post_mortem.examine(error, self._living(), self._namespace, device=device, source=body["source"])
+        except Exception as problem:  # it may itself find no memory; the error is told all the same
+            sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
+            return None
+        finally:
+            if is_out_of_memory(error):
+                post_mortem.let_go(error, self._namespace, body["bound"])
+
+    def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
+        """Let rank 0 collect while the others help it to what they hold parts of; None if nothing is in parts.
+
+        It may be interrupted, since it waits for ranks that may be gone.
+        """
+        tensors = [tensor for accelerator in self._living() for tensor in accelerator.divided_tensors()]
+        if not tensors or self._worker.group is None:
+            return None
+        comm = TorchComm(self._worker.world, self._worker.group)
+        try:
+            with self._worker.interruptible():
+                if not self._worker.world.is_main:
+                    sharded.follow(comm, tensors)
+                    return None
+                with sharded.leading(comm, tensors):
+                    return collect()
+        except (KeyboardInterrupt, RuntimeError):
+            return None
+
+    def _follow_surroundings(self, variables: dict[str, str | None], reloaded: dict[str, Reload]) -> None:
+        """Set what the notebook has changed in its environment, and load its modules anew where it did."""
+        known, self._variables = self._variables, variables
+        set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
+        if reloaded:
+            self._modules.load_anew(reloaded)
+
+    def _snapshot(self, body: dict[str, Any]) -> Snapshot:
+        names = self._namespace
+        used = [name for name in body["used"] if name in names and not self._is_hidden(name, names[name])]
+        return Snapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
+
+    def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
+        """Run the cell in the shell, or make the call, and return what it raised."""
+        shell = self._shell
+        is_call = body["call"] is not None
+        if self._plain is not None:
+            self._plain[1].last_share = None
+        is_plain = body["is_plain"] or (body["observes"] and not self._has_prepared_explicitly())
+        with ExitStack() as stack:
+            transformers: list[ast.NodeTransformer] = []
+            if not body["is_empty"] and (body["wants_accelerator"] or not is_call):
+                accelerator = self._accelerator(
+                    "plain" if is_plain else "explicit", resolved, is_partial=body["is_partial"]
+                )
+                self._bind(accelerator)
+                checkpoint = resolved.config.checkpoint
+                for known in self._living():
+                    if checkpoint.dir or checkpoint.resume:  # a checkpoint holds what is in use, not what was
+                        release_unreachable(known, self._namespace)
+                    known.begin_run(checkpoint.resume)
+                if checkpoint.dir is not None:
+                    stack.enter_context(self._saving_on_sigterm())
+                if body["wants_accelerator"] and not (is_plain or is_call or body["is_partial"]):
+                    stack.enter_context(telling_of_unprepared(self._worker.world))
+                if is_plain and resolved.config.prepare:
+                    cells = self._plain_cells(accelerator)
+                    stack.enter_context(cells.running(tells_ranks_apart=body["tells_ranks_apart"]))
+                    transformers = [_InsertPoints()]
+                    names = [*body["used"], *body["bound"]]
+                    bound = set(body["bound"]) - set(body["used"])
+                    stack.enter_context(_prepare_point(lambda: cells.prepare(self._namespace, names, bound)))
+            if not body["is_empty"]:
+                self._make_rng_equal(body, resolved.config.seed)
+            if is_call:
+                return self._call(body["call"])
+            shell.ast_transformers = transformers
+            shell.cell_text = body["source"]
+            shell.compile.flags = shell.compile.flags & ~FUTURE_FLAGS | body["compiler_flags"]
+            shell.execution_count = body["execution_count"]
+            with self._worker.interruptible():
+                result = shell.run_cell(body["source"], store_history=False)
+                if result.success:
+                    self._lines = [line for known in self._living() for line in known.end_run()]
+        error = result.error_before_exec or result.error_in_exec
+        if isinstance(error, KeyboardInterrupt) and self._worker.was_interrupted:
+            self._lines = [line for known in self._living() for line in known.end_interrupted_run()]
+        if isinstance(error, SystemExit):
+            words = _describe_exit(error)
+            shell.structured_traceback = [f"RuntimeError: {words}"]
+            return RuntimeError(words)
+        return error
+
+    def _end_stopped(self) -> BaseException | None:
+        """Finish a cell that was asked to stop after a step, as the other ranks do; returns what that raised."""
+        where = f"stopped after step {self._steering.stopped_step:,}, as asked: what follows in the cell did not run"
+        try:
+            with self._worker.interruptible():
+                saved = [line for known in self._living() for line in known.end_run()]
+        except BaseException as error:
+            self._shell.structured_traceback = self._traceback(error)
+            return error
+        self._lines = [where, *saved]
+        return None
+
+    def _describe_name(self, name: str) -> str:
+        return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
+
+    def _map_memory(self, step: int) -> str:
+        """Report what fills this rank's device, in the middle of a run, and say what became of that."""
+        world = self._worker.world
+        try:
+            snapshot = allocator_snapshot(world.device)
+            if snapshot is None:
+                return NO_MAP
+            source = self._shell.cell_text
+            found = memory_map.map_memory(
+                snapshot, self._living(), self._namespace, rank=world.rank, step=step, device=world.device,
+                source=source,
+            )  # fmt: skip
+        except Exception as problem:  # the training goes on
+            return f"not mapped: {type(problem).__name__}: {problem}"
+        self._worker.emit(found)
+        return "memory mapped"
+
+    def _call(self, call: dict[str, Any]) -> BaseException | None:
+        """Make the call that was sent, keep what it returns, and return what it raised."""
+        try:
+            with self._worker.interruptible(), patch_environment(**call["variables"]):
+                self._result = self._namespace[call["bound_to"]]()
+                self._lines = [line for known in self._living() for line in known.end_run()]
+        except KeyboardInterrupt as interrupt:
+            error: BaseException = interrupt
+        except SystemExit as end:
+            error = RuntimeError(f"the function called exit() with {end.code!r}; workers live on")
+        except BaseException as raised:
+            error = raised
+        else:
+            return None
+        self._shell.structured_traceback = self._traceback(error)
+        return error
+
+    def _pull(self, body: dict[str, Any]) -> Handled:
+        missing = [name for name in body["names"] if name not in self._namespace]
+        if missing:
+            raise UnknownNameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
+
+        def collect() -> Parcels | None:
+            if not self._worker.world.is_main:
+                return None
+            before = Snapshot.take(self._namespace, [], shared=body["shared"])
+            return self._returner.collect(
+                self._namespace,
+                before,
+                hidden=lambda name, value: name not in body["names"],
+                wanted=body["names"],
+            )
+
+        parcels = self._read_together(collect) or collect()
+        if parcels is None:
+            return Handled("done", {"returned": None})
+        return Handled("done", {"returned": parcels.body}, tuple(parcels.descriptors))
+
+    def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
+        """Return the accelerator for this kind of cell, a new one when the options changed."""
+        known = self._accelerators.get(kind)
+        if known is not None and (known[0] is resolved or known[0].of_training == resolved.of_training):
+            return known[1]
+        self._close_accelerator(kind)
+        world, group = self._worker.world, self._worker.group
+        comm = TorchComm(world, group) if world.size > 1 else LocalComm(world)
+        accelerator = Accelerator(world=world, comm=comm)
+        self._accelerators[kind] = (resolved, accelerator)
+        if kind == "explicit" and self._orphans and not is_partial:
+            orphans, self._orphans = self._orphans, ()
+            accelerator.prepare(*orphans)
+        return accelerator
+
+    def _make_rng_equal(self, body: dict[str, Any], seed: int | None) -> None:
+        """Let every rank draw the same when a cell begins, as one device would; divided loaders part them again."""
+        apart = [accelerator for accelerator in self._living() if accelerator.has_diverged]
+        if seed is not None:
+            rng.set_seed(seed)
+        elif apart and not body["has_rng"]:
+            group = self._worker.group
+            if group is None or body["is_partial"]:
+                return
+            states = rng.capture()
+            message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)
+            rng.restore(rng.unpack(message, states))
+        for accelerator in apart:
+            accelerator.note_equal_rng()
+
+    def _living(self) -> list[Accelerator]:
+        """Return our own accelerators, and those that the user has built and bound, as every rank has them."""
+        known = [accelerator for _, accelerator in list(self._accelerators.values())]
+        known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
+        found = {id(item): item for item in known}.values()
+        return [item for item in found if not item.is_closed and item not in self._torn]
+
+    def _has_prepared_explicitly(self) -> bool:
+        """Whether cells before this one have prepared something by themselves, which it may go on with."""
+        ours = self._accelerators.get("plain")
+        return any(item.prepared_objects for item in self._living() if ours is None or item is not ours[1])
+
+    @contextmanager
+    def _saving_on_sigterm(self) -> Iterator[None]:
+        """While the block runs, SIGTERM asks for a checkpoint at the end of a step, instead of ending this rank."""
+
+        def ask(signum: int, frame: object) -> None:
+            for accelerator in self._living():
+                accelerator.ask_for_checkpoint()
+
+        before = signal.signal(signal.SIGTERM, ask)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def _plain_cells(self, accelerator: Accelerator) -> PlainCells:
+        if self._plain is None or self._plain[0] is not accelerator:
+            self._plain = accelerator, PlainCells(accelerator)
+        return self._plain[1]
+
+    def _bind(self, accelerator: Accelerator) -> None:
+        """Bind ``accelerator`` for the cell, unless the user has bound a living one: that one stays."""
+        bound = self._namespace.get("accelerator")
+        is_ours = any(bound is ours for _, ours in self._accelerators.values())
+        if not isinstance(bound, Accelerator) or is_ours or bound.is_closed or bound in self._torn:
+            self._namespace["accelerator"] = accelerator
+
+    def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
+        known = self._accelerators.pop(kind, None)
+        if known is not None:
+            if kind == "explicit":
+                self._orphans = (*self._orphans, *known[1].prepared_objects)
+            known[1].close(is_alone=is_alone)
+
+    def _is_hidden(self, name: str, value: Any) -> bool:
+        return name in self._ignored or name == "accelerator" or name.startswith("__") or isinstance(value, Accelerator)
+
+    def _show(self, topic: str, body: dict[str, Any]) -> None:
+        sys.stdout.flush()
+        self._worker.note(topic, body)
+
+    def _traceback(self, error: BaseException) -> list[str]:
+        """Format an error's traceback without the frames of this package, unless there are no others."""
+        if isinstance(error, AccelNbError):
+            return error._render_traceback_()
+        shown = without_frames(error.__traceback__, (OWN, _IPYTHON))
+        formatter = self._shell.InteractiveTB  # it leaves out the outermost frame if it is not told otherwise
+        with short_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
+            lines = list(formatter.structured_traceback(type(error), error, shown, tb_offset=0))
+        note_left_out(lines, num_left_out)
+        return lines
+
+    def _describe(self, error: BaseException, lines: list[str]) -> dict[str, Any]:
+        try:
+            stream, buffers = pickling.dump(error, namespace=self._namespace, shared={})
+            pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < 1_000_000 else None
+        except Exception:  # an error that cannot be copied is still told by type, message and traceback
+            pickled = None
+        return {
+            "type": type(error).__qualname__,
+            "module": type(error).__module__,
+            "message": str(error),
+            "traceback": lines,
+            "pickled": pickled,
+        }
+
+
+def _describe_exit(error: SystemExit) -> str:
+    """Say what has ended a cell that raised SystemExit."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__") == "argparse":
+            return (
+                f"argparse ended the cell, with exit code {error.code!r}: it reads sys.argv, which is the notebook's "
+                f"({sys.argv!r}). Give it the arguments, as in parse_args([]), or set sys.argv"
+            )
+        trace = trace.tb_next
+    return f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
+
+
+def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
+    return [
+        f"`{root_of(path)}` {reason}. Make it inside the %%accelerate cell, or leave it out of the cell."
+        for path, reason in describe_failures(errors, "on the workers").items()
+    ]
+
+
+class _Nobody:
+    """Stands in for a worker where there is none yet."""
+
+    world = World()
+    group = None
+    was_interrupted = False
+    interruptible = staticmethod(nullcontext)
+
+    def emit(self, event: Any) -> None:
+        """Drop the event."""
+
+    def note(self, topic: str, body: dict[str, Any]) -> None:
+        """Drop the note."""
+
+    def tell_steered(self, wish: int, step: int, text: str) -> None:
+        """Tell nobody."""
+
+
+def warm() -> None:
+    """Make the shell and run an empty cell before workers are forked: they share the memory that this fills."""
+    program = CellProgram(_Nobody())  # type: ignore[arg-type]
+    body = {
+        "source": "pass",
+        "compiler_flags": 0,
+        "execution_count": 0,
+        "used": [],
+        "bound": [],
+        "shared": [],
+        "is_plain": True,
+        "observes": True,
+        "is_empty": False,
+        "parcel": None,
+        "config": resolve([]).to_json(),
+        "cwd": os.getcwd(),
+        "rng": None,
+        "has_rng": False,
+        "sys_path": list(sys.path),
+        "variables": {},
+        "reloaded": {},
+        "settings": {},
+        "lines": [],
+        "default_dtype": None,
+        "is_partial": False,
+        "is_idle": False,
+        "has_lost_ranks": False,
+        "call": None,
+        "wants_accelerator": False,
+        "tells_ranks_apart": False,
+        "sources": {},
+    }
+    program.handle("run", body, [])
+    program.reopened()
+    program._namespace.pop("accelerator", None)
+    if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
+        rules.clear_lru_cache()  # as opening a group does: once here, and not in the memory of every worker
+
+
+@contextmanager
+def _prepare_point(prepare: Callable[[], object]) -> Iterator[None]:
+    """Let the calls that `_InsertPoints` adds to a cell do ``prepare``."""
+
+    def point() -> None:
+        __tracebackhide__ = True
+        prepare()
+
+    setattr(builtins, _POINT, point)
+    try:
+        yield
+    finally:
+        delattr(builtins, _POINT)
+
+
+class _InsertPoints(ast.NodeTransformer):
+    """Puts a call of the preparation before every top-level statement that could train."""
+
+    def visit_Module(self, node: ast.Module) -> ast.Module:
+        body: list[ast.stmt] = []
+        for statement in node.body:
+            if _could_train(statement):
+                point = ast.Expr(ast.Call(ast.Name(_POINT, ast.Load()), [], []))
+                body.append(ast.fix_missing_locations(ast.copy_location(point, statement)))
+            body.append(statement)
+        node.body = body
+        return node
+
+
+def _could_train(statement: ast.stmt) -> bool:
+    """Whether a statement holds a loop, a ``with`` or a call."""
+    if isinstance(statement, _NO_POINT):
+        return False
+    kinds = ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith | ast.Call
+    return any(isinstance(node, kinds) for node in ast.walk(statement))
+
+
+@contextmanager
+def _reporting_to(worker: Worker, steering: Steering) -> Iterator[None]:
+    token, steered = current_sink.set(worker), current_steering.set(steering)
+    try:
+        yield
+    finally:
+        current_steering.reset(steered)
+        current_sink.reset(token)

@@ -1,0 +1,48 @@
+"""Where a rank stands, told by another thread of it: the user's line, and the last collective that it entered."""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+import traceback
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accel_nb.runtime.distributed.process_group import Group
+
+_PATHS = sysconfig.get_paths()
+_LIBRARIES = tuple(
+    os.path.join(path, "")
+    for path in (
+        os.path.dirname(os.path.dirname(os.path.dirname(__file__))),
+        *(_PATHS[key] for key in ("stdlib", "purelib", "platlib")),
+    )
+)
+_WAITS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
+
+
+def where_is(thread: int, group: Group, *, has_ended: bool = False) -> dict[str, Any]:
+    """Describe a thread of this process, JSON-ready: file, line and text, and the collective that it came to last.
+
+    ``has_ended`` says that the request whose place was asked for is over here.
+    """
+    frame = sys._current_frames().get(thread)
+    stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
+    mine = [entry for entry in stack if not entry.filename.startswith((*_LIBRARIES, "<frozen"))]
+    here = (mine or list(stack) or [traceback.FrameSummary("?", 0, "?")])[-1]
+    last = group.last_collective()
+    is_open = last is not None and last["is_open"]
+    return {
+        "file": "the cell" if here.filename.startswith("<ipython") else here.filename,
+        "line": here.lineno,
+        "text": (here.line or here.name)[:200],
+        "is_waiting": is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITS),
+        "group": None if last is None else last["group"],
+        "sequence": None if last is None else last["sequence"],
+        "operation": None if last is None else last["operation"],
+        "sizes": None if last is None else last["sizes"],
+        "is_open": is_open,
+        "is_of_all": last is not None and last["is_of_all"],
+        "has_ended": has_ended,
+    }

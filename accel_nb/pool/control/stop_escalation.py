@@ -1,0 +1,172 @@
+"""What stops a request early, and how far a pool goes to stop it: ask, cut, kill.
+
+The ladder has three rungs. First every rank that still runs gets a KeyboardInterrupt. A rank that goes on because it
+waits in a collective, which no signal ends, has the connections of its process group cut. Python state survives
+both. A rank that has not answered after the grace time, or when the user interrupts again, is killed and replaced;
+its state is lost.
+
+A request that saves checkpoints has one more rung below these: its ranks are told to finish the step and save, and
+stop at the same place, with their process group whole. That is given up, for the first rung above, when a rank
+says that no end of a step is near, when ranks stop at different places, or when the user interrupts again.
+
+Connections are cut when the ranks stand still, not at once: gloo forgets a send that meets a closed connection, and
+whoever waits for it waits on. Once one rank has stopped, the others come to the first collective without it and
+wait there with nothing left to send.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from accel_nb.pool.engine import Engine
+from accel_nb.pool.messages import Cut, Finish, Interrupt
+from accel_nb.runtime.process.oom_detection import Verdict
+
+GRACE_S = 2.0
+FINISH_PATIENCE_S = 30.0
+"""How long ranks that are about to end a step may take to come there."""
+QUIET_S = 0.05
+"""How long after one rank has stopped the others may still finish what they were sending."""
+CUT_PATIENCE_S = 0.5
+"""How long no rank at all may stop before the connections are cut all the same."""
+PEER_PATIENCE_S = 0.2
+"""How long the other ranks may take to fail by themselves after one rank raised: often all raise the same."""
+
+Outcome = Literal["done", "raised", "interrupted", "died"]
+Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """How a request ended on one rank; descriptors belong to the receiver."""
+
+    rank: int
+    outcome: Outcome
+    body: dict[str, Any]
+    descriptors: tuple[int, ...] = ()
+
+
+@dataclass(slots=True)
+class Ladder:
+    """Decides, at each turn of the waiting loop, whether to ask, cut or kill the ranks that still run."""
+
+    engine: Engine
+    number: int
+    size: int
+    finishes: bool = False
+    """Whether ranks are told to finish before they are interrupted."""
+    clock: Callable[[], float] = time.monotonic
+    reason: Reason | None = None
+    killed: set[int] = field(default_factory=set)
+    _stopped: set[int] = field(default_factory=set)
+    _running: set[int] = field(default_factory=set)
+    _quiet_since: float = 0.0
+    _has_cut: bool = False
+    _finishing_at: float | None = None
+    _promised: set[int] = field(default_factory=set)
+    _asked_at: float | None = None
+    _failed_at: float | None = None
+    _presses_seen: int = 0
+    _is_torn: bool = False
+
+    @property
+    def left_the_group(self) -> bool:
+        """Whether ranks were stopped anywhere in their collectives, so that the process group is of no more use."""
+        return (self._asked_at is not None or self._is_torn) and self.size > 1
+
+    def failed(self, *, is_torn: bool = False) -> None:
+        """Note that a rank raised: the others get a moment, then are asked to stop.
+
+        ``is_torn`` says that it was in the middle of an exchange with them.
+        """
+        self._is_torn |= is_torn
+        if self._failed_at is None:
+            self._failed_at = self.clock()
+
+    def died(self) -> None:
+        """Note that a rank ended: nothing that waits for it can finish."""
+        self._failed_at = self.clock() - PEER_PATIENCE_S
+        self.reason = self.reason or "death"
+
+    def stuck(self) -> None:
+        """Note that the ranks that still run wait for one that has ended the request: they never finish."""
+        self._failed_at = self.clock() - PEER_PATIENCE_S
+        self.reason = self.reason or "deadlock"
+
+    def stopped(self, rank: int) -> None:
+        """Note that a rank's user code has ended; it packs what was trained, which may take longer than the grace."""
+        self._stopped.add(rank)
+
+    def answered_finish(self, rank: int, will: bool) -> None:
+        """Note whether a rank that was told to finish is about to; one that is not ends the wait of all."""
+        if will:
+            self._promised.add(rank)
+        else:
+            self.finishes = False
+
+    def climb(self, waiting: set[int], presses: int, *, timed_out: bool = False) -> None:
+        """Take the next step, if one is due."""
+        new_press = presses > self._presses_seen
+        self._presses_seen = presses
+        now = self.clock()
+        running = waiting - self._stopped
+        if running != self._running:
+            self._running, self._quiet_since = running, now
+        if self._asked_at is None:
+            peers_late = self._failed_at is not None and now - self._failed_at >= PEER_PATIENCE_S
+            if new_press or timed_out or peers_late:
+                self.reason = self.reason or ("interrupt" if new_press else "timeout" if timed_out else "failure")
+            if self.reason is None:
+                return
+            if self.finishes and self._finishing_at is None and not peers_late:
+                self._finishing_at = now
+                self._tell(waiting, Finish(self.number))
+            elif new_press or peers_late or (running and not self._is_finishing(running, now)):
+                self._asked_at = now
+                self._tell(waiting, Interrupt(self.number))
+        elif new_press or now - self._asked_at > GRACE_S:
+            for rank in waiting - self.killed - (set() if new_press else self._stopped):
+                self.engine.kill(rank)
+                self.killed.add(rank)
+        elif not self._has_cut and self._stand_still(now - self._asked_at, now - self._quiet_since):
+            self._has_cut = True
+            self._tell(running, Cut(self.number))
+
+    def _is_finishing(self, running: set[int], now: float) -> bool:
+        """Whether ranks that were told to finish may still come to the end of their step."""
+        if self._finishing_at is None or not self.finishes:
+            return False
+        is_torn = len(running) < self.size and now - self._quiet_since > GRACE_S
+        patience_s = FINISH_PATIENCE_S if running <= self._promised else GRACE_S
+        return not is_torn and now - self._finishing_at <= patience_s
+
+    def _stand_still(self, asked_s: float, quiet_s: float) -> bool:
+        some_stopped = 0 < len(self._running) < self.size
+        return (some_stopped and min(asked_s, quiet_s) > QUIET_S) or (self.size > 1 and asked_s > CUT_PATIENCE_S)
+
+    def _tell(self, ranks: set[int], record: Finish | Interrupt | Cut) -> None:
+        for rank in ranks:
+            self.engine.send(rank, record, urgent=True)
+
+
+_KILLED_FOR: Mapping[Verdict, str] = {
+    "group": " by the system: the memory that its container or control group may take ran out",
+    "machine": " by the system, as it seems: the machine's memory ran out in that moment",
+    "other": " (not by the system for lack of memory: it counts these, and this was none)",
+    "unknown": " (often the system running out of memory)",
+}
+
+
+def describe_exit(code: int, killed_for: Verdict = "unknown") -> str:
+    """Say in words how a process ended: by which signal and why, or with which exit code."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        name = f"signal {-code}"
+    return f"was ended by {name}{_KILLED_FOR[killed_for] if -code == signal.SIGKILL else ''}"

@@ -1,0 +1,124 @@
+"""Which devices a run gets: from what was asked for, what the machine has, and what others hold."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Literal
+
+from accel_nb.errors import ConfigError, PoolError
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.runtime.process.hardware import (
+    count_tpu_chips,
+    cuda_of_torch,
+    find_gpus,
+    num_usable_cores,
+    why_no_xla,
+    why_unusable,
+)
+from accel_nb.runtime.process.platforms import find_tpu
+
+
+def uses_gpus(gpus: int | Literal["all"] | None, cpus: int | None) -> bool:
+    """Whether `place_workers` would place workers on GPUs; asks for GPUs count where this machine has none."""
+    return cpus is None and (gpus is not None or bool(find_gpus()))
+
+
+def place_workers(
+    gpus: int | Literal["all"] | None,
+    cpus: int | None,
+    tpus: int | Literal["all"] | None = None,
+    *,
+    taken: int = 0,
+) -> tuple[WorkerSpec, ...]:
+    """Return one spec for each worker; with none given every visible GPU, else one worker for a TPU or the CPU.
+
+    The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than
+    are visible and free, when torch cannot run on one of them, and when it cannot run on a TPU that would be taken.
+    """
+    if cpus is not None:
+        return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
+    if tpus is not None:
+        return (_tpu_worker(tpus),)
+    found = find_gpus()
+    visible = len(found)
+    if gpus is None and visible == 0:
+        return (WorkerSpec("cpu", num_usable_cores()) if find_tpu() is None else _tpu_worker("all"),)
+    free = visible - taken
+    count = free if gpus in (None, "all") else int(gpus)
+    if visible and taken and (count == 0 or count > free):
+        raise ConfigError(
+            f"{gpus or 'all'} GPUs were asked for, {free} of {visible} are free and the others are held by what runs "
+            "now; wait until it has ended, or give each launch its own number of processes"
+        )
+    if count == 0 or count > visible:
+        raise ConfigError(
+            f"--gpus {gpus} was asked for and {visible or 'no'} GPU{'s are' if visible != 1 else ' is'} visible; "
+            f"ask for at most {visible}, or use --cpus N"
+            if visible
+            else f"--gpus {gpus} was asked for and no GPU is visible; use --cpus N"
+        )
+    if problems := [why for gpu in found[taken : taken + count] if (why := why_unusable(gpu, cuda_of_torch()))]:
+        raise ConfigError(problems)
+    threads = max(1, num_usable_cores() // count)
+    return tuple(WorkerSpec(f"cuda:{index}", threads) for index in range(count))
+
+
+def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
+    """Return the worker that drives all chips of the TPU."""
+    tpu, chips = find_tpu(), count_tpu_chips()
+    if tpu is None:
+        raise ConfigError(f"--tpus {tpus} was asked for and no TPU is visible; use --gpus N or --cpus N")
+    if (why := why_no_xla()) is not None:
+        raise ConfigError(f"{tpu}: {why}; or use --cpus N to train on the processor")
+    if tpus not in ("all", chips):
+        there = f"{chips} are there" if chips else "how many are there is not known before the device is opened"
+        raise ConfigError(f"--tpus {tpus}: one worker drives all chips of the {tpu}, and {there}; use --tpus all")
+    return WorkerSpec("xla", num_usable_cores())
+
+
+class Claims:
+    """How many GPUs what runs at once holds, each those that follow another's; for any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._held: dict[int, int] = {}
+
+    @contextmanager
+    def hold(self, place: Callable[[int], tuple[WorkerSpec, ...]]) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
+        """Give the workers that ``place(number of GPUs that are held)`` names, and the first of their GPUs."""
+        with self._lock:
+            first = max((first + count for first, count in self._held.items()), default=0)
+            specs = place(first)
+            count = _num_gpus(specs)
+            if count:
+                self._held[first] = count
+        try:
+            yield specs, first
+        finally:
+            self._give_back(first, count)
+
+    def take(self, specs: Sequence[WorkerSpec]) -> Callable[[], None]:
+        """Hold the first GPUs, one for each worker that is on one; returns what gives them back.
+
+        Raises PoolError when one of them is held.
+        """
+        count = _num_gpus(specs)
+        with self._lock:
+            first = min(self._held, default=count)
+            if first < count:
+                fewer = f", or ask for --gpus {first}" if first else ""
+                raise PoolError(f"GPU {first} is held by a launch that runs now; wait until it has ended{fewer}")
+            if count:
+                self._held[0] = count
+        return lambda: self._give_back(0, count)
+
+    def _give_back(self, first: int, count: int) -> None:
+        if count:
+            with self._lock:
+                del self._held[first]
+
+
+def _num_gpus(specs: Sequence[WorkerSpec]) -> int:
+    return sum(spec.device.startswith("cuda") for spec in specs)

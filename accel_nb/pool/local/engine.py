@@ -1,0 +1,412 @@
+"""The engine for this machine: one zygote, workers forked from it, nothing with a name or a port."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import select
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from accel_nb.errors import PoolError
+from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.local.channel import Channel, ChannelError
+from accel_nb.pool.messages import (
+    Exited,
+    Fork,
+    Forked,
+    ForkFailed,
+    Kill,
+    Look,
+    Start,
+    Trace,
+    Traced,
+    ZygoteReady,
+    decode,
+    encode,
+)
+from accel_nb.runtime.process.environment import notebook_variables, zygote_environment
+from accel_nb.runtime.process.oom_detection import KillCounters
+from accel_nb.telemetry.ring import RingReader, create_ring
+
+logger = logging.getLogger(__name__)
+
+READ_BYTES = 256 * 1024
+TRACE_BYTES = 64 * 1024
+ZYGOTE_PATIENCE_S = 180.0
+END_PATIENCE_S = 30.0
+_READ_ORDER = ("stdout", "stderr", "control", "zygote")
+
+
+@dataclass(slots=True)
+class _Link:
+    """The kernel's ends of one worker."""
+
+    control: Channel
+    monitor: Channel
+    stdout: int
+    stderr: int
+    ring: RingReader
+    trace: int
+    pid: int | None = None
+    _num_read: int = 0
+
+    def read_trace(self) -> str:
+        """Return what the worker's last resort, a handler without the interpreter, has written since the last call."""
+        data = os.pread(self.trace, TRACE_BYTES, self._num_read)
+        self._num_read += len(data)
+        return data.decode(errors="replace")
+
+    def close(self) -> None:
+        self.control.close()
+        self.monitor.close()
+        self.ring.close()
+        for descriptor in (self.stdout, self.stderr, self.trace):
+            os.close(descriptor)
+
+
+class LocalEngine:
+    """Runs workers on this machine. The zygote starts when the engine is built, in the background."""
+
+    def __init__(
+        self,
+        program: str,
+        *,
+        preload: Sequence[str] = (),
+        timeout_s: float = 1800.0,
+        overrides: Mapping[str, str] | None = None,
+        kills: KillCounters | None = None,
+    ) -> None:
+        self._program = program
+        self._preload = list(preload)
+        self._timeout_s = timeout_s
+        self._overrides = dict(overrides or {})
+        self._kills = kills or KillCounters()
+        self._specs: list[WorkerSpec] = []
+        self._links: dict[int, _Link] = {}
+        self._selector = selectors.DefaultSelector()
+        self._store: int | None = None
+        self._ready: ZygoteReady | None = None
+        self.num_refused = 0
+        """How much arrived from workers that was no message."""
+        self.variables: dict[str, str] = {}
+        """The notebook's environment variables as fresh workers have them."""
+        self._launch()
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether the zygote is known to be able to fork; may be read in any thread."""
+        return self._ready is not None
+
+    @property
+    def num_threads(self) -> int:
+        """How many threads the zygote runs, as far as known: forking is safe with one."""
+        return 1 if self._ready is None else self._ready.num_threads
+
+    def look(self) -> None:
+        """Take in what the zygote has said, without waiting."""
+        if self._ready is None and not self._links:
+            self.poll(0)
+
+    @property
+    def zygote_pid(self) -> int:
+        """The process id of the zygote."""
+        return self._zygote.pid
+
+    @property
+    def pids(self) -> dict[int, int]:
+        """Process ids of the workers by rank, as far as known; may be read in any thread."""
+        return {rank: link.pid for rank, link in dict(self._links).items() if link.pid is not None}
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Fork one worker for each spec, in place of those that run; waits for the zygote's imports if need be."""
+        if self._zygote.poll() is not None:
+            self._relaunch()
+        self._end_workers()
+        self._specs = list(specs)
+        self._await_zygote()
+        self._renew_store()
+        for rank in range(len(specs)):
+            self._fork(rank)
+
+    def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:
+        """Send a record to a rank; False when it is gone."""
+        link = self._links.get(rank)
+        if link is None:
+            return False
+        try:
+            (link.monitor if urgent else link.control).send(encode(record), descriptors)
+            if isinstance(record, Look) and record.from_outside:
+                self._tell_zygote(Trace(rank))
+        except (OSError, PoolError):
+            return False
+        return True
+
+    def poll(self, timeout_s: float) -> list[Arrival]:
+        """Return what arrived; waits at most ``timeout_s`` seconds for the first of it."""
+        arrivals: list[Arrival] = []
+        ready = self._selector.select(timeout_s)
+        # Output goes before the record that may end the request which printed it, and that before an exit notice.
+        for key, _ in sorted(ready, key=lambda item: _READ_ORDER.index(item[0].data[0])):
+            kind, rank = key.data
+            if kind == "zygote":
+                arrivals += self._read_zygote()
+            elif kind == "control":
+                arrivals += self._read_control(rank)
+            else:
+                arrivals += self._read_output(rank, kind)
+        for rank, link in self._links.items():
+            if events := link.ring.read():
+                arrivals.append(Measured(rank, tuple(events)))
+        return arrivals
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL a rank and the processes it started; the zygote does it, by the pid that it forked."""
+        self._tell_zygote(Kill(rank))
+
+    def replace(self, ranks: Sequence[int]) -> int:
+        """Fork fresh workers for ended ranks; returns the descriptor of the new store."""
+        self._renew_store()
+        for rank in ranks:
+            self._fork(rank)
+        assert self._store is not None
+        return self._store
+
+    def stop(self) -> None:
+        """End the zygote and with it every worker; frees pipes, rings and the store."""
+        self._selector.close()
+        self._control.close()
+        for rank in list(self._links):
+            self._links.pop(rank).close()
+        if self._store is not None:
+            os.close(self._store)
+            self._store = None
+        try:
+            self._zygote.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._zygote.kill()
+            self._zygote.wait()
+        if self._errors is not None:
+            os.close(self._errors)
+            self._errors = None
+
+    def _launch(self) -> None:
+        self.variables = notebook_variables()
+        self._control, theirs = Channel.pair()
+        self._errors: int | None = os.memfd_create("accel_nb_zygote_errors", os.MFD_CLOEXEC)
+        try:
+            self._zygote = subprocess.Popen(
+                [sys.executable, "-m", "accel_nb.pool.local.zygote", str(theirs.fileno()), *self._preload],
+                pass_fds=[theirs.fileno()],
+                env=zygote_environment() | self._overrides,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=self._errors,
+                start_new_session=True,
+            )
+        finally:
+            theirs.close()
+        self._selector.register(self._control, selectors.EVENT_READ, ("zygote", -1))
+
+    def _relaunch(self) -> None:
+        """Start a new zygote in place of one that died, taking its workers along."""
+        for rank in list(self._links):
+            self._drop(rank, -9)
+        with suppress(KeyError):
+            self._selector.unregister(self._control)
+        self._control.close()
+        self._ready = None
+        assert self._errors is not None
+        os.close(self._errors)
+        self._launch()
+
+    def _end_workers(self) -> None:
+        for rank in self._links:
+            self.kill(rank)
+        deadline = time.monotonic() + END_PATIENCE_S
+        while self._links:
+            self.poll(0.2)
+            if time.monotonic() > deadline:
+                raise PoolError(f"ranks {sorted(self._links)} do not end; `%accelerate restart` starts over")
+
+    def _await_zygote(self) -> None:
+        deadline = time.monotonic() + ZYGOTE_PATIENCE_S
+        while self._ready is None:
+            if self._zygote.poll() is not None or time.monotonic() > deadline:
+                raise PoolError(f"the process that workers are forked from did not start:\n{self._zygote_errors()}")
+            self.poll(0.2)
+
+    def _zygote_errors(self) -> str:
+        assert self._errors is not None
+        size = os.fstat(self._errors).st_size
+        return os.pread(self._errors, 8192, max(0, size - 8192)).decode(errors="replace") or "(it printed nothing)"
+
+    def _tell_zygote(self, record: object, descriptors: Sequence[int] = ()) -> None:
+        try:
+            self._control.send(encode(record), descriptors)
+        except OSError as error:
+            raise PoolError(f"the process that workers are forked from is gone:\n{self._zygote_errors()}") from error
+
+    def _renew_store(self) -> None:
+        if self._store is not None:
+            os.close(self._store)
+        self._store = os.memfd_create("accel_nb_store", os.MFD_CLOEXEC)
+
+    def _fork(self, rank: int) -> None:
+        try:
+            with ExitStack() as on_failure:
+                self._links[rank] = self._connect(rank, on_failure)
+                on_failure.pop_all()
+        except OSError as error:
+            raise PoolError(
+                f"rank {rank} could not be started: {error.strerror}. Each worker takes five open files of the "
+                "notebook's process: close some, or raise the limit (ulimit -n)"
+            ) from error
+        link = self._links[rank]
+        self._selector.register(link.control, selectors.EVENT_READ, ("control", rank))
+        self._selector.register(link.stdout, selectors.EVENT_READ, ("stdout", rank))
+        self._selector.register(link.stderr, selectors.EVENT_READ, ("stderr", rank))
+
+    def _connect(self, rank: int, on_failure: ExitStack) -> _Link:
+        """Make a worker's connections and have it forked; ``on_failure`` closes our ends of them."""
+        with ExitStack() as after:
+            control, their_control = Channel.pair()
+            on_failure.callback(control.close)
+            after.callback(their_control.close)
+            monitor, their_monitor = Channel.pair()
+            on_failure.callback(monitor.close)
+            after.callback(their_monitor.close)
+            ends: list[tuple[int, int]] = []
+            for _ in range(2):
+                ours, theirs = os.pipe2(os.O_CLOEXEC)
+                on_failure.callback(os.close, ours)
+                after.callback(os.close, theirs)
+                os.set_blocking(ours, False)
+                with suppress(OSError):  # a system-wide limit may be lower
+                    fcntl.fcntl(ours, fcntl.F_SETPIPE_SZ, 1024 * 1024)
+                ends.append((ours, theirs))
+            ring = create_ring()
+            reader = RingReader(ring)
+            on_failure.callback(reader.close)
+            trace = os.memfd_create("accel_nb_trace", os.MFD_CLOEXEC)
+            on_failure.callback(os.close, trace)
+            spec = self._specs[rank]
+            start = Start(
+                rank=rank,
+                size=len(self._specs),
+                device=spec.device,
+                num_threads=spec.num_threads,
+                program=self._program,
+                cwd=os.getcwd(),
+                sys_path=[entry for entry in sys.path if isinstance(entry, str)],
+                timeout_s=self._timeout_s,
+            )
+            assert self._store is not None
+            (stdout, their_stdout), (stderr, their_stderr) = ends
+            channels = their_control.fileno(), their_monitor.fileno()
+            theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
+            self._tell_zygote(Fork(rank, asdict(start)), theirs)
+            return _Link(control, monitor, stdout, stderr, reader, trace)
+
+    def _read_zygote(self) -> list[Arrival]:
+        try:
+            record, _ = self._receive(self._control)
+        except ChannelError:
+            return []
+        except (EOFError, OSError):
+            self._selector.unregister(self._control)
+            return [arrival for rank in list(self._links) for arrival in self._drop(rank, -9)]
+        if isinstance(record, ZygoteReady):
+            self._ready = record
+        elif isinstance(record, Forked) and record.rank in self._links:
+            self._links[record.rank].pid = record.pid
+        elif isinstance(record, ForkFailed):
+            return self._drop(
+                record.rank, 1, f"could not be started: the system refused a new process ({record.reason})"
+            )
+        elif isinstance(record, Traced) and record.rank in self._links:
+            return [Seen(record.rank, record.state, self._links[record.rank].read_trace)]
+        elif isinstance(record, Exited):
+            return self._drop(record.rank, record.code)
+        return []
+
+    def _receive(self, channel: Channel) -> tuple[Any, list[int]]:
+        """Return the next record; what is none is counted and dropped (ChannelError): packets after it are whole."""
+        descriptors: list[int] = []
+        try:
+            message, descriptors = channel.receive()
+            return decode(message), descriptors
+        except ChannelError:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            self.num_refused += 1
+            if self.num_refused == 1:
+                logger.warning("a worker sent something that is no message; such things are dropped")
+            raise
+
+    def _read_control(self, rank: int) -> list[Arrival]:
+        if rank not in self._links:
+            return []
+        try:
+            record, descriptors = self._receive(self._links[rank].control)
+        except ChannelError:
+            return []
+        except (EOFError, OSError):
+            with suppress(KeyError):
+                self._selector.unregister(self._links[rank].control)
+            return []  # the zygote's exit notice follows and says why
+        # What the rank printed before it sent this is in its pipes already: take it along first.
+        arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
+        link = self._links[rank]
+        if events := link.ring.read():
+            arrivals.append(Measured(rank, tuple(events)))
+        return [*arrivals, Arrived(rank, record, tuple(descriptors))]
+
+    def _read_output(self, rank: int, stream: str) -> list[Arrival]:
+        link = self._links.get(rank)
+        if link is None:
+            return []
+        descriptor = link.stdout if stream == "stdout" else link.stderr
+        chunks: list[Arrival] = []
+        while True:
+            try:
+                data = os.read(descriptor, READ_BYTES)
+            except BlockingIOError:
+                return chunks
+            if not data:
+                with suppress(KeyError):
+                    self._selector.unregister(descriptor)
+                return chunks
+            chunks.append(Printed(rank, stream, data))
+            if sum(len(chunk.data) for chunk in chunks if isinstance(chunk, Printed)) > 4 * 1024 * 1024:
+                return chunks  # the rest waits, so that one rank cannot starve the others
+
+    def _drop(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
+        """Take in the last words of an ended rank, free its ends and report it."""
+        link = self._links.get(rank)
+        if link is None:
+            return []
+        arrivals: list[Arrival] = []
+        poller = select.poll()
+        poller.register(link.control, select.POLLIN)
+        while poller.poll(0) and (last_words := self._read_control(rank)):
+            arrivals += last_words
+        arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
+        if events := link.ring.read():
+            arrivals.append(Measured(rank, tuple(events)))
+        for ours in (link.control, link.stdout, link.stderr):
+            with suppress(KeyError, ValueError):
+                self._selector.unregister(ours)
+        stack = link.read_trace() if code < 0 else ""
+        del self._links[rank]
+        link.close()
+        killed_for = self._kills.verdict() if code == -signal.SIGKILL else "unknown"
+        return [*arrivals, Ended(rank, code, reason, stack, killed_for)]

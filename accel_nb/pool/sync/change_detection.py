@@ -1,0 +1,302 @@
+"""What models, optimizers and other values hold: marks that tell a change, and states that carry it across."""
+
+from __future__ import annotations
+
+import types
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
+from accel_nb.pool.sync.object_paths import content_of, fill
+from accel_nb.pool.sync.pickling import SharedId, digest, dump
+from accel_nb.runtime.tensors.sharded import divided, is_sharded, local, shape_of, whole
+from accel_nb.runtime.tensors.sharded import fill as fill_tensor
+
+_PLAIN = bool | int | float | complex | str | bytes | None
+_TORCHS_OWN = frozenset(
+    {
+        "training", "_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "_is_full_backward_hook",
+        "_backward_hooks", "_backward_pre_hooks", "_forward_hooks", "_forward_hooks_with_kwargs",
+        "_forward_hooks_always_called", "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_state_dict_hooks",
+        "_state_dict_pre_hooks", "_load_state_dict_pre_hooks", "_load_state_dict_post_hooks", "_version",
+        "_compiled_call_impl", "forward",
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """What a value held: ``kind`` changes when it cannot be brought up to date in place, ``content`` with the rest."""
+
+    kind: Any
+    content: Any
+
+    def can_follow(self, before: Mark) -> bool:
+        """Whether what had the mark ``before`` can be given this content in place."""
+        return self.kind is not None and self.kind == before.kind
+
+
+@dataclass(frozen=True, slots=True)
+class ModuleContent:
+    """The changeable parts of a module, told apart because they travel apart."""
+
+    weights: tuple[tuple[Any, ...], tuple[bool, ...]]
+    """Of the tensors and of the flags for training and gradients."""
+    attributes: Any
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerContent:
+    """The changeable parts of an optimizer."""
+
+    tensors: tuple[Any, ...]
+    groups: bytes
+
+
+def mark_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Mark | None:
+    """Return what compares equal as long as the value has not changed; None for what is never looked into.
+
+    ``refs`` are objects with marks of their own: of these only the identity counts. Raises what pickling raises.
+    """
+    if is_module(value):
+        tensors = module_tensors(value)
+        flags = (*(part.training for part in value.modules()), *(item.requires_grad for item in tensors.values()))
+        attributes = _attributes_mark(value, namespace, refs)
+        return Mark(module_structure(value), ModuleContent((tensor_marks(tensors.values()), flags), attributes))
+    if is_optimizer(value):
+        groups = digest(hyperparameters(value), namespace=namespace, shared={})
+        return Mark(group_sizes(value), OptimizerContent(tensor_marks(state_tensors(value)), groups))
+    if is_scheduler(value):
+        return Mark("scheduler", digest(value.state_dict(), namespace=namespace, shared={}))
+    if is_fixed(value):
+        return None
+    found = content_of(value)
+    if is_tensor(value):
+        return Mark(found[0] if found else None, (tensor_marks([value], exact=True), value.requires_grad))
+    if found is None:
+        own = refs.pop(id(value), None)
+        try:
+            return Mark(None, digest(value, namespace=namespace, shared=refs))
+        finally:
+            if own is not None:
+                refs[id(value)] = own
+    kind, content = found
+    return Mark(kind, digest(content, namespace=namespace, shared=refs))
+
+
+def is_fixed(value: Any) -> bool:
+    """Whether identity says it all: numbers and text, imported modules, functions that hold nothing, and the like."""
+    if isinstance(value, type):
+        return value.__module__ != "__main__"
+    if isinstance(value, types.FunctionType):
+        return content_of(value) is None
+    return isinstance(
+        value,
+        str
+        | int
+        | float
+        | complex
+        | bytes
+        | types.NoneType
+        | types.ModuleType
+        | types.MethodType
+        | types.CellType
+        | types.BuiltinFunctionType,
+    ) or (callable(value) and hasattr(value, "__code__"))
+
+
+def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
+    """Return what changes with the content of tensors.
+
+    Version counters alone do not tell: fused optimizers, ``.data`` and NumPy views change a tensor without counting.
+    A sum of the bits costs little beside that; it misses a permutation, so ``exact`` takes a checksum.
+    """
+    import torch
+
+    marks: list[Any] = []
+    sums: dict[Any, list[Any]] = {}
+    for tensor in tensors:
+        data = local(tensor).detach()
+        marks.append((tensor._version, tuple(data.shape), str(data.dtype)))
+        if data.layout is not torch.strided or data.is_meta or data.is_quantized or not data.numel():
+            continue
+        if data.is_complex():
+            data = torch.view_as_real(data.resolve_conj())
+        flat = data.resolve_neg().contiguous().view(-1).view(torch.uint8)
+        if exact and data.is_cpu:
+            marks.append(zlib.crc32(flat.numpy().data))
+            continue
+        whole = flat[: flat.numel() // 4 * 4]
+        parts = sums.setdefault(data.device, [])
+        parts.append(whole.view(torch.int32).sum(dtype=torch.int32))
+        parts.append(flat[whole.numel() :].sum(dtype=torch.int32))
+    return (*marks, *(tuple(torch.stack(parts).tolist()) for parts in sums.values()))
+
+
+def module_structure(module: Any) -> tuple[Any, ...]:
+    """Return what a module is made of, its numbers and attributes aside: classes, names and shapes."""
+    parts = tuple((path, f"{type(part).__module__}.{type(part).__qualname__}") for path, part in module.named_modules())
+    tensors = tuple((path, shape_of(tensor), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
+    return parts + tensors
+
+
+def module_tensors(module: Any) -> dict[str, Any]:
+    """Return parameters and buffers by path, each tensor once."""
+    tensors = dict(module.named_parameters())
+    tensors.update(module.named_buffers())
+    return tensors
+
+
+def own_attributes(module: Any) -> dict[str, dict[str, Any]]:
+    """Return by path the attributes that the user's code keeps on a module and on its parts.
+
+    Tensors, parts, hooks and flags are not among them, nor what torch's own layers keep for themselves.
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for path, part in module.named_modules():
+        kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.")]
+        hides_private = len(kinds) > 1  # a layer of torch's, or made from one
+        hidden = vars(part).get("_accel_nb_hidden", ())  # what an engine keeps on it
+        own = {
+            name: value
+            for name, value in vars(part).items()
+            if name not in _TORCHS_OWN
+            and name not in hidden
+            and not name.startswith(("_accel_nb", "__composable_api"))
+            and not (hides_private and name.startswith("_"))
+        }
+        if own:
+            found[path] = own
+    return found
+
+
+def _attributes_mark(module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> Any:
+    plain: list[Any] = []
+    other: dict[tuple[str, str], Any] = {}
+    for path, own in own_attributes(module).items():
+        for name, value in own.items():
+            if isinstance(value, _PLAIN) or (
+                isinstance(value, tuple) and all(isinstance(item, _PLAIN) for item in value)
+            ):
+                plain.append((path, name, repr(value)))
+            else:
+                other[path, name] = value
+    if not other:
+        return tuple(plain), None
+    try:
+        return tuple(plain), digest(other, namespace=namespace, shared=refs)
+    except Exception:  # something in them cannot be copied: the others still count
+        copied = copyable(other, namespace, refs)
+        return tuple(plain), digest(copied, namespace=namespace, shared=refs)
+
+
+def copyable(values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> dict[Any, Any]:
+    """Return those of the values that can be copied."""
+    fine: dict[Any, Any] = {}
+    for key, value in values.items():
+        try:
+            dump(value, namespace=namespace, shared=refs)
+        except Exception:  # a lock, a file, a generator: it stays where it is
+            continue
+        fine[key] = value
+    return fine
+
+
+def module_attributes(
+    module: Any, namespace: dict[str, Any], refs: Mapping[int, SharedId]
+) -> dict[str, dict[str, Any]]:
+    """Return by path the attributes of a module that can be copied, for `set_module_attributes`."""
+    return {path: copyable(own, namespace, refs) for path, own in own_attributes(module).items()}
+
+
+def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
+    """Set attributes in place: containers and tensors that are there are filled, so that who holds them sees it."""
+    for path, own in attributes.items():
+        part = module.get_submodule(path)
+        for name, value in own.items():
+            there = vars(part).get(name)
+            old, new = (content_of(there), content_of(value)) if there is not value else (None, None)
+            if old is not None and new is not None and old[0] == new[0]:
+                fill(there, new[1])
+            elif there is not value:
+                setattr(part, name, value)
+
+
+def module_state(module: Any) -> dict[str, Any]:
+    """Return what `set_module_state` needs to make another copy of a module equal to this one."""
+    tensors = module_tensors(module)
+    return {"tensors": {path: tensor.detach() for path, tensor in tensors.items()}, **module_flags(module)}
+
+
+def module_flags(module: Any) -> dict[str, Any]:
+    """Return which tensors of a module get no gradient and which parts are in evaluation mode."""
+    return {
+        "frozen": [path for path, tensor in module_tensors(module).items() if not tensor.requires_grad],
+        "evaluating": [path for path, part in module.named_modules() if not part.training],
+    }
+
+
+def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
+    """Copy tensors in place and set training and gradient flags."""
+    import torch
+
+    frozen, evaluating = set(state["frozen"]), set(state["evaluating"])
+    with torch.no_grad():
+        for path, tensor in module_tensors(module).items():
+            if path in state["tensors"]:
+                fill_tensor(tensor, state["tensors"][path])
+            if tensor.is_leaf and tensor.is_floating_point():
+                tensor.requires_grad_(path not in frozen)
+    for path, part in module.named_modules():
+        part.training = path not in evaluating
+
+
+def is_divided(value: Any) -> bool:
+    """Whether this rank holds only a part of a module's weights, or of what an optimizer keeps."""
+    tensors = module_tensors(value).values() if is_module(value) else state_tensors(value)
+    return any(is_sharded(tensor) for tensor in tensors)
+
+
+def group_sizes(optimizer: Any) -> tuple[int, ...]:
+    """Return how many parameters each group of an optimizer has."""
+    return tuple(len(group["params"]) for group in optimizer.param_groups)
+
+
+def hyperparameters(optimizer: Any) -> list[dict[str, Any]]:
+    """Return the optimizer's groups without their parameters."""
+    return [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+
+
+def state_tensors(optimizer: Any) -> list[Any]:
+    """Return every tensor of an optimizer's state."""
+    return [value for state in optimizer.state.values() for value in state.values() if is_tensor(value)]
+
+
+def optimizer_bytes(optimizer: Any) -> int:
+    """Return the size of the state tensors in bytes."""
+    return sum(tensor.nbytes for tensor in state_tensors(optimizer))
+
+
+def optimizer_state(optimizer: Any, *, with_tensors: bool) -> dict[str, Any]:
+    """Return hyperparameters, and with ``with_tensors`` the state too."""
+    kept = optimizer.state_dict()["state"] if with_tensors else None
+    if kept is not None:
+        kept = {key: {name: whole(value) for name, value in values.items()} for key, values in kept.items()}
+    return {"groups": hyperparameters(optimizer), "state": kept}
+
+
+def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
+    """Set hyperparameters in place and, when given, load the state."""
+    for group, values in zip(optimizer.param_groups, state["groups"], strict=True):
+        group.update(values)
+    if state["state"] is not None:
+        parameters = [value for group in optimizer.param_groups for value in group["params"]]
+        own = {key: divided(values, parameters[key]) for key, values in state["state"].items()}
+        optimizer.load_state_dict({"state": own, "param_groups": optimizer.state_dict()["param_groups"]})
+
+
+def is_unwatched(value: Any) -> bool:
+    """Whether changes inside of a value are not looked for in a worker: loaders read what others hold."""
+    return is_loader(value) or is_fixed(value)

@@ -1,0 +1,543 @@
+"""What travels with a cell: new names by value, names that both sides hold by what changed in them.
+
+A `Delivery` is written on one side and applied on the other, in either direction. What the receiver already holds is
+changed in place, so that whatever refers to it there stays valid: modules, optimizers, schedulers, containers, and
+what functions, bound methods and objects of the notebook hold (`accel_nb.pool.sync.object_paths`).
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from accel_nb.errors import ShippingError
+from accel_nb.pool.local.arena import Parcel
+from accel_nb.pool.sync.change_detection import (
+    Mark,
+    is_fixed,
+    mark_of,
+    module_attributes,
+    module_state,
+    optimizer_state,
+    set_module_attributes,
+    set_module_state,
+    set_optimizer_state,
+)
+from accel_nb.pool.sync.object_kinds import (
+    is_loader,
+    is_module,
+    is_optimizer,
+    is_scheduler,
+    is_tensor,
+    is_trained,
+    trained_kinds,
+)
+from accel_nb.pool.sync.object_paths import content_of, fill, find, generators_of, parts_of, root_of
+from accel_nb.pool.sync.pickling import (
+    SectionError,
+    SharedId,
+    dump,
+    dump_sections,
+    gradient_hooks,
+    load_sections,
+    shared_ids,
+)
+
+Namespace = dict[str, Any]
+
+_ABSENT = object()
+"""Stands for the value of a name that a namespace does not have."""
+_SUPERSEDED = object()
+"""Stands for a value that no name has: the workers' binding is out of date, whatever this side's name stands for."""
+_BUILT_IN = (list, tuple, dict, set, frozenset, str, bytes, int, float, complex, bool, type(None))
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Changes to a namespace: whole values by name, and parts of objects that the receiver holds by path."""
+
+    values: dict[str, Any] = field(default_factory=dict)
+    changed: dict[str, Any] = field(default_factory=dict)
+    """The new content of values that were changed in place."""
+    modules: dict[str, dict[str, Any]] = field(default_factory=dict)
+    attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    """Of modules, the attributes that are neither tensors nor flags."""
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    rng: Any = None
+    """Generator states, as `accel_nb.runtime.process.rng.present` gives them."""
+    removed: tuple[str, ...] = ()
+    """Names that the receiver must not use the old values of."""
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, item.name) for item in fields(self))
+
+    @property
+    def paths(self) -> list[str]:
+        """What the receiver holds as the sender does afterwards."""
+        return list(
+            dict.fromkeys(
+                [*self.values, *self.changed, *self.modules, *self.attributes, *self.optimizers, *self.schedulers]
+            )
+        )
+
+    def add(self, other: Delivery) -> None:
+        """Take the changes of another delivery along."""
+        for item in fields(self):
+            if isinstance(held := getattr(self, item.name), dict):
+                held.update(getattr(other, item.name))
+
+    def become(self, other: Delivery) -> None:
+        """Hold what another delivery holds."""
+        for item in fields(self):
+            setattr(self, item.name, getattr(other, item.name))
+
+    def drop(self, path: str) -> None:
+        """Leave out what is at a path."""
+        for item in fields(self):
+            if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
+                held.pop(path, None)
+
+    def pack(
+        self, namespace: Namespace, shared: Mapping[int, SharedId], kept_names: Collection[str] | None = None
+    ) -> Parcel:
+        """Write into an arena; raises SectionError whose key ends in the path that cannot be copied.
+
+        ``kept_names`` is as in `dump_sections`.
+        """
+        sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
+        for field_name in ("modules", "optimizers", "schedulers", "values", "changed", "attributes"):
+            held = getattr(self, field_name)
+            # What may fail on arrival comes last: a section is lost with one before it that shares an object with it.
+            for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
+                sections[field_name, path] = value
+        return Parcel.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
+
+    @classmethod
+    def unpack(cls, parcel: Parcel, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
+        """Read from an arena; references to shared objects are looked up in ``namespace``.
+
+        Returns the delivery, and by path why something of it could not be rebuilt.
+        """
+        stream, buffers = parcel.read()
+        sections, errors = load_sections(stream, buffers, namespace=namespace)
+        rng, removed = sections.pop(("head", ""))
+        delivery = cls(rng=rng, removed=removed)
+        for (field_name, path), value in sections.items():
+            getattr(delivery, field_name)[path] = value
+        return delivery, {path: error for (_, path), error in errors.items()}
+
+    def apply(self, namespace: Namespace) -> dict[str, Exception]:
+        """Make the changes and return by path why one could not be made, which leaves the others as they are.
+
+        Paths are those of before: all are followed first.
+        """
+        found: dict[str, Any] = {}
+        errors: dict[str, Exception] = {}
+        for path in self.paths:
+            if path not in self.values:
+                try:
+                    found[path] = find(namespace, path)
+                except LookupError as error:
+                    errors[path] = error
+        setters: tuple[tuple[dict[str, Any], Callable[[Any, Any], object]], ...] = (
+            (self.changed, fill),
+            (self.modules, set_module_state),
+            (self.attributes, set_module_attributes),
+            (self.optimizers, set_optimizer_state),
+            (self.schedulers, lambda scheduler, state: scheduler.load_state_dict(state)),
+        )
+        for contents, set_content in setters:
+            for path in [path for path in contents if path in found]:
+                try:
+                    set_content(found[path], contents[path])
+                except Exception as error:  # whatever the user's own classes raise
+                    errors[path] = error
+        namespace.update(self.values)
+        for name in self.removed:
+            namespace.pop(name, None)
+        if self.rng is not None:
+            from accel_nb.runtime.process import rng
+
+            rng.take_up(self.rng)
+        return errors
+
+
+def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:
+    """Return by path one line that says why something that was sent could not be rebuilt."""
+    return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
+
+
+def _packing_order(value: Any) -> int:
+    """Sort values by what others refer to, and by how surely they can be rebuilt."""
+    if isinstance(value, type):
+        return 0
+    if is_trained(value):
+        return 1 if is_module(value) else 2
+    return 3 if is_tensor(value) or type(value) in _BUILT_IN or type(value).__module__ == "numpy" else 4
+
+
+@dataclass(slots=True)
+class _Entry:
+    """What the kernel knows of an object that the workers hold."""
+
+    value: Any
+    mark: Mark | None
+    only_there: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What goes out with a cell: the parcel, if anything does, what is in it, and the names that were left out."""
+
+    parcel: Parcel | None
+    sent: list[str]
+    left_out: dict[str, str]
+    """Names that cannot be sent and that the cell may do without, each with a line that says so."""
+    removed: tuple[str, ...] = ()
+    """Names that the workers are to have no more."""
+
+
+class _Unsendable(Exception):
+    """Some names cannot be sent; ``problems`` says why."""
+
+    def __init__(self, problems: dict[str, str]) -> None:
+        self.problems = problems
+
+
+class Ledger:
+    """The kernel's record of what the workers hold, by path, and in which version.
+
+    A name that is bound to another object here, or deleted, since the workers got or sent its value is out of date on
+    the workers. Where the next delivery does not bring its new value it removes the name: a cell finds there what the
+    notebook has or nothing, and whatever a cell binds there is told from what was there before.
+    """
+
+    def __init__(self) -> None:
+        self._entries: dict[str, _Entry] = {}
+        self._parts: dict[str, list[str]] = {}
+        # By the path of an entry, the other paths that lead to the same object: one of them takes the entry over when
+        # the name of the first is bound to something else.
+        self._aliases: dict[str, dict[str, None]] = {}
+        # What this side's names stood for when the workers' names of the same spelling were bound.
+        self._bindings: dict[str, Any] = {}
+
+    def shared(self) -> dict[int, SharedId]:
+        """Return the ids of the objects that both sides hold."""
+        return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.only_there})
+
+    def names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
+        """Return the names that both sides hold; with ``namespace`` those that still stand for what was sent."""
+        names = [path for path, entry in self._entries.items() if "@" not in path and not entry.only_there]
+        if namespace is None:
+            return names
+        return [
+            name
+            for name in names
+            if namespace.get(name) is self._entries[name].value
+            and all(self._is_in_place(path, namespace) for path in self._parts.get(name, ()))
+        ]
+
+    def prepare(
+        self,
+        names: Iterable[str],
+        namespace: Namespace,
+        *,
+        rng: Any = None,
+        optional: Collection[str] = (),
+    ) -> Prepared:
+        """Write what the workers lack of ``names``, and which of their names are out of date.
+
+        ``rng`` are generator states to go along; ``optional`` names are left out where they cannot be copied, and what
+        the workers held by them is removed. Raises ShippingError naming each other name that cannot be copied, why,
+        and what to do. Call `record` with what was sent once it is on its way.
+        """
+        names = list(dict.fromkeys(names))
+        outdated = self._outdated(namespace)
+        renamed = self._renamed(outdated, names, namespace)
+        moved = {id(namespace[name]) for name in renamed}
+        self.forget(
+            [name for name in outdated if name not in self._entries or id(self._entries[name].value) not in moved]
+        )
+        names += renamed
+        left_out: dict[str, str] = {}
+        while True:
+            removed = [name for name in dict.fromkeys([*outdated, *left_out]) if name in self._bindings]
+            delivery = Delivery(
+                rng=rng, removed=tuple(name for name in removed if name in left_out or name not in names)
+            )
+            try:
+                parcel = self._write([name for name in names if name not in left_out], namespace, delivery)
+            except _Unsendable as error:
+                needed = [problem for name, problem in error.problems.items() if name not in optional]
+                if needed or not error.problems.keys() - left_out.keys():
+                    raise ShippingError("\n".join(needed or error.problems.values())) from None
+                left_out |= error.problems
+                continue
+            self.drop(delivery.removed)
+            return Prepared(parcel, delivery.paths, left_out, delivery.removed)
+
+    def _write(self, names: list[str], namespace: Namespace, delivery: Delivery) -> Parcel | None:
+        watch = Watch(self.shared() if names else {})
+        problems: dict[str, str] = {}
+        waiting, seen, has_lost_state = list(names), set(names), False
+        while waiting:
+            name = waiting.pop(0)
+            try:
+                has_lost_state |= self._add(name, namespace, watch, delivery)
+            except Exception as error:
+                problems[name] = _describe_problem(name, namespace[name], error)
+            # A change of what a value refers to is a change of the value.
+            further = {root_of(path) for path in watch.met} - seen
+            waiting += sorted(name for name in further if name in namespace)
+            seen |= further
+            watch.met.clear()
+        if problems:
+            raise _Unsendable(problems)
+        if has_lost_state:
+            # The workers' optimizer refers to the model that is replaced: what refers to it goes along, in one stream.
+            self.forget(self.names())
+            again = Delivery(rng=delivery.rng, removed=delivery.removed)
+            parcel = self._write(names, namespace, again)
+            delivery.become(again)
+            return parcel
+        delivery.removed = tuple(name for name in delivery.removed if name not in delivery.values)
+        if not delivery:
+            return None
+        still_shared = Watch(
+            {
+                key: item
+                for key, item in watch.items()
+                if not ((root := root_of(item[1])) in delivery.values and self._is_held(root, namespace))
+            }
+        )
+        try:
+            only_there = {name for name, entry in self._entries.items() if entry.only_there}
+            parcel = delivery.pack(namespace, still_shared, only_there)
+        except SectionError as error:
+            raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
+        further = {root_of(path) for path in still_shared.met} - seen
+        if further := sorted(name for name in further if name in namespace):
+            parcel.close()
+            delivery.become(Delivery(rng=delivery.rng, removed=delivery.removed))
+            return self._write([*names, *further], namespace, delivery)
+        return parcel
+
+    def record(self, paths: Iterable[str], namespace: Namespace) -> None:
+        """Note that the workers now hold the names of ``paths`` as they are here."""
+        names = list(dict.fromkeys(root_of(path) for path in paths))
+        self.forget(names)
+        known = {id(entry.value): path for path, entry in self._entries.items()}
+        fresh: list[str] = []
+        for name in names:
+            value = namespace[name]
+            self._entries[name] = _Entry(value, None)
+            self._bindings[name] = value
+            known.setdefault(id(value), name)
+            fresh.append(name)
+        for name in names:
+            for own_path, part in parts_of(name, namespace[name]).items():
+                path = known.setdefault(id(part), own_path)
+                if path != own_path:
+                    self._aliases.setdefault(path, {})[own_path] = None
+                if path not in self._entries:
+                    self._entries[path] = _Entry(part, None)
+                    self._parts.setdefault(name, []).append(path)
+                fresh.append(path)
+        shared = self.shared()
+        for path in dict.fromkeys(fresh):
+            entry = self._entries[path]
+            if not entry.only_there:
+                entry.mark = _mark(path, entry.value, namespace, shared)
+
+    def record_only_there(self, name: str, namespace: Namespace) -> None:
+        """Note that the workers' value of a name is not this side's; it is not overwritten until rebound here."""
+        self.forget([name])
+        self._bindings[name] = namespace.get(name, _ABSENT)
+        self._entries[name] = _Entry(namespace.get(name), None, only_there=True)
+
+    def forget(self, names: Iterable[str] | None = None) -> None:
+        """Drop the record of some names, or of all: they are sent again when next used."""
+        if names is None:
+            self._entries.clear()
+            self._parts.clear()
+            self._aliases.clear()
+            self.supersede([name for name, value in self._bindings.items() if value is not _ABSENT])
+            return
+        names = dict.fromkeys(names)
+        for others in self._aliases.values():
+            for path in [path for path in others if root_of(path) in names]:
+                del others[path]
+        lost: dict[str, _Entry] = {}
+        for name in names:
+            for path in (name, *self._parts.pop(name, ())):
+                if (entry := self._entries.pop(path, None)) is not None:
+                    lost[path] = entry
+        for path, entry in lost.items():
+            others = self._aliases.pop(path, {})
+            heir = next((other for other in others if root_of(other) in self._entries), None)
+            if heir is not None and not entry.only_there:
+                self._entries[heir] = entry
+                self._parts.setdefault(root_of(heir), []).append(heir)
+                self._aliases[heir] = {other: None for other in others if other != heir}
+
+    def drop(self, names: Iterable[str]) -> None:
+        """Record that the workers do not have some names any more."""
+        names = list(names)
+        self.forget(names)
+        for name in names:
+            self._bindings.pop(name, None)
+
+    def supersede(self, names: Iterable[str]) -> None:
+        """Record that the workers' values of some names are out of date, whatever the names stand for here."""
+        self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
+
+    def _outdated(self, namespace: Mapping[str, Any]) -> list[str]:
+        """Return the names of the workers that are bound to another object here, or deleted, since they were bound."""
+        return [name for name, value in self._bindings.items() if namespace.get(name, _ABSENT) is not value]
+
+    def _renamed(self, outdated: Iterable[str], names: Iterable[str], namespace: Namespace) -> list[str]:
+        """Return other names that this side's objects of ``outdated`` names have by now.
+
+        They are sent while the workers still have the old names: the object is then the same one there.
+        """
+        entries = (self._entries.get(name) for name in outdated)
+        lost = {id(entry.value) for entry in entries if entry is not None and is_trained(entry.value)}
+        if not lost:
+            return []
+        chosen = {*names, *self._bindings}
+        return [
+            name
+            for name, value in namespace.items()
+            if id(value) in lost and name not in chosen and not name.startswith("_")
+        ]
+
+    def _is_held(self, name: str, namespace: Mapping[str, Any]) -> bool:
+        return name in self._entries and self._entries[name].value is namespace.get(name)
+
+    def _is_in_place(self, path: str, namespace: Mapping[str, Any]) -> bool:
+        try:
+            return find(namespace, path) is self._entries[path].value
+        except LookupError:
+            return False
+
+    def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delivery: Delivery) -> bool:
+        """Add what the workers lack of a name; returns whether something that others refer to has to be replaced."""
+        value, entry = namespace[name], self._entries.get(name)
+        if entry is None or entry.value is not value:
+            delivery.values[name] = value
+            return False
+        if entry.only_there:
+            return False
+        for generator in generators_of(value):
+            shared.get(id(generator))  # the watch adds the name that it has
+        changes = Delivery()
+        parts = self._parts.get(name, [])
+        for path in (name, *parts):
+            entry = self._entries[path]
+            mark = _mark(path, entry.value, namespace, shared)
+            if mark == entry.mark:
+                continue
+            if mark is None or entry.mark is None or not mark.can_follow(entry.mark):
+                delivery.values[name] = value
+                return bool(parts) or is_trained(value)
+            _add_change(changes, path, entry.value, mark, entry.mark, namespace, shared)
+        delivery.add(changes)
+        return False
+
+
+def _add_change(
+    delivery: Delivery,
+    path: str,
+    value: Any,
+    mark: Mark,
+    before: Mark,
+    namespace: Namespace,
+    shared: Mapping[int, SharedId],
+) -> None:
+    """Add to a delivery what brings the receiver's object at ``path``, of the same kind, up to date."""
+    if is_module(value):
+        if mark.content.weights != before.content.weights:
+            delivery.modules[path] = module_state(value)
+        if mark.content.attributes != before.content.attributes:
+            delivery.attributes[path] = module_attributes(value, namespace, shared)
+    elif is_optimizer(value):
+        has_stepped = mark.content.tensors != before.content.tensors
+        delivery.optimizers[path] = optimizer_state(value, with_tensors=has_stepped)
+    elif is_scheduler(value):
+        delivery.schedulers[path] = value.state_dict()
+    else:
+        content = content_of(value)
+        assert content is not None, "a value with a kind has content"
+        delivery.changed[path] = content[1]
+
+
+def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Mark | None:
+    if "@" in path and is_loader(value):
+        return None  # what it reads belongs to others
+    mark = mark_of(value, namespace, shared)
+    if mark is None or not is_module(value):
+        return mark
+    # Hooks cannot be registered anew on what the workers hold: the model is sent whole.
+    hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
+    return Mark((mark.kind, hooks), mark.content) if hooks else mark
+
+
+class Watch(dict[int, SharedId]):
+    """Notes which of the objects named in it a pickler meets."""
+
+    def __init__(self, ids: Mapping[int, SharedId]) -> None:
+        super().__init__(ids)
+        self.met: dict[str, None] = {}
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """Return the name of an object, and remember that it was asked for."""
+        found = super().get(key, default)
+        if found is not None:
+            self.met[found[1]] = None
+        return found
+
+
+def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
+    """Return further names of modules, optimizers and schedulers that the values of ``names`` refer to.
+
+    ``visible`` are the names to choose from, ``namespace`` is the one that functions have as globals. A trainer that
+    holds the notebook's ``model`` trains that model: both go, in one stream that keeps them one.
+    """
+    chosen, kinds = set(names), trained_kinds()
+    # Kinds first: a long session has thousands of names of the shell's own.
+    trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
+    others = {name: value for name, value in trained if name not in chosen and name in visible}
+    watch = Watch(shared_ids(others))
+    for name in chosen if others else ():
+        value = visible[name]
+        if is_tensor(value) or (is_fixed(value) and not isinstance(value, types.MethodType)):
+            continue
+        content = content_of(value) if isinstance(value, types.FunctionType) else None
+        try:
+            dump(value if content is None else content, namespace=namespace, shared=watch)
+        except Exception:  # told by `Ledger.prepare`, with the way out
+            continue
+    return list(dict.fromkeys(root_of(path) for path in watch.met))
+
+
+def _find_problems(
+    values: Mapping[str, Any], namespace: Namespace, shared: Mapping[int, SharedId], error: SectionError
+) -> dict[str, str]:
+    problems: dict[str, str] = {}
+    for name, value in values.items():
+        try:
+            dump(value, namespace=namespace, shared=shared)
+        except Exception as cause:
+            problems[name] = _describe_problem(name, value, cause)
+    name = root_of(error.key[1])
+    return problems or {name: _describe_problem(name, namespace[name], error.__cause__)}
+
+
+def _describe_problem(name: str, value: Any, error: BaseException | None) -> str:
+    return (
+        f"`{name}` ({type(value).__module__}.{type(value).__qualname__}) cannot be sent to the workers: "
+        f"{type(error).__name__}: {error}. Make it inside the %%accelerate cell, or leave it out of the cell."
+    )

@@ -1,0 +1,281 @@
+"""What a value holds that other things may hold too: objects by path, and how each is brought up to date in place.
+
+A path is a name with the steps below it, as in ``step@closure:model``. Both sides find the same object by it, so that
+a model which only a closure, a bound method or a trainer leads to is treated as one that has a name.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import types
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from accel_nb.pool.sync.object_kinds import (
+    generator_state,
+    is_generator,
+    is_loader,
+    is_tensor,
+    is_trained,
+    set_generator_state,
+)
+from accel_nb.runtime.tensors.overlap import overwrite
+
+MAX_ITEMS = 64
+"""Containers of more items are not looked into for parts: they are content as a whole."""
+MAX_PARTS = 512
+
+_MISSING = object()
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_COMMON = frozenset({int, float, str, bool, type(None), bytes})
+_ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, types.BuiltinFunctionType)
+
+
+@dataclass(frozen=True, slots=True)
+class Attributes:
+    """What an object holds; not ``is_whole`` without those that cannot be copied, which stay as they are."""
+
+    values: dict[str, Any]
+    is_whole: bool = True
+
+
+def root_of(path: str) -> str:
+    """Return the name that a path begins with."""
+    return path.partition("@")[0]
+
+
+def find(namespace: Mapping[str, Any], path: str) -> Any:
+    """Return the object at a path; raises LookupError when nothing is there."""
+    name, *steps = path.split("@")
+    value = namespace[name]
+    for step in steps:
+        value = next((child for known, child in _steps(value) if known == step), _MISSING)
+        if value is _MISSING:
+            raise LookupError(f"nothing is at {path!r} any more")
+    return value
+
+
+def parts_of(name: str, value: Any) -> dict[str, Any]:
+    """Return what a named value holds and can be changed apart from it, by path, each object once; not itself."""
+    found: dict[str, Any] = {}
+    if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _holds_atoms(value)):
+        return found
+    _walk(name, value, {id(value)}, found)
+    return found
+
+
+def _holds_atoms(value: Any) -> bool:
+    items = value.values() if type(value) is dict else value
+    return all(type(item) in _COMMON for item in items)
+
+
+def generators_of(value: Any) -> Iterator[Any]:
+    """Yield the generators of random numbers that a value leads to: using the value draws from them."""
+    return (part for part in parts_of("", value).values() if is_generator(part))
+
+
+def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
+    is_container = isinstance(value, list | tuple | dict)
+    for step, child in _steps(value):
+        if isinstance(child, _ATOMS) or id(child) in seen or len(found) >= MAX_PARTS:
+            continue
+        below = f"{path}@{step}"
+        seen.add(id(child))
+        if is_trained(child) or is_tensor(child) or is_generator(child) or _is_array(child) or _is_cell(child):
+            found[below] = child
+        elif is_loader(child):
+            found[below] = child
+            _walk(below, child, seen, found)
+        elif isinstance(child, list | tuple | dict | set | deque | bytearray):
+            inside: dict[str, Any] = {}
+            _walk(below, child, seen, inside)
+            # The numbers of a table are the table's content; only what leads to an object is followed further.
+            if (inside or not is_container) and not isinstance(child, tuple):
+                found[below] = child
+            found.update(inside)
+        elif holds_parts(child):
+            found[below] = child
+            _walk(below, child, seen, found)
+
+
+def _steps(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield what a value holds directly, with the step that leads there."""
+    if isinstance(value, types.FunctionType):
+        if not _travels_by_value(value):
+            return
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            yield f"cell:{name}", cell
+            if (content := _cell_content(cell)) is not _MISSING:
+                yield f"closure:{name}", content
+        yield from ((f"default:{index}", item) for index, item in enumerate(value.__defaults__ or ()))
+        yield from ((f"default:{name}", item) for name, item in (value.__kwdefaults__ or {}).items())
+        yield from _attributes(value)
+    elif isinstance(value, types.MethodType):
+        yield "self", value.__self__
+        yield "function", value.__func__
+    elif isinstance(value, functools.partial):
+        yield "function", value.func
+        yield from ((f"argument:{index}", item) for index, item in enumerate(value.args))
+        yield from ((f"argument:{name}", item) for name, item in value.keywords.items())
+    elif isinstance(value, list | tuple | dict):
+        if len(value) <= MAX_ITEMS:
+            items = value.values() if isinstance(value, dict) else value
+            yield from ((f"item:{index}", item) for index, item in enumerate(items))
+    elif is_loader(value):
+        yield from _loader_generators(value)
+    elif is_plain_object(value):
+        yield from _attributes(value)
+
+
+def _loader_generators(loader: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the generators that a data loader and its samplers draw from; all else that it reads belongs to others."""
+    batch_sampler = loader.batch_sampler
+    holders = {"": loader, "sampler.": loader.sampler, "batch_sampler.": batch_sampler}
+    holders["batch_sampler.sampler."] = getattr(batch_sampler, "sampler", None)
+    for place, holder in holders.items():
+        for name, item in getattr(holder, "__dict__", {}).items():
+            if is_generator(item):
+                yield f"{place}{name}", item
+
+
+def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
+    for name, item in itertools.islice(vars(value).items(), MAX_ITEMS):
+        if name.isidentifier():
+            yield f"attribute:{name}", item
+
+
+def holds_parts(value: Any) -> bool:
+    """Whether the value is a function with a closure, a bound method, a partial, or an object of plain attributes."""
+    if isinstance(value, types.FunctionType):
+        return _travels_by_value(value) and bool(
+            value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
+        )
+    return isinstance(value, types.MethodType | functools.partial) or is_plain_object(value)
+
+
+def is_plain_object(value: Any) -> bool:
+    """Whether the attributes say everything about a value: its class has no way of its own of being copied."""
+    kind = type(value)
+    return (
+        hasattr(value, "__dict__")
+        and not isinstance(value, _ATOMS)
+        and not isinstance(value, types.FunctionType | types.MethodType | functools.partial | list | tuple | dict | set)
+        and kind.__reduce_ex__ is object.__reduce_ex__
+        and kind.__reduce__ is object.__reduce__
+        and getattr(kind, "__getstate__", None) is getattr(object, "__getstate__", None)
+        and not hasattr(kind, "__setstate__")
+        and not hasattr(kind, "__getnewargs__")
+        and not hasattr(kind, "__getnewargs_ex__")
+        and not any(vars(base).get("__slots__") for base in kind.__mro__)
+        and not is_trained(value)
+        and not is_loader(value)
+        and not is_tensor(value)
+    )
+
+
+def _travels_by_value(function: types.FunctionType) -> bool:
+    return function.__module__ == "__main__" or "<" in function.__qualname__
+
+
+def _cell_content(cell: Any) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # nothing has been put in yet
+        return _MISSING
+
+
+def _is_cell(value: Any) -> bool:
+    return isinstance(value, types.CellType)
+
+
+def _is_array(value: Any) -> bool:
+    return type(value).__name__ == "ndarray" and type(value).__module__ == "numpy"
+
+
+def content_of(value: Any) -> tuple[Any, Any] | None:
+    """Return ``(kind, content)`` of a value that `fill` can bring up to date; None for any other.
+
+    The content is a fresh shallow copy: pickled, it refers to what both sides hold and never to the value itself. An
+    object of the same kind on the other side can be filled with it.
+    """
+    kind = type(value)
+    if is_generator(value):
+        return (kind, str(getattr(value, "device", ""))), generator_state(value)
+    own = dict(vars(value)) if hasattr(value, "__dict__") else None
+    if isinstance(value, types.FunctionType):
+        if not holds_parts(value):
+            return None
+        cells = zip(value.__code__.co_freevars, value.__closure__ or (), strict=True)
+        inside = {name: held for name, cell in cells if (held := _cell_content(cell)) is not _MISSING}
+        return "function", (inside, value.__defaults__, value.__kwdefaults__, own)
+    if isinstance(value, functools.partial):
+        return "partial", (value.func, value.args, dict(value.keywords), own)
+    if is_tensor(value):
+        if not value.is_leaf or kind.__module__.partition(".")[0] != "torch":
+            return None
+        return ("tensor", tuple(value.shape), str(value.dtype)), (value.detach(), value.requires_grad)
+    if _is_array(value):
+        return ("array", value.shape, str(value.dtype)), value.view()
+    if isinstance(value, list):
+        return kind, (list(value), own)
+    if isinstance(value, set):
+        return kind, (set(value), own)
+    if isinstance(value, bytearray):
+        return kind, (bytes(value), own)
+    if isinstance(value, deque):
+        return (kind, value.maxlen), (list(value), own)
+    if isinstance(value, dict) and (kind in _DICTS or kind.__module__ == "__main__"):
+        return kind, (list(value.items()), getattr(value, "default_factory", None), own)
+    if is_plain_object(value):
+        return kind, Attributes(own or {})
+    return None
+
+
+def fill(value: Any, content: Any) -> None:
+    """Give a value the content that `content_of` took from its counterpart of the same kind."""
+    if isinstance(value, types.FunctionType):
+        inside, value.__defaults__, value.__kwdefaults__, own = content
+        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            if name in inside:
+                cell.cell_contents = inside[name]
+        _set_attributes(value, own)
+    elif is_generator(value):
+        set_generator_state(value, content)
+    elif isinstance(value, functools.partial):
+        value.__setstate__(content)  # type: ignore[attr-defined]
+    elif is_tensor(value):
+        data, requires_grad = content
+        overwrite(value.data, data)
+        if value.is_floating_point() or value.is_complex():
+            value.requires_grad_(requires_grad)
+    elif _is_array(value):
+        value[...] = content
+    elif isinstance(value, list | bytearray):
+        value[:], own = content
+        _set_attributes(value, own)
+    elif isinstance(value, set | deque):
+        items, own = content
+        value.clear()
+        (value.update if isinstance(value, set) else value.extend)(items)
+        _set_attributes(value, own)
+    elif isinstance(value, dict):
+        items, factory, own = content
+        value.clear()
+        for key, item in items:
+            value[key] = item
+        if isinstance(value, defaultdict):
+            value.default_factory = factory
+        _set_attributes(value, own)
+    elif content.is_whole:
+        _set_attributes(value, content.values)
+    else:
+        vars(value).update(content.values)
+
+
+def _set_attributes(value: Any, own: Mapping[str, Any] | None) -> None:
+    if own is not None:
+        vars(value).clear()
+        vars(value).update(own)

@@ -1,0 +1,473 @@
+"""Values to bytes and back, on either side of the pool, by cloudpickle with four additions.
+
+* The data of tensors and arrays travels out of band, into an arena.
+* A function defined in a cell shares the receiving namespace as its globals, so that later rebinding is seen.
+* What both sides already hold (a named model, its parameters and submodules) travels as a reference, so that an
+  optimizer that arrives steps the parameters that are already there.
+* Several values travel in one stream as sections: objects that they share stay shared, and a section that cannot be
+  rebuilt costs only itself and what shares an object with it.
+
+Both ends run the user's own code and the channel between them is anonymous: nothing here reads a file or a network.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copyreg
+import functools
+import io
+import itertools
+import pickle
+import pickletools
+import sys
+import types
+import zlib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import cloudpickle
+
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
+from accel_nb.pool.sync.object_paths import find
+from accel_nb.runtime.tensors.sharded import is_sharded, whole
+
+Key = TypeVar("Key")
+
+_WITH_OWN_HOOKS = frozenset({"accel_nb", "deepspeed", "torch"})
+"""Packages whose hooks on gradients belong to one process."""
+
+SharedId = tuple[str, str, str]
+"""How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
+
+
+def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
+    """Return the pickle stream of a value and its out-of-band buffers.
+
+    Raises whatever the value's own reduction raises when it cannot be copied.
+    """
+    stream, buffers = io.BytesIO(), []
+    _Pickler(stream, buffers.append, namespace, shared).dump(value)
+    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, Any]) -> Any:
+    """Rebuild a value; references to shared objects are looked up in ``namespace``."""
+    return _Unpickler(io.BytesIO(stream), namespace, buffers).load()
+
+
+_SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
+"""Stands for a text that argparse tells by its identity from others that are equal."""
+
+
+class SectionError(Exception):
+    """A value of `dump_sections` cannot be copied; ``key`` names it, and the cause is the error of its reduction."""
+
+    def __init__(self, key: Any) -> None:
+        super().__init__(f"{key!r} cannot be copied")
+        self.key = key
+
+
+def dump_sections(
+    values: Mapping[Key, Any],
+    *,
+    namespace: dict[str, Any],
+    shared: Mapping[int, SharedId],
+    kept_names: Collection[str] | None = None,
+) -> tuple[bytes, list[memoryview]]:
+    """Return one stream with a section for each value, and the out-of-band buffers; read by `load_sections`.
+
+    A later section refers to an object of an earlier one instead of repeating it. With ``kept_names``, loading the
+    stream also binds the functions and classes of ``namespace`` that a value leads to, under their names there, so that
+    the receiver can pickle them by reference; the names in ``kept_names`` are left as they are. Raises SectionError.
+    """
+    stream, buffers = io.BytesIO(), []
+    pickler = _Pickler(stream, buffers.append, namespace, shared, kept_names=kept_names)
+    table: list[tuple[Any, int, int]] = []
+    for key, value in values.items():
+        start, num_buffers = stream.tell(), len(buffers)
+        try:
+            pickler.dump(value)
+        except Exception as error:  # whatever the value's own reduction raises
+            raise SectionError(key) from error
+        table.append((key, stream.tell() - start, len(buffers) - num_buffers))
+    num_bytes = stream.tell()
+    stream.write(pickle.dumps(table))
+    stream.write(num_bytes.to_bytes(8, "little"))
+    return stream.getvalue(), [buffer.raw() for buffer in buffers]
+
+
+def load_sections(
+    stream: bytes, buffers: Sequence[memoryview], *, namespace: dict[str, Any]
+) -> tuple[dict[Any, Any], dict[Any, Exception]]:
+    """Rebuild the values of `dump_sections`; returns them, and by key why the others could not be rebuilt."""
+    table: list[tuple[Any, int, int]] = pickle.loads(stream[int.from_bytes(stream[-8:], "little") : -8])
+    places = [0, *itertools.accumulate(num_bytes for _, num_bytes, _ in table)]
+    values: dict[Any, Any] = {}
+    errors: dict[Any, Exception] = {}
+    unpickler = _Unpickler(io.BytesIO(stream), namespace, buffers)
+    lost: set[int] = set()
+    for index, (key, _, _) in enumerate(table):
+        try:
+            if lost and lost & _references(stream[places[index] : places[index + 1]]):
+                raise pickle.UnpicklingError(f"it shares an object with {', '.join(map(_shown, errors))}")
+            values[key] = unpickler.load()
+            continue
+        except Exception as error:  # whatever a class's own way of being rebuilt raises
+            errors[key] = error
+        # An unpickler that has failed is in the middle of a section: another one reads the rest, with what this one
+        # has rebuilt before the section. What the section had begun to build must not become part of other values.
+        size = sum(_num_memoized(stream[places[i] : places[i + 1]]) for i in range(index))
+        rebuilt = unpickler.memo.copy()
+        memo: list[Any] = [rebuilt[i] for i in range(size)]
+        memo += _constants(stream[places[index] : places[index + 1]], memo, unpickler.find_class)
+        lost = {i for i, value in enumerate(memo) if value is _LOST}
+        rest = buffers[sum(count for _, _, count in table[: index + 1]) :]
+        unpickler = _Unpickler(io.BytesIO(_fill_memo(len(memo)) + stream[places[index + 1] :]), namespace, rest, memo)
+        unpickler.load()
+    return values, errors
+
+
+_LOST = object()
+"""Stands in a memo for an object of a section that could not be rebuilt."""
+
+
+def _shown(key: Any) -> str:
+    return str(key[-1]) if isinstance(key, tuple) else str(key)
+
+
+def _references(section: bytes) -> set[Any]:
+    """Return the places in the memo that a section reads."""
+    return {argument for step, argument, _ in pickletools.genops(section) if step.name.endswith("GET")}
+
+
+def _num_memoized(section: bytes) -> int:
+    return sum(step.name == "MEMOIZE" for step, _, _ in pickletools.genops(section))
+
+
+def _fill_memo(size: int) -> bytes:
+    """Return a stream that fills an empty memo with the objects that an unpickler has the references 0 to size for."""
+    steps = b"".join(b"J" + place.to_bytes(4, "little") + b"Q\x940" for place in range(size))  # BINPERSID MEMOIZE POP
+    return b"\x80\x05" + steps + b"N."
+
+
+def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, str], Any]) -> list[Any]:
+    """Return what a section puts into the memo: texts, bytes and what is imported; `_LOST` in place of all else.
+
+    Names of attributes and classes are in the memo too: without them most sections would be lost together.
+    """
+    found: list[Any] = []
+    pushed: list[Any] = []
+    for step, argument, _ in pickletools.genops(section):
+        if step.name == "MEMOIZE":
+            found.append(pushed[-1])
+        elif step.name.endswith("GET"):
+            place = int(argument or 0)
+            pushed.append(memo[place] if place < len(memo) else found[place - len(memo)])
+        elif step.name == "STACK_GLOBAL":
+            try:
+                pushed.append(find_class(*pushed[-2:]))
+            except Exception:  # what cannot be imported is lost
+                pushed.append(_LOST)
+        elif step.name != "FRAME":
+            pushed.append(argument if isinstance(argument, str | bytes) else _LOST)
+    return found
+
+
+def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> bytes:
+    """Return a short fingerprint of a value's content, tensors and arrays included.
+
+    It is of use in this process only: of shared objects it holds the identity, which does not depend on their paths.
+    """
+    stream, buffers = io.BytesIO(), []
+    _Pickler(stream, buffers.append, namespace, shared, by_identity=True).dump(value)
+    code = zlib.crc32(stream.getbuffer())
+    for buffer in buffers:
+        code = zlib.crc32(buffer.raw(), code)
+    return stream.tell().to_bytes(8, "little") + code.to_bytes(4, "little")
+
+
+def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
+    """Name everything reachable by both sides below ``objects`` (name to object): modules with all their parts."""
+    ids: dict[int, SharedId] = {}
+    for name, value in objects.items():
+        if not has_identity(value):
+            continue
+        ids.setdefault(id(value), ("name", name, ""))
+        if is_module(value):
+            for path, part in value.named_modules():
+                ids.setdefault(id(part), ("module", name, path))
+            for path, part in value.named_parameters():
+                ids.setdefault(id(part), ("parameter", name, path))
+            for path, part in value.named_buffers():
+                ids.setdefault(id(part), ("buffer", name, path))
+    return ids
+
+
+def has_identity(value: Any) -> bool:
+    """Whether it matters which object this is. Python shares equal numbers, strings and tuples as it likes: not these.
+
+    What can be imported is the same on both sides already.
+    """
+    if isinstance(value, type | types.FunctionType):
+        return value.__module__ == "__main__"
+    return not isinstance(value, int | float | complex | str | bytes | tuple | frozenset | types.ModuleType | None)
+
+
+def _reduce_cell(cell: types.CellType) -> Any:
+    """Copy a closure's cell, empty at first: the function that it belongs to may be in it."""
+    try:
+        state = (cell.cell_contents,)
+    except ValueError:  # nothing has been put in yet
+        state = None
+    return types.CellType, (), state, None, None, _set_cell
+
+
+def _set_cell(cell: types.CellType, state: tuple[Any]) -> None:
+    cell.cell_contents = state[0]
+
+
+def _cached(function: Any, parameters: dict[str, Any], attributes: dict[str, Any]) -> Any:
+    """Rebuild a function with an ``lru_cache``, with an empty cache: pickle would look it up by its name."""
+    made = functools.lru_cache(**parameters)(function)
+    vars(made).update(attributes)
+    return made
+
+
+def _reduce_scheduler(scheduler: Any) -> Any:
+    """Copy a scheduler without the ``step`` that an instance may carry: it belongs to one process."""
+    _, (kind, *_), state, *rest = scheduler.__reduce_ex__(5)
+    state = {name: value for name, value in state.items() if name != "step"}
+    # pickle compares the class with the object's, of which a prepared one has another, for ``__newobj__`` only.
+    return copyreg._reconstructor, (kind, object, None), state, *rest  # type: ignore[attr-defined]
+
+
+def _reduce_optimizer(optimizer: Any) -> Any:
+    """Copy an optimizer with the attributes of its own that torch leaves out, such as those of LBFGS."""
+    make, arguments, state, *rest = optimizer.__reduce_ex__(5)
+    theirs = ("_optimizer_", "_zero_grad", "_warned", "_patched", "_opt_called")
+    own = {
+        name: value
+        for name, value in vars(optimizer).items()
+        if name not in (*state, "step", "zero_grad") and not name.startswith(theirs)
+    }
+    return make, arguments, {**state, **own}, *rest
+
+
+def _main_namespace() -> dict[str, Any]:
+    """Return the namespace of cells in this process."""
+    return sys.modules["__main__"].__dict__
+
+
+class _NamespaceReference(dict[str, Any]):
+    """Stands for the namespace of cells while a function's globals are pickled."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _main_namespace, ()
+
+
+class _Storage:
+    """One tensor storage in a stream; tensors that share memory share it after the journey too."""
+
+    def __init__(self, data: Any) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild_storage, (pickle.PickleBuffer(self.data),)
+
+
+class _Pickler(cloudpickle.Pickler):
+    def __init__(
+        self,
+        file: io.BytesIO,
+        keep_buffer: Any,
+        namespace: dict[str, Any],
+        shared: Mapping[int, SharedId],
+        *,
+        by_identity: bool = False,
+        kept_names: Collection[str] | None = None,
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=keep_buffer)
+        # cloudpickle keeps one globals dict for each id of a function's globals: ours points to the receiver's.
+        self.globals_ref[id(namespace)] = _NamespaceReference()
+        self._namespace = namespace
+        self._shared = shared
+        self._by_identity = by_identity
+        self._kept_names = kept_names
+        self._storages: dict[tuple[int, int], tuple[_Storage, Any]] = {}
+
+    def persistent_id(self, obj: Any) -> SharedId | int | None:
+        if obj is argparse.SUPPRESS:
+            return _SUPPRESS
+        found = self._shared.get(id(obj))
+        return id(obj) if self._by_identity and found is not None else found
+
+    def reducer_override(self, obj: Any) -> Any:
+        torch = sys.modules.get("torch")
+        if is_sharded(obj):
+            is_parameter = isinstance(obj, torch.nn.Parameter)  # type: ignore[union-attr]
+            found = whole(obj)
+            return self._reduce_tensor(torch, torch.nn.Parameter(found, obj.requires_grad) if is_parameter else found)  # type: ignore[union-attr]
+        if hasattr(type(obj), "_accel_nb_reduce"):
+            return obj._accel_nb_reduce()
+        if torch is not None and isinstance(obj, torch.Tensor) and type(obj) in (torch.Tensor, torch.nn.Parameter):
+            return self._reduce_tensor(torch, obj)
+        if torch is not None and isinstance(obj, torch.Generator):
+            return _rebuild_generator, (str(obj.device), obj.get_state())
+        if isinstance(obj, types.CellType):
+            return _reduce_cell(obj)
+        if isinstance(obj, functools._lru_cache_wrapper) and obj.__module__ == "__main__":
+            own = {name: value for name, value in vars(obj).items() if name not in ("__wrapped__", "cache_parameters")}
+            return _cached, (obj.__wrapped__, obj.cache_parameters(), own)
+        if is_scheduler(obj):
+            return _reduce_scheduler(obj)
+        if is_optimizer(obj):
+            return _reduce_optimizer(obj)
+        if type(obj).__module__ == "accelerate.accelerator":
+            raise TypeError(_OF_ONE_PROCESS.format(name=type(obj).__name__))
+        reduced = super().reducer_override(obj)
+        if self._kept_names is not None and isinstance(obj, type | types.FunctionType) and self._is_named(obj):
+            return _binding(reduced)
+        return reduced
+
+    def _is_named(self, obj: Any) -> bool:
+        name = obj.__qualname__
+        return obj.__module__ == "__main__" and self._namespace.get(name) is obj and name not in self._kept_names  # type: ignore[operator]
+
+    def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
+        make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
+        # The cells themselves go along: functions that share a variable share it after the journey too.
+        code, names, *_ = arguments
+        plain, slots = state
+        state = plain, {**slots, "__closure__": None}
+        return make, (code, names, None, None, func.__closure__), state, listed, mapped, _set_function_state
+
+    def _reduce_tensor(self, torch: Any, tensor: Any) -> Any:
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+            return tensor.__reduce_ex__(5)
+        data = tensor.detach()
+        device = "cpu" if data.is_cpu else "worker"
+        if not data.is_cpu:
+            data = data.cpu()
+        if data.numel() * data.element_size() * 2 < data.untyped_storage().nbytes():
+            data = data.clone()  # a small window of something large: send the window
+        storage = data.untyped_storage()
+        key = (storage.data_ptr(), storage.nbytes())
+        if key not in self._storages:
+            self._storages[key] = _Storage(_as_bytes(torch, storage)), data
+        held, _ = self._storages[key]
+        layout = (data.storage_offset(), tuple(data.size()), data.stride())
+        is_parameter = isinstance(tensor, torch.nn.Parameter)
+        requires_grad = tensor.requires_grad and (is_parameter or tensor.is_leaf)
+        name = str(data.dtype).removeprefix("torch.")
+        arguments = held, name, layout, requires_grad, is_parameter, device
+        hooks = gradient_hooks(tensor)
+        if not hooks:
+            return _rebuild_tensor, arguments
+        return _rebuild_tensor, arguments, hooks, None, None, _register_hooks
+
+
+def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
+    """Return the hooks that the user's code has registered on the gradient of a leaf, each with how to register it."""
+    if not tensor.is_leaf:
+        return []
+    kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}
+    found = [
+        (register, hook)
+        for register, attribute in kinds.items()
+        for hook in (getattr(tensor, attribute, None) or {}).values()
+    ]
+    return [item for item in found if getattr(item[1], "__module__", "").partition(".")[0] not in _WITH_OWN_HOOKS]
+
+
+def _register_hooks(tensor: Any, hooks: Sequence[tuple[str, Any]]) -> None:
+    for register, hook in hooks:
+        getattr(tensor, register)(hook)
+
+
+_OF_ONE_PROCESS = (
+    "it holds an {name} of the package accelerate, as a transformers Trainer does, which serves the process and the "
+    "devices that it was built for only"
+)
+
+
+def _binding(reduced: Any) -> Any:
+    """Return the reduction of a function or class with a last step that binds its name."""
+    if not isinstance(reduced, tuple) or len(reduced) < 6 or reduced[5] is None:
+        return reduced
+    make, arguments, state, listed, mapped, set_state = reduced
+    return make, arguments, (set_state, state), listed, mapped, _set_state_and_bind
+
+
+def _set_state_and_bind(value: Any, state: tuple[Any, Any]) -> None:
+    set_state, own = state
+    set_state(value, own)
+    _main_namespace()[value.__qualname__] = value
+
+
+def _as_bytes(torch: Any, storage: Any) -> Any:
+    return torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+
+
+def _set_function_state(function: types.FunctionType, state: Any) -> None:
+    """Set a function's state; of its globals only those that the receiver lacks: the others are its own."""
+    plain, slots = state
+    missing = {name: value for name, value in slots["__globals__"].items() if name not in function.__globals__}
+    cloudpickle.cloudpickle._function_setstate(function, (plain, {**slots, "__globals__": missing}))
+
+
+def _rebuild_storage(buffer: Any) -> Any:
+    import torch
+
+    view = memoryview(buffer)
+    if not view.nbytes:
+        return torch.UntypedStorage(0)
+    return torch.frombuffer(view, dtype=torch.uint8).untyped_storage()
+
+
+def _rebuild_tensor(
+    storage: Any, dtype: str, layout: tuple[Any, Any, Any], requires_grad: bool, is_parameter: bool, device: str
+) -> Any:
+    import torch
+
+    tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, *layout)
+    if device == "worker" and torch.cuda.is_available():
+        tensor = tensor.cuda()
+    if is_parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def _rebuild_generator(device: str, state: Any) -> Any:
+    import torch
+
+    generator = torch.Generator(device)
+    generator.set_state(state)
+    return generator
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(
+        self,
+        file: io.BytesIO,
+        namespace: dict[str, Any],
+        buffers: Iterable[memoryview],
+        memo: Sequence[Any] = (),
+    ) -> None:
+        super().__init__(file, buffers=buffers)
+        self._namespace = namespace
+        self._earlier = memo
+
+    def persistent_load(self, pid: SharedId | int) -> Any:
+        if isinstance(pid, int):
+            return self._earlier[pid]
+        if pid == _SUPPRESS:
+            return argparse.SUPPRESS
+        kind, name, path = pid
+        value = find(self._namespace, name)
+        if kind == "module":
+            return value.get_submodule(path)
+        if kind == "parameter":
+            return value.get_parameter(path)
+        if kind == "buffer":
+            return value.get_buffer(path)
+        return value

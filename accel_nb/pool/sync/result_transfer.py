@@ -1,0 +1,510 @@
+"""What comes back from a cell: on rank 0, find and pack what changed; in the kernel, apply it.
+
+A name comes back whole if the cell has bound it: it stands for another object than before the cell, or it was not
+there before. The delivery of a cell removes names that the notebook has bound anew or deleted (`Ledger`), so this finds
+every way of writing to the namespace. Python keeps one object for equal numbers, strings and the like: of those, one
+that the cell's code binds comes back too, unless the notebook is known to hold it. A name that the notebook
+holds and that stands for the same object as before comes back by what changed in the object, in place. A name that the
+notebook holds and that is not there after the cell is deleted in the notebook. All other names stay on the workers.
+
+Weights of modules go through an arena that is kept, each tensor copied in place on either side; everything else is a
+`Delivery`. What is large or cannot be copied stays on the workers and is named with the reason.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import os
+import types
+import weakref
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from accel_nb.pool.local.arena import Parcel, ReturnArena
+from accel_nb.pool.sync.change_detection import (
+    Mark,
+    copyable,
+    is_divided,
+    is_unwatched,
+    mark_of,
+    module_attributes,
+    module_flags,
+    module_tensors,
+    optimizer_bytes,
+    optimizer_state,
+    set_module_state,
+)
+from accel_nb.pool.sync.namespace_sync import Delivery, Namespace, Watch, describe_failures
+from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_trained
+from accel_nb.pool.sync.object_paths import Attributes, content_of, find, generators_of, parts_of, root_of
+from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
+from accel_nb.runtime.tensors.sharded import is_reading, shape_of, whole
+
+LARGE_BYTES = 64 * 1024 * 1024
+"""A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
+
+_ALIGN = 64
+
+
+@dataclass(slots=True)
+class _Held:
+    """An object as it was before a cell ran; ``mark`` only where the cell may change it."""
+
+    reference: Any
+    """The object, or a weak reference to it."""
+    mark: Mark | None = None
+    is_watched: bool = False
+
+
+@dataclass(slots=True)
+class Snapshot:
+    """What a namespace held before a cell ran, so that changes can be told afterwards."""
+
+    bound: dict[str, Any]
+    held: dict[str, _Held]
+    """By path: the names that the cell uses, and what the names that both sides hold lead to."""
+    shared: dict[str, None]
+    rebound: frozenset[str] = frozenset()
+    """The names that the cell's code binds."""
+
+    @classmethod
+    def take(
+        cls,
+        namespace: Namespace,
+        used: Iterable[str],
+        *,
+        shared: Collection[str] = (),
+        rebound: Collection[str] = (),
+    ) -> Snapshot:
+        """Remember every binding, and the content of the names that the cell uses.
+
+        ``shared`` are the names that the kernel holds too. What ``rebound`` names stand for is not kept alive: a cell
+        that makes a new model needs the memory of the old one.
+        """
+        shared = dict.fromkeys(name for name in shared if name in namespace)
+        rebound = frozenset(rebound)
+        known = {id(namespace[name]) for name in shared}
+        parts: dict[str, dict[str, Any]] = {}
+        for name in shared:
+            found = {path: part for path, part in parts_of(name, namespace[name]).items() if id(part) not in known}
+            if found:
+                known.update(map(id, found.values()))
+                parts[name] = found
+        waiting, seen = [name for name in used if name in namespace], set(used)
+        watch = Watch(shared_ids(_objects(namespace, shared, parts)) if waiting else {})
+        marks: dict[str, Mark | None] = {}
+        watched: dict[str, Any] = {}
+        while waiting:
+            name = waiting.pop()
+            watched[name] = namespace[name]
+            for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
+                marks[path] = _watched_mark(value, namespace, watch)
+            for generator in generators_of(namespace[name]):
+                watch.get(id(generator))  # it is watched by the name that it has
+            further = {root_of(path) for path in watch.met} - seen
+            waiting += further
+            seen |= further
+            watch.met.clear()
+        bound = dict(namespace)
+        for name in rebound & bound.keys():
+            bound[name] = _weakly(bound[name])
+        held = {
+            path: _Held(_weakly(value) if root_of(path) in rebound else value, marks.get(path), path in marks)
+            for part in (watched, *parts.values())
+            for path, value in part.items()
+        }
+        return cls(bound, held, shared, rebound)
+
+    def is_bound(self, name: str, value: Any) -> bool:
+        """Whether a name stands for the same object as before."""
+        if name not in self.bound:
+            return False
+        return _strongly(self.bound[name]) is value or self.bound[name] is value
+
+    def is_new(self, name: str, value: Any) -> bool:
+        """Whether the cell has bound a name, as far as that can be told, to what the notebook may not hold."""
+        if not self.is_bound(name, value):
+            return True
+        return name in self.rebound and name not in self.shared and not has_identity(value)
+
+    def living(self) -> dict[str, Any]:
+        """Return by path what is held and still alive."""
+        found = {path: _strongly(held.reference) for path, held in self.held.items()}
+        return {path: value for path, value in found.items() if value is not None}
+
+    def shared_ids(self) -> dict[int, SharedId]:
+        """Return the ids of what both sides hold, as far as it is still alive."""
+        names = {name: _strongly(self.bound[name]) for name in self.shared}
+        return shared_ids(
+            names | {path: value for path, value in self.living().items() if root_of(path) in self.shared}
+        )
+
+
+def _objects(namespace: Namespace, names: Iterable[str], parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    objects = {name: namespace[name] for name in names}
+    for found in parts.values():
+        objects.update(found)
+    return objects
+
+
+def _weakly(value: Any) -> Any:
+    """Return a weak reference to a value, or the value where its type has none."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return value
+
+
+def _strongly(reference: Any) -> Any:
+    return reference() if type(reference) is weakref.ref else reference
+
+
+@dataclass(slots=True)
+class Parcels:
+    """A reply's share of the return: the JSON part, and the descriptors that go with it."""
+
+    body: dict[str, Any]
+    descriptors: list[int] = field(default_factory=list)
+
+
+class Returner:
+    """Rank 0's side; keeps the arena between cells."""
+
+    def __init__(self) -> None:
+        self._arena: ReturnArena | None = None
+        # Names whose weights could not be read whole when they should have gone back.
+        self._owed: set[str] = set()
+
+    def collect(
+        self,
+        namespace: Namespace,
+        before: Snapshot,
+        *,
+        hidden: Callable[[str, Any], bool],
+        wanted: Collection[str] = (),
+        rng: Any = None,
+        rng_digest: str | None = None,
+    ) -> Parcels:
+        """Pack what the cell bound or changed. ``wanted`` names come back however large they are.
+
+        What ``hidden`` says yes to is never returned. ``kept`` in the result gives what stays here with the reason,
+        which is empty where it is not worth a word. ``rng`` are generator states to go along, and ``rng_digest`` tells
+        those that this side has, also where they need not go.
+        """
+        removed = tuple(name for name in before.shared if name not in namespace)
+        delivery, weights, kept = Delivery(rng=rng, removed=removed), {}, {}
+        wanted, self._owed = {*wanted, *self._owed}, set()
+        living = before.living()
+        shared = before.shared_ids()
+        for name, value in namespace.items():
+            is_new = before.is_new(name, value) or (name in wanted and name not in before.shared)
+            if is_new and not hidden(name, value):
+                self._add_whole(name, value, namespace, shared, delivery, kept, is_wanted=name in wanted)
+        for name in before.shared.keys() & set(wanted) - living.keys():
+            living[name] = namespace.get(name)
+        for path, value in living.items():
+            root, held = root_of(path), before.held.get(path) or _Held(value)
+            is_wanted = root in wanted
+            if root in delivery.values and root not in before.shared:
+                continue
+            if not (held.is_watched or is_wanted) or (path == root and hidden(root, value)):
+                continue
+            mark = _watched_mark(value, namespace, shared)
+            if mark == held.mark and not is_wanted:
+                continue
+            was = held.mark if held.is_watched else mark
+            if root in before.shared and mark and was and mark.can_follow(was):
+                known = None if is_wanted else was
+                self._add_change(path, value, mark, known, namespace, shared, delivery, weights, kept)
+            elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
+                self._add_whole(root, namespace[root], namespace, shared, delivery, kept, is_wanted=is_wanted)
+        # Of an object that was changed and goes back whole, the kernel's parts are not those that it has here.
+        whole = {name for name, value in delivery.values.items() if before.is_bound(name, value)}
+        for changes in (delivery.changed, delivery.attributes, delivery.optimizers, delivery.schedulers, weights):
+            for path in [path for path in changes if root_of(path) in whole]:
+                del changes[path]
+        outside = {key: item for key, item in shared.items() if root_of(item[1]) not in whole}
+        return self._pack(delivery, weights, kept, rng_digest, namespace, outside)
+
+    def close(self) -> None:
+        """Free the arena."""
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = None
+
+    @staticmethod
+    def _add_whole(
+        name: str,
+        value: Any,
+        namespace: Namespace,
+        shared: Mapping[int, SharedId],
+        delivery: Delivery,
+        kept: dict[str, str],
+        *,
+        is_wanted: bool,
+    ) -> None:
+        own = shared.get(id(value))
+        others = {key: item for key, item in shared.items() if root_of(item[1]) != name} if own else shared
+        if own and own[1] != name:
+            others = shared  # another name for what the kernel holds
+        reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
+        if reason is None:
+            delivery.values[name] = value
+        else:
+            kept[name] = "" if _is_used_up(value) and not is_wanted else reason
+
+    def _add_change(
+        self,
+        path: str,
+        value: Any,
+        mark: Mark,
+        known: Mark | None,
+        namespace: Namespace,
+        shared: Mapping[int, SharedId],
+        delivery: Delivery,
+        weights: dict[str, Any],
+        kept: dict[str, str],
+    ) -> None:
+        """Add what changed since ``known``; all of it, however large, when that is None."""
+        is_wanted = known is None
+        if is_module(value):
+            if known is None or mark.content.weights != known.content.weights:
+                if is_divided(value) and not is_reading():
+                    self._owed.add(root_of(path))
+                    kept[path] = "its weights are divided among the workers; they come back with the next cell"
+                else:
+                    weights[path] = value
+            if known is None or mark.content.attributes != known.content.attributes:
+                delivery.attributes[path] = module_attributes(value, namespace, shared)
+        elif is_optimizer(value):
+            fits = is_wanted or optimizer_bytes(value) <= LARGE_BYTES
+            fits = fits and (is_reading() or not is_divided(value))
+            delivery.optimizers[path] = optimizer_state(value, with_tensors=fits)
+            if not fits:
+                size = _size(optimizer_bytes(value))
+                kept[path] = f"its state of {size} is {'divided' if is_divided(value) else 'large'}"
+        elif is_scheduler(value):
+            delivery.schedulers[path] = value.state_dict()
+        else:
+            found = content_of(value)
+            assert found is not None, "a value with a kind has content"
+            limit = None if is_wanted or "@" in path else LARGE_BYTES
+            content = found[1]
+            reason = _try_value(content, namespace, shared, limit)
+            if reason is not None and isinstance(content, Attributes) and not reason.endswith("large"):
+                fine = copyable(content.values, namespace, shared)
+                for name in content.values.keys() - fine.keys():
+                    kept[f"{path}.{name}"] = f"{type(content.values[name]).__qualname__} cannot be copied"
+                content, reason = Attributes(fine, is_whole=False), None
+            if reason is None:
+                delivery.changed[path] = content
+            else:
+                kept[path] = reason
+
+    def _pack(
+        self,
+        delivery: Delivery,
+        modules: Mapping[str, Any],
+        kept: dict[str, str],
+        rng_digest: str | None,
+        namespace: Namespace,
+        shared: Mapping[int, SharedId],
+    ) -> Parcels:
+        parcels = Parcels({"kept": kept, "rng": rng_digest, "weights": {}, "parcel": None, "arena": None})
+        while delivery:
+            try:
+                parcel = delivery.pack(namespace, shared)
+            except SectionError as error:  # without it all else can go
+                path, cause = error.key[1], error.__cause__
+                kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
+                delivery.drop(path)
+                continue
+            parcels.body["parcel"] = parcel.table()
+            parcels.descriptors.append(parcel.descriptor)
+            break
+        if modules:
+            parcels.body["weights"] = self._write_weights(modules)
+            assert self._arena is not None
+            parcels.body["arena"] = self._arena.num_bytes
+            parcels.descriptors.append(os.dup(self._arena.descriptor))
+        return parcels
+
+    def _write_weights(self, modules: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy each tensor once into the arena and return where it lies."""
+        import torch
+
+        places: dict[int, int] = {}
+        offset = 0
+        for module in modules.values():
+            for tensor in module_tensors(module).values():
+                if id(tensor) not in places:
+                    places[id(tensor)] = offset
+                    offset += (_whole_bytes(tensor) + _ALIGN - 1) // _ALIGN * _ALIGN
+        if self._arena is None or self._arena.num_bytes < offset:
+            self.close()
+            self._arena = ReturnArena.create(offset)
+        tables: dict[str, Any] = {}
+        with torch.no_grad():
+            for name, module in modules.items():
+                entries = []
+                for path, tensor in module_tensors(module).items():
+                    place = places[id(tensor)]
+                    dtype = str(tensor.dtype).removeprefix("torch.")
+                    shape = list(shape_of(tensor))
+                    view_tensor(self._arena, place, _whole_bytes(tensor), dtype, shape).copy_(whole(tensor))
+                    entries.append([path, place, dtype, shape])
+                tables[name] = {
+                    "entries": entries,
+                    **module_flags(module),
+                }
+        return tables
+
+
+@dataclass(frozen=True, slots=True)
+class Received:
+    """What has become of what came back."""
+
+    paths: list[str]
+    """What now holds the workers' values."""
+    removed: tuple[str, ...]
+    """Names that the cell has deleted, and that the namespace has no more."""
+    failed: dict[str, str]
+    """By path why something could not be rebuilt."""
+
+
+class Receiver:
+    """The kernel's side; keeps its mapping of the worker's arena between cells."""
+
+    def __init__(self) -> None:
+        self._arena: ReturnArena | None = None
+        self._identity: tuple[int, int] | None = None
+        self.rng: str | None = None
+        """The digest of rank 0's generator states: as long as the kernel's are these, they need not be sent."""
+
+    def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> Received:
+        """Apply what came back, weights first. What cannot be applied costs nothing else. Closes the descriptors."""
+        remaining = list(descriptors)
+        try:
+            return self._receive(body, remaining, namespace)
+        finally:
+            for descriptor in remaining:
+                os.close(descriptor)
+
+    def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> Received:
+        paths: dict[str, None] = {}
+        removed: tuple[str, ...] = ()
+        errors: dict[str, Exception] = {}
+        parcel = None if body["parcel"] is None else Parcel.from_table(remaining.pop(0), body["parcel"])
+        try:
+            if body["arena"] is not None:
+                self._map(remaining.pop(0))
+            for path, table in body["weights"].items():
+                try:
+                    self._copy_weights(find(namespace, path), table)
+                    paths[path] = None
+                except Exception as error:  # whatever a module of the user's raises, or nothing is at the path
+                    errors[path] = error
+            if parcel is not None:
+                delivery, lost = Delivery.unpack(parcel, namespace)
+                errors |= lost
+                errors |= delivery.apply(namespace)
+                paths |= dict.fromkeys(delivery.paths)
+                removed = delivery.removed
+        finally:
+            if parcel is not None:
+                parcel.close()
+        self.rng = body["rng"]
+        arrived = [path for path in paths if path not in errors]
+        return Received(arrived, removed, describe_failures(errors, "in the notebook"))
+
+    def close(self) -> None:
+        """Unmap the arena, and forget which random numbers the workers were at."""
+        self.rng = None
+        if self._arena is not None:
+            self._arena.close()
+            self._arena = self._identity = None
+
+    def _map(self, descriptor: int) -> None:
+        status = os.fstat(descriptor)
+        if self._identity == (status.st_dev, status.st_ino):
+            os.close(descriptor)
+            return
+        self.close()
+        self._arena, self._identity = ReturnArena(descriptor), (status.st_dev, status.st_ino)
+
+    def _copy_weights(self, module: Any, table: Mapping[str, Any]) -> None:
+        import torch
+
+        assert self._arena is not None
+        tensors = {}
+        for path, place, dtype, shape in table["entries"]:
+            num_bytes = getattr(torch, dtype).itemsize
+            for size in shape:
+                num_bytes *= size
+            if place < 0 or place + num_bytes > self._arena.num_bytes:
+                raise ValueError(f"the weights of {path!r} lie outside of the arena")
+            tensors[path] = view_tensor(self._arena, place, num_bytes, dtype, shape)
+        set_module_state(module, {"tensors": tensors, "frozen": table["frozen"], "evaluating": table["evaluating"]})
+
+
+def _whole_bytes(tensor: Any) -> int:
+    return math.prod(shape_of(tensor)) * tensor.element_size()
+
+
+def view_tensor(arena: ReturnArena, place: int, num_bytes: int, dtype: str, shape: list[int]) -> Any:
+    """Return a tensor over a part of the arena; no copy."""
+    import torch
+
+    kind = getattr(torch, dtype)
+    if num_bytes == 0:
+        return torch.empty(shape, dtype=kind)
+    return torch.frombuffer(arena.memory, dtype=torch.uint8, count=num_bytes, offset=place).view(kind).view(shape)
+
+
+def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Mark | None:
+    """Return the mark of a value; None for what is not looked into."""
+    if is_unwatched(value):
+        return None
+    try:
+        return mark_of(value, namespace, refs)
+    except Exception:  # what cannot be copied cannot come back: it is not watched
+        found = content_of(value)
+    if found is None or not isinstance(found[1], Attributes):
+        return None
+    fine = copyable(found[1].values, namespace, refs)
+    return Mark(found[0], digest(fine, namespace=namespace, shared=refs))
+
+
+def _is_used_up(value: Any) -> bool:
+    """Whether a value that cannot be copied is the leftover of a loop or a block, which nobody misses.
+
+    These are closed files, generators that have ended, other iterators, and what wraps an iterable to show its
+    progress; unless they hold a tensor or a model.
+    """
+    own = vars(value).values() if hasattr(value, "__dict__") else ()
+    if any(is_trained(item) or is_tensor(item) for item in own):
+        return False
+    if isinstance(value, io.IOBase):
+        return value.closed
+    if isinstance(value, types.GeneratorType):
+        return value.gi_frame is None
+    is_progress = hasattr(value, "__iter__") and hasattr(value, "iterable") and hasattr(value, "disable")
+    return hasattr(type(value), "__next__") or is_progress
+
+
+def _try_value(value: Any, namespace: Namespace, shared: Mapping[int, SharedId], limit: int | None) -> str | None:
+    """Return None if a value can come back, else the reason why not."""
+    try:
+        stream, buffers = dump(value, namespace=namespace, shared=shared)
+    except Exception as error:
+        return f"{type(value).__qualname__} cannot be copied ({type(error).__name__})"
+    size = len(stream) + sum(buffer.nbytes for buffer in buffers)
+    if limit is not None and size > limit and not is_module(value):
+        return f"{_size(size)} is large"
+    return None
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e6:.0f} MB" if num_bytes < 1e9 else f"{num_bytes / 1e9:.1f} GB"

@@ -1,0 +1,1 @@
+"""Device types behind one seam."""

@@ -1,0 +1,1 @@
+"""The world, its process group and its collectives."""

@@ -1,0 +1,625 @@
+"""Collectives over nested structures: one message for shapes and one for content, however many tensors there are.
+
+Where a rank must know the others' shapes, ranks first exchange a header of fixed size: a digest of the operation and
+the structure, then lengths. If digests differ, every rank hears what every rank brought, and raises: nobody waits.
+Content of a few KB on the CPU goes along with the header, so that gathering a metric takes one message.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import math
+import struct
+import sys
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator, Operation
+from accel_nb.runtime.process import serialization
+from accel_nb.runtime.tensors.nested import describe, find_leaves, find_tensors, map_tensors
+from accel_nb.runtime.tensors.overlap import overwrite
+
+T = TypeVar("T")
+
+_CAPACITY = 64  # numbers in a header; a structure with more tensors costs one more message
+_MESSAGE_BYTES = 4096  # a header and what goes along with it
+_INLINE_BYTES = _MESSAGE_BYTES - 8 * _CAPACITY
+_BUCKET_BYTES = 25 * 2**20
+_DIGEST_AND_LENGTH = struct.Struct("=qq")
+_ROW_HEADER = _DIGEST_AND_LENGTH.size
+_NUMPY_DTYPES = frozenset(
+    {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8}
+    | {torch.bool}
+)
+_PROBLEM = -1  # the digest of a rank that cannot go on
+_PACKAGE = str(Path(__file__).parents[2])
+
+
+class Collectives:
+    """Every rank must make the same calls in the same order; each waits for all ranks.
+
+    With ``verify`` every call first makes sure that all ranks make the same one, with tensors that fit, and raises
+    `MisuseError` on all of them otherwise. Without it `gather`, `pad_across`, `scatter` and the exchange of objects
+    do so anyway, as long as the ranks meet in the same call.
+    """
+
+    def __init__(self, comm: Communicator, *, verify: bool = False) -> None:
+        self._comm = comm
+        self._world = comm.world
+        self._verifies = verify
+        # Set while ranks may be gone from the block that the others are in.
+        self.refusal: str | None = None
+
+    def gather(self, nested: T) -> T:
+        """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
+
+        A scalar counts as one value. Raises `MisuseError` on every rank if structures, dtypes or other dims differ.
+        """
+        leaves, problem = _tensors_of("gather", nested)
+        if self._world.size == 1:
+            _raise(problem)
+            return _rebuilt(nested, [leaf.detach().reshape(1) if leaf.dim() == 0 else leaf.detach() for leaf in leaves])
+        parts = self._gather_each("gather", leaves, nested, problem)
+        return _rebuilt(nested, [torch.cat(list(column)) for column in zip(*parts, strict=True)])
+
+    def gather_each(self, tensors: list[Tensor], problem: MisuseError | None = None) -> list[list[Tensor]]:
+        """Return every rank's tensors, by rank; a ``problem`` on one rank is raised on all. First dims may differ."""
+        if self._world.size == 1:
+            _raise(problem)
+            return [tensors]
+        if len(tensors) == 1 and problem is None and self.refusal is None and _is_small(tensors[0]):
+            return [[part] for part in self._gather_one(tensors[0])]
+        return self._gather_each("gather", tensors, tensors, problem)
+
+    def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
+        """Return tensors filled up along ``dim`` to the longest on any rank; those without that dim are kept."""
+        leaves, problem = _tensors_of("pad_across_processes", nested)
+        lengths = [leaf.shape[dim] if -leaf.dim() <= dim < leaf.dim() else 0 for leaf in leaves]
+        if self._world.size == 1:
+            _raise(problem)
+            return nested
+        like = describe(map_tensors(lambda leaf: torch.empty([0] * leaf.dim(), dtype=leaf.dtype), nested))
+        rows, _ = self._exchange(f"pad_across_processes(dim={dim})", like, lengths, nested, problem)
+        longest = [max(row[index] for row in rows) for index in range(len(leaves))]
+        padded = [_padded(leaf, dim, size, value, pad_first) for leaf, size in zip(leaves, longest, strict=True)]
+        return _rebuilt(nested, padded)
+
+    def reduce(self, nested: T, op: Operation = "sum", scale: float = 1.0) -> T:
+        """Return the sum, mean, maximum or minimum over ranks, times ``scale``: one collective for each dtype.
+
+        Whole numbers have a mean in the default float dtype; of bools the sum counts those that are true.
+        """
+        leaves, problem = _tensors_of("reduce", nested)
+        self._verify(f"reduce({op!r})", nested, nested, problem)
+        _raise(problem)
+        prepared = [_reducible(leaf.detach(), op) for leaf in leaves]
+        results: list[Tensor] = list(prepared)
+        for group in _by_dtype(prepared):
+            device = prepared[group[0]].device
+            flat = torch.cat([prepared[index].to(device).reshape(-1) for index in group])
+            reduced = self._comm.all_reduce(flat, op)
+            parts = reduced.split([prepared[index].numel() for index in group])
+            for index, part in zip(group, _apart(parts), strict=True):
+                results[index] = part.reshape(leaves[index].shape).to(leaves[index].device)
+        if scale != 1.0:
+            results = [result * scale for result in results]
+        kept = [
+            result.bool() if leaf.dtype == torch.bool and op in ("max", "min") and scale == 1.0 else result
+            for leaf, result in zip(leaves, results, strict=True)
+        ]
+        return _rebuilt(nested, kept)
+
+    def broadcast(self, nested: T, source: int = 0) -> T:
+        """Return rank ``source``'s tensors on every rank, in one collective; shapes and dtypes must be equal."""
+        self._check_rank(source)
+        leaves, problem = _tensors_of("broadcast", nested)
+        self._verify(f"broadcast(from_process={source})", nested, nested, problem)
+        _raise(problem)
+        if self._world.size == 1:
+            return _rebuilt(nested, [leaf.detach().clone() for leaf in leaves])
+        content = self._comm.broadcast(_as_bytes(leaves), source)
+        return _rebuilt(nested, _apart(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
+
+    def scatter(self, nested: Any, source: int = 0) -> Any:
+        """Return this rank's share of rank ``source``'s tensors, divided along their first dim.
+
+        Shares differ by at most one; a scalar goes whole to every rank. Other ranks give None, or the same structure
+        with tensors of any shape, which they must where it has named tuples, dataclasses or mappings of their own.
+        """
+        self._check_rank(source)
+        is_source = self._world.rank == source
+        leaves, problem = _tensors_of("scatter", nested)
+        said = self._exchange_objects("scatter", _offer(nested, leaves, is_source), problem)
+        offer = said[source]
+        given = [text for rank, (text, *_) in enumerate(said) if rank != source and text is not None]
+        lacks_one = offer[1] is None and any(text is None for text, *_ in said)
+        if offer[0] is None or lacks_one or any(text != offer[0] for text in given):
+            self._raise_difference("scatter", [text or "nothing" for text, *_ in said], _SCATTER_HINT)
+        like = nested if is_source or nested is not None else offer[1]
+        templates = [torch.empty((), dtype=getattr(torch, name)) for name, _ in offer[2]]
+        shares = [_shares(tuple(shape), self._world.size) for _, shape in offer[2]]
+        mine = [each[self._world.rank] for each in shares]
+        if self._world.size == 1:
+            return _rebuilt(nested, [leaf.detach().clone() for leaf in leaves])
+        return _rebuilt(like, self._scatter_content(leaves if is_source else None, templates, shares, mine, source))
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order; raises `MisuseError` on every rank for a type that is not sent."""
+        return self._exchange_objects("gather_object", value)
+
+    def broadcast_object(self, value: Any, source: int = 0) -> Any:
+        """Return rank ``source``'s value on every rank; what other ranks give is not looked at."""
+        self._check_rank(source)
+        self._verify(f"broadcast_object(from_process={source})", None, None, None)
+        message, problem = _encoded(value) if self._world.rank == source else (b"", None)
+        if self._world.size == 1:
+            _raise(problem)
+            return serialization.decode(message)
+        size = int(self._comm.broadcast(torch.tensor([len(message) if problem is None else _PROBLEM]), source))
+        _raise(problem)
+        if size == _PROBLEM:
+            raise MisuseError(f"rank {source} tried to send what ranks cannot exchange; its own error says what")
+        content = _bytes_tensor(message) if self._world.rank == source else torch.empty(size, dtype=torch.uint8)
+        return serialization.decode(self._comm.broadcast(content, source).numpy().tobytes())
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        self._verify("barrier", None, None, None)
+        self._comm.barrier()
+
+    def verify(self, op: str, nested: Any) -> None:
+        """Make sure, where that is asked for, that every rank is about to do ``op`` with tensors that fit."""
+        self._verify(op, nested, nested, None)
+
+    # --- shapes ---
+
+    def _verify(self, op: str, like: Any, nested: Any, problem: MisuseError | None) -> None:
+        if self.refusal is not None:
+            raise MisuseError(f"{op}: {self.refusal}")
+        if self._verifies and self._world.size > 1:
+            self._exchange(op, describe(like), [], nested, problem)
+
+    def _exchange(
+        self,
+        op: str,
+        like: str,
+        lengths: Sequence[int],
+        nested: Any,
+        problem: MisuseError | None,
+        content: bytes | None = None,
+    ) -> tuple[list[list[int]], list[memoryview]]:
+        """Return every rank's lengths, and the ``content`` of each that goes along with its header.
+
+        Raises on every rank if ``op`` or ``like``, the description of what must be equal, differ.
+        """
+        if self.refusal is not None:
+            raise MisuseError(f"{op}: {self.refusal}")
+        digest = _PROBLEM if problem is not None else _digest(op, like, str(len(lengths)))
+        first = [digest, *lengths[: _CAPACITY - 1]]
+        rows, contents = self._gather_header(first, content)
+        if any(row[0] != digest for row in rows) or problem is not None:
+            self._refuse(op, nested, problem)
+        rows = [row[1 : 1 + len(lengths)] for row in rows]
+        if len(lengths) >= _CAPACITY:
+            more = self._gather_numbers(list(lengths[_CAPACITY - 1 :]))
+            rows = [[*row, *rest] for row, rest in zip(rows, more, strict=True)]
+        return rows, contents
+
+    def _refuse(self, op: str, nested: Any, problem: MisuseError | None) -> None:
+        what = f"{op} of {describe(nested)}" if problem is None else str(problem)
+        where = f" at {_call_site()}" if self._verifies else ""
+        self._raise_difference(op, [str(text) for text in self._say(what + where)], _HINT)
+
+    def _gather_header(self, numbers: list[int], content: bytes | None) -> tuple[list[list[int]], list[memoryview]]:
+        # As long whatever goes along: ranks in different calls must be able to tell each other.
+        message = bytearray(_MESSAGE_BYTES)
+        end = 8 * len(numbers)
+        message[:end] = array("q", numbers).tobytes()
+        if content is not None and len(content) <= _INLINE_BYTES:
+            message[end : end + len(content)] = content
+        gathered = self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))
+        received = [row.numpy().data for row in gathered]
+        return [row[:end].cast("q").tolist() for row in received], [row[end:] for row in received]
+
+    def _gather_numbers(self, numbers: list[int]) -> list[list[int]]:
+        return torch.stack(self._comm.all_gather(torch.tensor(numbers, dtype=torch.int64))).tolist()
+
+    def _raise_difference(self, op: str, said: list[str], hint: str) -> None:
+        if len(set(said)) == 1:
+            raise MisuseError(f"{op} cannot go on: {said[0]}")
+        usual = max(set(said), key=said.count)
+        odd = [rank for rank, text in enumerate(said) if text != usual]
+        who = f"rank {odd[0]} differs" if len(odd) == 1 and len(said) > 2 else "the ranks differ"
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(said))
+        raise MisuseError(f"{op} cannot go on, since {who}:{lines}\n{hint}")
+
+    # --- content ---
+
+    def _gather_one(self, leaf: Tensor) -> list[Tensor]:
+        """Return every rank's tensor as `_gather_each` would, which understands the message, in a third of the time.
+
+        For one small tensor on the CPU: the metric that is gathered in every step.
+        """
+        shape = leaf.shape
+        digest, row_bytes = _row_facts(leaf.dtype, shape)
+        content = leaf.detach().numpy().tobytes()
+        message = bytearray(_MESSAGE_BYTES)
+        message[:_ROW_HEADER] = _DIGEST_AND_LENGTH.pack(digest, shape[0])
+        message[_ROW_HEADER : _ROW_HEADER + len(content)] = content
+        received = [part.numpy().data for part in self._comm.all_gather(torch.frombuffer(message, dtype=torch.uint8))]
+        heads = [_DIGEST_AND_LENGTH.unpack_from(memory) for memory in received]
+        if any(head[0] != digest for head in heads):
+            self._refuse("gather", [leaf], None)
+        beyond = shape[1:]
+        if max([head[1] for head in heads]) * row_bytes > _INLINE_BYTES:
+            return [part for [part] in self._gather_content([leaf], [[(head[1], *beyond) for head in heads]], None)]
+        row_size = row_bytes // leaf.itemsize
+        return [
+            torch.frombuffer(memory, dtype=leaf.dtype, count=head[1] * row_size, offset=_ROW_HEADER).view(
+                head[1], *beyond
+            )
+            if head[1] * row_size
+            else leaf.detach().new_empty(head[1], *beyond)
+            for head, memory in zip(heads, received, strict=True)
+        ]
+
+    def _gather_each(
+        self, op: str, leaves: list[Tensor], nested: Any, problem: MisuseError | None
+    ) -> list[list[Tensor]]:
+        lengths = [leaf.shape[0] if leaf.dim() else 1 for leaf in leaves]
+        is_on_host = all(leaf.device.type == "cpu" for leaf in leaves)
+        content = _host_bytes(leaves) if is_on_host and problem is None else None
+        rows, contents = self._exchange(op, describe(nested, any_rows=True), lengths, nested, problem, content)
+        shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves)]
+        return self._gather_content(leaves, shapes, contents if is_on_host else None)
+
+    def _gather_content(
+        self, leaves: list[Tensor], shapes: list[list[tuple[int, ...]]], contents: list[memoryview] | None
+    ) -> list[list[Tensor]]:
+        """Return each rank's leaves; ``shapes[leaf][rank]``. ``contents`` is what came along with the header."""
+        sizes = [
+            sum(_num_bytes(leaf, each[rank]) for leaf, each in zip(leaves, shapes, strict=True))
+            for rank in range(self._world.size)
+        ]
+        if not any(sizes):
+            return [[leaf.detach().new_empty(0, *leaf.shape[1:]) for leaf in leaves] for _ in sizes]
+        if contents is not None and max(sizes) <= _INLINE_BYTES:
+            return [_from_memory(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(contents)]
+        content = _as_bytes(leaves)
+        if len(content) < max(sizes):
+            content = torch.cat([content, content.new_zeros(max(sizes) - len(content))])
+        rows = self._comm.all_gather(content)
+        return [_from_bytes(row, leaves, [each[rank] for each in shapes]) for rank, row in enumerate(rows)]
+
+    def _scatter_content(
+        self,
+        leaves: list[Tensor] | None,
+        templates: list[Tensor],
+        shares: list[list[tuple[range, tuple[int, ...]]]],
+        mine: list[tuple[range, tuple[int, ...]]],
+        source: int,
+    ) -> list[Tensor]:
+        size = max(
+            sum(_num_bytes(template, each[rank][1]) for template, each in zip(templates, shares, strict=True))
+            for rank in range(self._world.size)
+        )
+        parts = None
+        if leaves is not None:
+            parts = []
+            for rank in range(self._world.size):
+                cut = [
+                    leaf[each[rank][0].start : each[rank][0].stop] if leaf.dim() else leaf
+                    for leaf, each in zip(leaves, shares, strict=True)
+                ]
+                content = _as_bytes(cut).cpu()
+                parts.append(torch.cat([content, content.new_zeros(size - len(content))]))
+        received = self._comm.scatter(torch.empty(size, dtype=torch.uint8), parts, source) if size else None
+        content = torch.empty(0, dtype=torch.uint8) if received is None else received
+        made = _apart(_from_bytes(content, templates, [shape for _, shape in mine]))
+        device = leaves[0].device if leaves else torch.device(self._world.device)
+        return [part.to(device) for part in made]
+
+    # --- objects ---
+
+    def _exchange_objects(self, op: str, value: Any, problem: MisuseError | None = None) -> list[Any]:
+        self._verify(op, None, None, None)
+        message, refused = _encoded(value)
+        problem = problem or refused
+        if self._world.size == 1:
+            _raise(problem)
+            return [serialization.decode(message)]
+        sizes = [row[0] for row in self._gather_numbers([len(message) if problem is None else _PROBLEM])]
+        if _PROBLEM in sizes:
+            _raise(problem)
+            raise MisuseError(
+                f"{op}: rank {sizes.index(_PROBLEM)} brought what ranks cannot exchange; its own error says what"
+            )
+        return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
+
+    def _say(self, text: str) -> list[Any]:
+        message = serialization.encode(text)
+        sizes = [row[0] for row in self._gather_numbers([len(message)])]
+        return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
+
+    def _gather_bytes(self, message: bytes, sizes: list[int]) -> Iterator[bytes]:
+        padded = torch.zeros(max(sizes), dtype=torch.uint8)
+        padded[: len(message)] = _bytes_tensor(message)
+        for part, size in zip(self._comm.all_gather(padded), sizes, strict=True):
+            yield part[:size].numpy().tobytes()
+
+    def _check_rank(self, source: int) -> None:
+        if not 0 <= source < self._world.size:
+            raise MisuseError(f"there is no rank {source}; ranks go from 0 to {self._world.size - 1}")
+
+
+class VerifiedComm:
+    """A communicator that, before each collective, makes sure that every rank is in the same one; for finding bugs."""
+
+    def __init__(self, comm: Communicator) -> None:
+        self.world = comm.world
+        self._comm = comm
+        self._collectives = Collectives(comm, verify=True)
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """See `Communicator.all_reduce`."""
+        self._collectives.verify(f"all_reduce({op!r})", tensor)
+        return self._comm.all_reduce(tensor, op)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """See `Communicator.all_gather`."""
+        self._collectives.verify("all_gather", tensor)
+        return self._comm.all_gather(tensor)
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """See `Communicator.reduce_scatter`."""
+        self._collectives.verify(f"reduce_scatter({op!r})", tensor)
+        return self._comm.reduce_scatter(tensor, op)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """See `Communicator.broadcast`."""
+        self._collectives.verify(f"broadcast from rank {source}", tensor)
+        return self._comm.broadcast(tensor, source)
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """See `Communicator.scatter`."""
+        self._collectives.verify(f"scatter from rank {source}", tensor)
+        return self._comm.scatter(tensor, parts, source)
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """See `Communicator.start_any`."""
+        self._collectives.verify("start_any", None)
+        return self._comm.start_any(flag)
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """See `Communicator.all_gather_json`."""
+        self._collectives.verify("all_gather_json", None)
+        return self._comm.all_gather_json(value)
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """See `Communicator.broadcast_json`."""
+        self._collectives.verify(f"broadcast_json from rank {source}", None)
+        return self._comm.broadcast_json(value, source)
+
+    def barrier(self) -> None:
+        """See `Communicator.barrier`."""
+        self._collectives.verify("barrier", None)
+        self._comm.barrier()
+
+
+def all_reduce_together(comm: Communicator, tensors: Iterable[Tensor], op: Operation = "sum") -> None:
+    """Reduce tensors in place, in a few large messages instead of one for each; the same list on every rank."""
+    waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    for tensor in tensors:
+        bucket = waiting.setdefault((tensor.dtype, tensor.device), [])
+        bucket.append(tensor)
+        if sum(each.numel() * each.element_size() for each in bucket) >= _BUCKET_BYTES:
+            _reduce_bucket(comm, bucket, op)
+            bucket.clear()
+    for bucket in waiting.values():
+        _reduce_bucket(comm, bucket, op)
+
+
+def _reduce_bucket(comm: Communicator, bucket: list[Tensor], op: Operation) -> None:
+    if not bucket:
+        return
+    flat = comm.all_reduce(torch.cat([tensor.detach().reshape(-1) for tensor in bucket]), op)
+    for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
+        overwrite(tensor.detach(), part.view(tensor.shape))
+
+
+_HINT = "Every rank must make the same call, with the same structure, dtypes and dims past the first."
+_SCATTER_HINT = (
+    "The source gives the tensors; the others give None or the same structure, which they must where it has "
+    "named tuples, dataclasses or mappings other than dict."
+)
+
+
+def _tensors_of(op: str, nested: Any) -> tuple[list[Tensor], MisuseError | None]:
+    """Return the tensors, and what is wrong with the leaves: the caller raises it where all ranks do."""
+    for leaf in find_leaves(nested):
+        if leaf is None:
+            continue
+        if not isinstance(leaf, Tensor):
+            return [], MisuseError(
+                f"{op} takes tensors, nested in tuples, lists, mappings and dataclasses, and got a "
+                f"{type(leaf).__qualname__}; make it a tensor, or use gather_object or broadcast_object_list"
+            )
+        if leaf.layout is not torch.strided or leaf.is_quantized:
+            return [], MisuseError(
+                f"{op} takes dense tensors, and got one of layout {leaf.layout}; call to_dense() first"
+            )
+    return list(find_tensors(nested)), None
+
+
+def _raise(problem: MisuseError | None) -> None:
+    if problem is not None:
+        raise problem
+
+
+def _rebuilt(nested: Any, leaves: Iterable[Tensor]) -> Any:
+    rest = iter(leaves)
+    return map_tensors(lambda _: next(rest), nested)
+
+
+@functools.lru_cache(1024)
+def _digest(*texts: str) -> int:
+    return int.from_bytes(hashlib.blake2b("\x1f".join(texts).encode(), digest_size=7).digest(), "big")
+
+
+@functools.lru_cache(256)
+def _row_facts(dtype: torch.dtype, shape: torch.Size) -> tuple[int, int]:
+    """Return the digest that `_exchange` makes of a list of one such tensor, and the bytes of one row."""
+    like = describe([torch.empty(shape, dtype=dtype, device="meta")], any_rows=True)
+    return _digest("gather", like, "1"), dtype.itemsize * math.prod(shape[1:])
+
+
+def _is_small(leaf: Tensor) -> bool:
+    return (
+        type(leaf) is Tensor
+        and leaf.dtype in _NUMPY_DTYPES
+        and leaf.device.type == "cpu"
+        and leaf.layout is torch.strided
+        and leaf.dim() > 0
+        and leaf.nbytes <= _INLINE_BYTES
+        and not leaf.is_neg()
+    )
+
+
+def _call_site() -> str:
+    """Return the line outside of this package that the call came from."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _padded(tensor: Tensor, dim: int, length: int, value: float, pad_first: bool) -> Tensor:
+    if not -tensor.dim() <= dim < tensor.dim() or tensor.shape[dim] == length:
+        return tensor
+    shape = list(tensor.shape)
+    shape[dim] = length - tensor.shape[dim]
+    filler = tensor.new_full(shape, value)
+    return torch.cat([filler, tensor] if pad_first else [tensor, filler], dim)
+
+
+def _reducible(tensor: Tensor, op: Operation) -> Tensor:
+    """Return a tensor that can be reduced in place: the caller's own is never changed."""
+    if tensor.dtype == torch.bool:
+        tensor = tensor.to(torch.int64 if op == "sum" else torch.uint8 if op in ("max", "min") else torch.float32)
+    if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
+        return tensor.to(torch.get_default_dtype())
+    return tensor
+
+
+def _by_dtype(leaves: list[Tensor]) -> list[list[int]]:
+    groups: dict[torch.dtype, list[int]] = {}
+    for index, leaf in enumerate(leaves):
+        groups.setdefault(leaf.dtype, []).append(index)
+    return list(groups.values())
+
+
+def _order(leaves: Sequence[Tensor]) -> list[int]:
+    """Return the order of leaves in a message: large items first, so that each starts at a multiple of its size."""
+    if len(leaves) == 1:
+        return [0]
+    return sorted(range(len(leaves)), key=lambda index: -leaves[index].element_size())
+
+
+def _num_bytes(leaf: Tensor, shape: Sequence[int]) -> int:
+    return leaf.element_size() * math.prod(shape)
+
+
+def _as_bytes(leaves: Sequence[Tensor]) -> Tensor:
+    """Return the content of all leaves as one tensor of bytes."""
+    if not leaves:
+        return torch.empty(0, dtype=torch.uint8)
+    device = next((leaf.device for leaf in leaves if leaf.device.type != "cpu"), leaves[0].device)
+    if len(leaves) == 1:
+        return _flat_bytes(leaves[0])
+    return torch.cat([_flat_bytes(leaves[index].to(device)) for index in _order(leaves)])
+
+
+def _host_bytes(leaves: Sequence[Tensor]) -> bytes | None:
+    """Return the content of leaves on the CPU if it goes along with a header; None if it is too long."""
+    if sum([leaf.nbytes for leaf in leaves]) > _INLINE_BYTES:
+        return None
+    return b"".join([_flat_bytes(leaves[index]).numpy().tobytes() for index in _order(leaves)])
+
+
+def _from_memory(content: memoryview, leaves: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Undo `_host_bytes` for tensors of other shapes, without a copy."""
+    made = list(leaves)
+    start = 0
+    for index in _order(leaves):
+        dtype, shape = leaves[index].dtype, shapes[index]
+        count = math.prod(shape)
+        found = (
+            torch.frombuffer(content, dtype=dtype, count=count, offset=start) if count else torch.empty(0, dtype=dtype)
+        )
+        made[index] = found.view(shape)
+        start += count * dtype.itemsize
+    return made
+
+
+def _flat_bytes(leaf: Tensor) -> Tensor:
+    return leaf.detach().contiguous().resolve_conj().resolve_neg().reshape(-1).view(torch.uint8)
+
+
+def _from_bytes(content: Tensor, leaves: Sequence[Tensor], shapes: Sequence[tuple[int, ...]]) -> list[Tensor]:
+    """Undo `_as_bytes` for tensors of other shapes; ``leaves`` give dtypes and devices."""
+    made = list(leaves)
+    start = 0
+    for index in _order(leaves):
+        leaf, shape = leaves[index], shapes[index]
+        stop = start + _num_bytes(leaf, shape)
+        part = content[start:stop].view(leaf.dtype) if stop > start else content.new_empty(0, dtype=leaf.dtype)
+        made[index] = part.view(shape).to(leaf.device)
+        start = stop
+    return made
+
+
+def _apart(parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors that share no memory: autograd takes a change of one view for a change of all."""
+    return [part.clone() for part in parts] if len(parts) > 1 else parts
+
+
+def _bytes_tensor(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.empty(0, dtype=torch.uint8)
+
+
+def _encoded(value: Any) -> tuple[bytes, MisuseError | None]:
+    try:
+        return serialization.encode(value), None
+    except MisuseError as error:
+        return b"", error
+
+
+def _offer(nested: Any, leaves: list[Tensor], is_source: bool) -> tuple[str | None, Any, list[Any]]:
+    """Return what a rank says before a scatter: its structure, one to copy if it can be sent, dtypes and shapes."""
+    if nested is None:
+        return None, None, []
+    text = describe(map_tensors(lambda _: None, nested))
+    if not is_source:
+        return text, None, []
+    like = map_tensors(lambda _: torch.empty(0), nested)
+    _, refused = _encoded(like)
+    facts = [(str(leaf.dtype).removeprefix("torch."), list(leaf.shape)) for leaf in leaves]
+    return text, like if refused is None else None, cast("list[Any]", facts)
+
+
+def _shares(shape: tuple[int, ...], size: int) -> list[tuple[range, tuple[int, ...]]]:
+    """Return the rows of each rank and the shape of its share."""
+    if not shape:
+        return [(range(0), shape)] * size
+    small, num_larger = divmod(shape[0], size)
+    starts = [rank * small + min(rank, num_larger) for rank in range(size + 1)]
+    return [
+        (range(starts[rank], starts[rank + 1]), (starts[rank + 1] - starts[rank], *shape[1:])) for rank in range(size)
+    ]

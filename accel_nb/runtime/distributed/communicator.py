@@ -1,0 +1,290 @@
+"""What ranks say to each other: tensors through collectives, everything else as checked JSON.
+
+Every rank must make the same calls in the same order; each call waits for all ranks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.devices.device import use
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.tensors.overlap import overwrite
+
+Operation = Literal["sum", "mean", "max", "min"]
+
+_OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+
+
+class Communicator(Protocol):
+    """The collectives that the rest of the package is written against."""
+
+    world: World
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Replace ``tensor`` by the sum, mean, maximum or minimum over all ranks, and return it."""
+        ...
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, in rank order; shapes and dtypes must be equal on all ranks."""
+        ...
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Reduce over ranks and return this rank's share of the first dim, which the world size must divide."""
+        ...
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by rank ``source``'s, and return it."""
+        ...
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by this rank's one of the ``parts`` that rank ``source`` gives, and return it.
+
+        All parts have the shape and dtype of ``tensor``; on other ranks ``parts`` is None.
+        """
+        ...
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Start finding out whether any rank's flag is set, on the host; the function returned waits for the answer.
+
+        Every rank must start it at the same place among its collectives; the device is not involved.
+        """
+        ...
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's value, in rank order; raises `MisuseError` for what JSON cannot hold."""
+        ...
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """Return rank ``source``'s value; raises `MisuseError` there for what JSON cannot hold."""
+        ...
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        ...
+
+
+class LocalComm:
+    """The communicator of a world of one: nothing leaves the process."""
+
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
+        if self.world.size != 1:
+            raise ValueError(f"a local communicator serves a world of 1, not of {self.world.size}")
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Return the tensor as it is."""
+        _operation(op)
+        return tensor
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return a list with a copy of the tensor."""
+        return [tensor.detach().clone()]
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Return a copy of the tensor."""
+        _operation(op)
+        return tensor.detach().clone()
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Return the tensor as it is."""
+        return tensor
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """Replace the tensor by the only part."""
+        return overwrite(tensor, _parts_of(parts, 1)[0])
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Return a function that returns the flag."""
+        return lambda: flag
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Return a list with the value after its way through JSON, as other communicators do."""
+        return [_decode(_encode(value))]
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """Return the value after its way through JSON, as other communicators do."""
+        return _decode(_encode(value))
+
+    def barrier(self) -> None:
+        """Return at once."""
+
+
+class TorchComm:
+    """The communicator over torch's default process group.
+
+    Tensors may live on the CPU or on this rank's device; one that the backend cannot send from where it is goes there
+    and back as a copy.
+    """
+
+    def __init__(self, world: World, group: Group) -> None:
+        self.world = world
+        self.group = group
+        self._device = use(world.device)
+        self._only_device = dist.get_backend() == "nccl"
+        self._hosts: tuple[Any, Any] | None = None
+
+    def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Replace ``tensor`` by its reduction over all ranks, and return it."""
+        operation = _operation(op)
+        work = self._sendable(tensor)
+        dist.all_reduce(work, operation)
+        if op == "mean":
+            work.div_(self.world.size)
+        return tensor if work is tensor else overwrite(tensor, work)
+
+    def all_gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return every rank's tensor, on the device that ``tensor`` is on."""
+        if tensor.is_complex():
+            return [torch.view_as_complex(part) for part in self.all_gather(torch.view_as_real(tensor))]
+        work = self._sendable(tensor.detach())
+        gathered = [torch.empty_like(work) for _ in range(self.world.size)]
+        # The group itself: what torch.distributed puts around it costs as much processor time as the collective.
+        self._default_group().allgather([gathered], [work]).wait()
+        return gathered if work.device == tensor.device else [part.to(tensor.device) for part in gathered]
+
+    def reduce_scatter(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
+        """Return this rank's share of the reduced first dim."""
+        operation = _operation(op)
+        work = self._sendable(tensor.detach())
+        if work.dim() == 0 or work.shape[0] % self.world.size:
+            raise MisuseError(
+                f"reduce_scatter of shape {tuple(tensor.shape)}: the first dim must be a multiple of {self.world.size}"
+            )
+        share = work.shape[0] // self.world.size
+        if self._only_device:
+            result = work.new_empty(share, *work.shape[1:])
+            dist.reduce_scatter_tensor(result, work, operation)
+        else:  # gloo learnt it in torch 2.7 only
+            work = work.clone()
+            dist.all_reduce(work, operation)
+            result = work.narrow(0, self.world.rank * share, share).clone()
+        if op == "mean":
+            result.div_(self.world.size)
+        return result.to(tensor.device)
+
+    def broadcast(self, tensor: Tensor, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by rank ``source``'s, and return it."""
+        work = self._sendable(tensor)
+        dist.broadcast(work, source)
+        return tensor if work is tensor else overwrite(tensor, work)
+
+    def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
+        """Replace ``tensor`` by this rank's part, and return it."""
+        work = self._sendable(tensor)
+        if self.world.rank == source:
+            dist.scatter(work, [self._sendable(part) for part in _parts_of(parts, self.world.size)], source)
+        else:
+            dist.scatter(work, None, source)
+        return tensor if work is tensor else overwrite(tensor, work)
+
+    def start_any(self, flag: bool) -> Callable[[], bool]:
+        """Start a maximum over the ranks' flags in the background, among host processes only."""
+        raised = torch.tensor([int(flag)], dtype=torch.int32)
+        work: Any = dist.all_reduce(raised, dist.ReduceOp.MAX, group=self._host_group(), async_op=True)
+
+        def wait() -> bool:
+            work.wait()
+            return bool(raised.item())
+
+        return wait
+
+    def all_gather_json(self, value: Any) -> list[Any]:
+        """Return every rank's value; a rank whose value JSON cannot hold raises on every rank."""
+        message, problem = self._message(value)
+        lengths = [int(n) for n in self.all_gather(torch.tensor([len(message) if problem is None else -1]))]
+        self._raise_for(problem, [rank for rank, length in enumerate(lengths) if length < 0])
+        padded = torch.zeros(max(lengths), dtype=torch.uint8)
+        padded[: len(message)] = _as_bytes(message)
+        parts = self.all_gather(padded)
+        return [_decode(part[:length].numpy().tobytes()) for part, length in zip(parts, lengths, strict=True)]
+
+    def broadcast_json(self, value: Any, source: int = 0) -> Any:
+        """Return rank ``source``'s value; where JSON cannot hold it, every rank raises."""
+        message, problem = self._message(value) if self.world.rank == source else (b"", None)
+        length = int(self.broadcast(torch.tensor([len(message) if problem is None else -1]), source))
+        self._raise_for(problem, [source] if length < 0 else [])
+        content = _as_bytes(message) if self.world.rank == source else torch.zeros(length, dtype=torch.uint8)
+        return _decode(self.broadcast(content, source).numpy().tobytes())
+
+    def barrier(self) -> None:
+        """Wait until every rank has come here."""
+        if self._only_device:
+            dist.barrier(device_ids=[self._device.index])
+        else:
+            dist.barrier()
+
+    def _host_group(self) -> Any:
+        """Return a group that talks between hosts: the default one if it does, else one that is opened on first use."""
+        if not self._only_device:
+            return None
+        default: Any = dist.group.WORLD
+        if self._hosts is None or self._hosts[0] is not default:  # a group that was opened again needs another
+            self._hosts = (default, dist.new_group(backend="gloo"))
+        return self._hosts[1]
+
+    def _default_group(self) -> dist.ProcessGroup:
+        group = dist.group.WORLD
+        assert group is not None
+        return group
+
+    def _sendable(self, tensor: Tensor) -> Tensor:
+        kind = tensor.device.type
+        if self._only_device and kind == "cpu":
+            tensor = tensor.to(self._device)
+        elif kind not in ("cpu", "cuda"):  # no backend of torch's own knows the device
+            tensor = tensor.cpu()
+        return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+    def _message(self, value: Any) -> tuple[bytes, MisuseError | None]:
+        try:
+            return _encode(value), None
+        except MisuseError as error:
+            return b"", error
+
+    def _raise_for(self, problem: MisuseError | None, ranks: list[int]) -> None:
+        # Raised on every rank, or those with a good value would wait for one that never comes.
+        if problem is not None:
+            raise problem
+        if ranks:
+            raise MisuseError(f"rank {ranks[0]} tried to send a value that is not JSON; its own error says which")
+
+
+def _operation(op: str) -> Any:
+    try:
+        return _OPERATIONS[op]
+    except KeyError:
+        raise MisuseError(f"reduction {op!r} is unknown; there are {', '.join(_OPERATIONS)}") from None
+
+
+def _parts_of(parts: Sequence[Tensor] | None, size: int) -> Sequence[Tensor]:
+    if parts is None or len(parts) != size:
+        given = "none" if parts is None else str(len(parts))
+        raise MisuseError(f"scatter takes one part for each of the {size} ranks, and its source gave {given}")
+    return parts
+
+
+def _encode(value: Any) -> bytes:
+    try:
+        return json.dumps(value).encode()
+    except (TypeError, ValueError) as error:
+        raise MisuseError(
+            f"cannot send {type(value).__name__} between ranks: {error}. Send numbers, text, lists and dicts with "
+            "text keys; tensors go through gather, reduce and broadcast"
+        ) from error
+
+
+def _decode(message: bytes) -> Any:
+    return json.loads(message)
+
+
+def _as_bytes(message: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(message), dtype=torch.uint8) if message else torch.zeros(0, dtype=torch.uint8)

@@ -1,0 +1,24 @@
+"""Which world this process is in right now, for code that was handed no communicator."""
+
+from __future__ import annotations
+
+from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process.environment import torchrun_world
+
+
+def current_world() -> World:
+    """Return the world that the environment describes, that of an open group, or that of this process alone."""
+    world = torchrun_world()
+    if world is None:
+        return Group.world_of_open() if Group.is_open() else World()
+    return world
+
+
+def current_comm() -> Communicator:
+    """Return a communicator over the open group, or a local one while there is none."""
+    world = current_world()
+    if world.size == 1 or not Group.is_open():
+        return LocalComm()
+    return TorchComm(world, Group.adopt(world))

@@ -1,0 +1,1 @@
+"""The process and its machine: environment variables, hardware, random numbers, serialization."""

@@ -1,0 +1,233 @@
+"""What this machine has, found without torch and without touching any device context."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from accel_nb.runtime.process.environment import visible_gpus
+
+_DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
+"""Either of them is there where a driver is; the second under Windows' Linux."""
+
+_TPU_VENDOR = "0x1ae0"
+_TPU_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
+"""PCI ids of TPU chips as torch_xla knows them; the vendor makes other devices too, such as network adapters."""
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One CUDA device as the driver's management library describes it; memory in bytes."""
+
+    index: int
+    name: str
+    total_bytes: int
+    free_bytes: int
+    capability: tuple[int, int]
+
+    @property
+    def has_real_bf16(self) -> bool:
+        """Whether bf16 arithmetic is in the hardware (compute capability 8.0 and newer), not emulated."""
+        return self.capability >= (8, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """Processors, memory and devices of this machine; sizes in bytes."""
+
+    num_cores: int
+    total_bytes: int
+    free_bytes: int
+    shm_free_bytes: int
+    disk_free_bytes: int
+    gpus: tuple[Gpu, ...]
+    gpu_problems: tuple[str, ...] = ()
+    """Of GPUs that could not be read, why."""
+
+
+def inspect_machine() -> Machine:
+    """Look at this machine now. Reads the driver's management library; makes no device context."""
+    memory = psutil.virtual_memory()
+    gpus, problems = inspect_gpus()
+    return Machine(
+        num_cores=num_usable_cores(),
+        total_bytes=memory.total,
+        free_bytes=memory.available,
+        shm_free_bytes=shutil.disk_usage("/dev/shm").free if os.path.isdir("/dev/shm") else 0,
+        disk_free_bytes=shutil.disk_usage(os.getcwd()).free,
+        gpus=gpus,
+        gpu_problems=problems,
+    )
+
+
+@cache
+def count_tpu_chips(bus: str = "/sys/bus/pci/devices") -> int:
+    """Count the TPU chips on the PCI bus, by what the system says of each device in a folder of its own."""
+    found = 0
+    for device in Path(bus).glob("*"):
+        try:
+            vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "device"))
+        except OSError:  # not every device tells
+            continue
+        found += vendor == _TPU_VENDOR and kind in _TPU_DEVICES
+    return found
+
+
+def num_usable_cores() -> int:
+    """Count the cores that this process may run on."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def cuda_of_torch() -> tuple[int, int] | None:
+    """Return the version of CUDA that the installed torch was built for, read from its files; None for a CPU build."""
+    spec = find_spec("torch")
+    if spec is None or spec.origin is None:
+        return None
+    text = Path(spec.origin).with_name("version.py").read_text(encoding="utf-8")
+    found = re.search(r"^cuda\b[^=\n]*= '(\d+)\.(\d+)'", text, re.MULTILINE)
+    return None if found is None else (int(found[1]), int(found[2]))
+
+
+def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | None:
+    """Say why torch_xla cannot run with the installed torch, and what to do; None where it can.
+
+    A build of torch_xla fits one minor version of torch, which it states nowhere: with another it fails to load. The
+    versions are those that are installed, unless they are given.
+    """
+    # Asked whenever an accelerator is made: a package's version is read from all of its metadata, so not in vain.
+    if torch_xla is None and find_spec("torch_xla") is not None:
+        torch_xla = _version_of("torch_xla")
+    if torch_xla is None:
+        return (
+            "torch_xla is not installed: in an environment of its own, since its torch is an older one, "
+            "pip install 'torch==2.9.*' 'torch_xla==2.9.*' (on a TPU 'torch_xla[tpu]==2.9.*')"
+        )
+    torch, wanted = torch or _version_of("torch"), _minor(torch_xla)
+    if torch is None or _minor(torch) != wanted:
+        return (
+            f"torch_xla {torch_xla} runs with torch {wanted} only, and torch {torch or '(none)'} is installed: "
+            f"pip install 'torch=={wanted}.*' in an environment of its own, or the torch_xla of this torch"
+        )
+    return None
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _minor(version: str) -> str:
+    return ".".join(version.split("+")[0].split(".")[:2])
+
+
+def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
+    """Say why torch built for this CUDA has no code for a device, and what to do; None where it has.
+
+    PyTorch's builds for CUDA 12.8 and newer begin with compute capability 7.5, those for older ones with 5.0.
+    """
+    if cuda is None:
+        return f"GPU {gpu.index} ({gpu.name}): torch is a build for CPUs; install a CUDA build, or use --cpus N"
+    oldest = (7, 5) if cuda >= (12, 8) else (5, 0)
+    if gpu.capability >= oldest:
+        return None
+    return (
+        f"GPU {gpu.index} ({gpu.name}, compute capability {gpu.capability[0]}.{gpu.capability[1]}) cannot run this "
+        f"torch, whose build for CUDA {cuda[0]}.{cuda[1]} begins with {oldest[0]}.{oldest[1]}: choose another "
+        "accelerator (on Kaggle: GPU T4 x2), install a build for CUDA 12.6, or use --cpus N"
+    )
+
+
+def find_gpus() -> tuple[Gpu, ...]:
+    """List the CUDA devices that torch would see, in its order; empty without a driver."""
+    return inspect_gpus()[0]
+
+
+def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """List the CUDA devices that torch would see, and say of each that could not be read why."""
+    if not any(map(os.path.exists, _DRIVERS)):
+        return (), ()
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), (f"the driver's management library does not start: {error}",)
+    try:
+        return list_gpus(pynvml, visible_gpus())
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
+    """List the devices that an initialised management library knows; ``visible`` as in ``CUDA_VISIBLE_DEVICES``.
+
+    A process sees one part at most of GPUs that are divided (MIG), and then no whole one beside it.
+    """
+    whole: list[tuple[Gpu, str]] = []
+    parts: list[tuple[Gpu, str]] = []
+    problems: list[str] = []
+    for index in range(nvml.nvmlDeviceGetCount()):
+        try:
+            handle = nvml.nvmlDeviceGetHandleByIndex(index)
+            divided = list(_parts(nvml, handle, index))
+            parts += divided
+            if not divided:
+                whole.append(_read_gpu(nvml, handle, index))
+        except nvml.NVMLError as error:
+            problems.append(f"GPU {index} cannot be read: {error}")
+    if visible is None:
+        return tuple(gpu for gpu, _ in whole or parts[:1]), tuple(problems)
+    chosen: list[Gpu] = []
+    for entry in visible:
+        if entry.startswith("MIG-"):
+            match = [gpu for gpu, uuid in parts if uuid.startswith(entry)]
+            return (tuple(chosen) or tuple(match[:1])), tuple(problems)
+        match = [gpu for gpu, uuid in whole if entry == str(gpu.index) or uuid.startswith(entry)]
+        match = match or [gpu for gpu, _ in parts if entry == str(gpu.index)][: 0 if chosen else 1]
+        if not match:
+            break  # CUDA itself ignores everything after the first entry that it does not know
+        chosen.append(match[0])
+    return tuple(chosen), tuple(problems)
+
+
+def _parts(nvml: Any, handle: Any, index: int) -> Iterator[tuple[Gpu, str]]:
+    """Yield the parts of a divided GPU with their ids."""
+    try:
+        mode, _ = nvml.nvmlDeviceGetMigMode(handle)
+    except nvml.NVMLError:  # a device that cannot be divided
+        return
+    if mode != nvml.NVML_DEVICE_MIG_ENABLE:
+        return
+    for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            part = nvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except nvml.NVMLError:  # nothing is at this place
+            continue
+        capability = nvml.nvmlDeviceGetCudaComputeCapability(handle)
+        yield _read_gpu(nvml, part, index, capability=capability)
+
+
+def _read_gpu(nvml: Any, handle: Any, index: int, *, capability: Any = None) -> tuple[Gpu, str]:
+    memory = nvml.nvmlDeviceGetMemoryInfo(handle)
+    gpu = Gpu(
+        index=index,
+        name=str(nvml.nvmlDeviceGetName(handle)),
+        total_bytes=int(memory.total),
+        free_bytes=int(memory.free),
+        capability=tuple(capability or nvml.nvmlDeviceGetCudaComputeCapability(handle)),
+    )
+    return gpu, str(nvml.nvmlDeviceGetUUID(handle))

@@ -1,0 +1,167 @@
+"""Which notebook platform this process runs on, and what that means for a run. Torch-free; asks no network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import psutil
+
+from accel_nb.runtime.process.environment import notebook_variables, variables_named
+from accel_nb.runtime.process.hardware import count_tpu_chips
+
+Rung = Literal["widget", "core widget", "picture", "text"]
+"""How well a front end can show the panel: with anywidget, with ipywidgets alone, without widgets, not at all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Signals:
+    """What a platform may be told by: variables, loaded modules, names of the notebook, folders, the parent process."""
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    modules: frozenset[str] = frozenset()
+    names: frozenset[str] = frozenset()
+    home: str = ""
+    parent: str = ""
+    """The command line of the process that started this one."""
+    has_path: Callable[[str], bool] = os.path.exists
+    num_tpu_chips: int = 0
+    """Chips on the machine's PCI bus."""
+
+    @property
+    def has_kernel(self) -> bool:
+        """Whether this is a notebook's kernel."""
+        return "ipykernel" in self.modules
+
+
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A platform: how it is recognised, the best rung of the panel that it shows, and what to know about it."""
+
+    name: str
+    title: str
+    is_here: Callable[[Signals], bool]
+    rung: Rung = "widget"
+    advice: tuple[str, ...] = ()
+
+
+_RUNNERS = ("papermill", "nbconvert", "jupyter-execute")
+_DISCONNECTS = "sessions end by themselves: --checkpoint DIR --every 10min --resume auto goes on where they stopped"
+
+PLATFORMS: tuple[Platform, ...] = (
+    Platform(
+        "kaggle",
+        "Kaggle",
+        lambda here: "KAGGLE_KERNEL_RUN_TYPE" in here.variables or here.has_path("/kaggle/input"),
+        rung="core widget",
+        advice=(
+            "choose GPU T4 x2, not P100, in the session options: recent builds of torch do not run on a P100",
+            "a T4 has no bf16: use --precision fp16 or auto",
+            "the internet is off in competition reruns, and until it is switched on: install from attached data sets",
+            _DISCONNECTS,
+        ),
+    ),
+    Platform(
+        "colab",
+        "Google Colab",
+        lambda here: "google.colab" in here.modules or "COLAB_RELEASE_TAG" in here.variables,
+        advice=(
+            "there is one GPU at most; a T4 has no bf16: use --precision fp16 or auto",
+            "live widgets need google.colab.output.enable_custom_widget_manager(); pictures are shown without it",
+            _DISCONNECTS,
+        ),
+    ),
+    Platform(
+        "deepnote",
+        "Deepnote",
+        lambda here: here.has_kernel and "DEEPNOTE_PROJECT_ID" in here.variables,
+        rung="picture",
+        advice=("widgets are not available: the panel is a picture",),
+    ),
+    Platform(
+        "paperspace",
+        "Paperspace",
+        lambda here: "PAPERSPACE_NOTEBOOK_REPO_ID" in here.variables,
+        advice=("free notebooks end after six hours", _DISCONNECTS),
+    ),
+    Platform(
+        "studiolab",
+        "SageMaker Studio Lab",
+        lambda here: here.home.rstrip("/") == "/home/studio-lab-user",
+        rung="picture",
+        advice=("the disk has 15 GB: keep few checkpoints (--checkpoint.total-limit 2)", _DISCONNECTS),
+    ),
+    Platform(
+        "sagemaker",
+        "SageMaker Studio",
+        lambda here: "SAGEMAKER_INTERNAL_IMAGE_URI" in here.variables,
+        advice=("the server's memory and devices are another machine's: believe what the cell says, not the page",),
+    ),
+    Platform(
+        "databricks",
+        "Databricks",
+        lambda here: "DATABRICKS_RUNTIME_VERSION" in here.variables,
+        rung="picture",
+        advice=("workers run on the driver only, with its devices",),
+    ),
+    Platform(
+        "vscode",
+        "VS Code",
+        lambda here: here.has_kernel and ("VSCODE_PID" in here.variables or "__vsc_ipynb_file__" in here.names),
+        advice=("widgets are not saved with the notebook: the picture below them is",),
+    ),
+    Platform(
+        "headless",
+        "papermill or nbconvert",
+        lambda here: here.has_kernel and any(word in here.parent for word in _RUNNERS),
+        advice=("nobody looks on: the panel's picture and the last lines stay in the notebook",),
+    ),
+    Platform("jupyter", "Jupyter", lambda here: here.has_kernel),
+    Platform("script", "a script", lambda here: True, rung="text"),
+)
+"""In the order in which they are looked for: Kaggle's image carries Colab's variables too, and VS Code's leak."""
+
+
+_TPU_VARIABLES = "TPU_ACCELERATOR_TYPE", "PJRT_DEVICE"
+
+
+def find_signals() -> Signals:
+    """Look at this process."""
+    main = sys.modules.get("__main__")
+    try:
+        parent = " ".join((psutil.Process().parent() or psutil.Process()).cmdline())
+    except psutil.Error:  # it ended, or belongs to somebody else
+        parent = ""
+    app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
+    is_kernel = app is not None and app.initialized()  # the package alone may have been imported by anything
+    return Signals(
+        variables=notebook_variables(),
+        modules=frozenset(sys.modules) - (frozenset() if is_kernel else {"ipykernel"}),
+        names=frozenset(vars(main)) if main is not None else frozenset(),
+        home=os.path.expanduser("~"),
+        parent=parent,
+        num_tpu_chips=count_tpu_chips(),
+    )
+
+
+def detect_platform(signals: Signals | None = None) -> Platform:
+    """Return the first platform whose signal is there; a script where there is none."""
+    here = signals or find_signals()
+    return next(platform for platform in PLATFORMS if platform.is_here(here))
+
+
+def find_tpu(signals: Signals | None = None) -> str | None:
+    """Return the type of the TPU that this machine has, ``TPU`` where it does not tell; None without one.
+
+    Images of TPU machines name the type in a variable. The chips are on the PCI bus, and older drivers show them as
+    ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to a design that is gone, and say nothing.
+    """
+    here = signals or Signals(variables_named(*_TPU_VARIABLES), num_tpu_chips=count_tpu_chips())
+    named, asked_for = map(here.variables.get, _TPU_VARIABLES)
+    is_asked_for = (asked_for or "").upper() == "TPU"
+    if named or is_asked_for or here.num_tpu_chips or here.has_path("/dev/accel0"):
+        return named or "TPU"
+    return None

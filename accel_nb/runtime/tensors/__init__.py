@@ -1,0 +1,1 @@
+"""Structures of tensors: nested, sharded, shared and overlapping."""

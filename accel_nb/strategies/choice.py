@@ -1,0 +1,48 @@
+"""Choosing a strategy for a world."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from accel_nb.config.schema import Config
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.distributed.world import World
+from accel_nb.strategies.base import Strategy
+from accel_nb.strategies.registry import Registry
+
+AUTO = "auto"
+
+
+def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
+    """Return the strategy class to run with in this world.
+
+    ``auto`` takes, among those whose capabilities fit, the one that ranks highest. Raises `ConfigError` if the
+    requested one does not fit, or none does.
+    """
+    if requested != AUTO:
+        chosen = registry.get(requested)
+        reason = chosen.capabilities.reason_against(world)
+        if reason is not None:
+            fitting = [name for name in registry.names if registry.get(name).capabilities.fits(world)]
+            raise ConfigError(
+                f"strategy {requested!r} cannot run here: {reason}; "
+                f"use {' or '.join([AUTO, *fitting])}, or change the number of workers"
+            )
+        return chosen
+    ranked = sorted(map(registry.get, registry.names), key=lambda strategy: strategy.capabilities.rank, reverse=True)
+    for strategy in ranked:
+        if strategy.capabilities.fits(world):
+            return strategy
+    reasons = [f"{name}: {registry.get(name).capabilities.reason_against(world)}" for name in registry.names]
+    raise ConfigError(f"no installed strategy serves {world.size} workers on {world.device} ({'; '.join(reasons)})")
+
+
+def with_options(config: Config, options: Mapping[str, Any]) -> Config:
+    """Return the options with some replaced, by their dotted names."""
+    for name, value in options.items():
+        section, _, leaf = name.rpartition(".")
+        if section:
+            value = getattr(config, section).model_copy(update={leaf: value})
+        config = config.model_copy(update={section or leaf: value})
+    return config

@@ -1,0 +1,1 @@
+"""Replicas of a model with averaged gradients, by PyTorch's DistributedDataParallel."""

@@ -1,0 +1,74 @@
+"""DistributedDataParallel with a forward pass that costs Python little.
+
+torch's own labels each pass for the profiler, notes statistics, and asks in every pass what was settled when it was
+built; that costs a small model as much as its layers. What has an effect on a replica on one device are five calls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_nb.runtime.tensors.overlap import distinct, has_overlap
+
+
+class LeanDdp(DistributedDataParallel):
+    """Averages gradients of the parameters of ``module``, and computes by calling ``module.forward`` without hooks.
+
+    Call `forward` with gradients on. Where torch has more to do (the first pass, unused parameters, a static graph) or
+    a profiler listens, torch's own forward pass runs.
+    """
+
+    _plain_forward: Callable[..., Any]
+
+    def __init__(self, module: torch.nn.Module, **options: Any) -> None:
+        named = [*module.named_parameters(), *module.named_buffers()]
+        # torch's broadcast cannot write into these. A trained one is left to the optimizer, which cannot either.
+        self._overlapping = {name for name, value in named if not value.requires_grad and has_overlap(value)}
+        if self._overlapping:
+            module._ddp_params_and_buffers_to_ignore = self._overlapping  # type: ignore[assignment]
+        super().__init__(module, **options)
+        if self._overlapping:
+            views = [distinct(value.detach()) for name, value in named if name in self._overlapping]
+            self._distributed_broadcast_coalesced(views, self.broadcast_bucket_size)
+        self._plain_forward = module.forward
+        self._is_simple = not (
+            self.find_unused_parameters
+            or self.static_graph
+            or self.device_ids
+            or self.mixed_precision is not None
+            or self._use_python_reducer
+            or self._delay_all_reduce_all_params
+        )
+
+    def _assign_modules_buffers(self) -> None:
+        """Collect the buffers to broadcast, as torch does before each forward pass."""
+        super()._assign_modules_buffers()
+        if self._overlapping:
+            buffers = dict(self.module.named_buffers())
+            self.modules_buffers += [distinct(buffers[name]) for name in self._overlapping & buffers.keys()]
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute ``module.forward`` and make the reducer wait for a backward pass, if that is to be averaged."""
+        if not (self._is_simple and self._lazy_init_ran) or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
+            return super().forward(*args, **kwargs)
+        reducer, is_averaged = self.reducer, self.require_backward_grad_sync
+        if is_averaged:
+            reducer.prepare_for_forward()
+        if reducer._rebuild_buckets():
+            self._has_rebuilt_buckets = True
+        if self.will_sync_module_buffers():
+            self._sync_buffers()
+        outer = DistributedDataParallel._active_ddp_module  # torch.compile asks for it
+        DistributedDataParallel._active_ddp_module = self
+        try:
+            output = self._plain_forward(*args, **kwargs)
+        finally:
+            DistributedDataParallel._active_ddp_module = outer
+        self.require_forward_param_sync = is_averaged
+        if is_averaged:
+            reducer.prepare_for_backward([])
+        return output

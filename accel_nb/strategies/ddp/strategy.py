@@ -1,0 +1,366 @@
+"""PyTorch's DistributedDataParallel: one replica of the model on each rank, gradients averaged during backward.
+
+Gradients that DDP did not see are averaged before the step instead: those of a model that was trained through a
+method other than its forward, in evaluation mode, or by a second backward pass. DDP would let the replicas drift.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol, cast
+
+import torch
+from torch import Tensor, nn
+from torch._C._distributed_c10d import BuiltinCommHookType
+from torch.nn.parallel import DistributedDataParallel
+
+from accel_nb.errors import MisuseError
+from accel_nb.precision.policy import Precision
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.world import World
+from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
+from accel_nb.strategies.ddp.comm_hooks import HookOptions, register_hook
+from accel_nb.strategies.ddp.lean_ddp import LeanDdp
+from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
+
+
+class DdpOptions(Protocol):
+    """The section of the configuration that this strategy reads; PyTorch's own names."""
+
+    @property
+    def find_unused_parameters(self) -> bool:
+        """Look in every backward pass for parameters that took no part."""
+        ...
+
+    @property
+    def bucket_cap_mb(self) -> int:
+        """Size of the buckets that are reduced together, in MiB."""
+        ...
+
+    @property
+    def static_graph(self) -> bool:
+        """Promise that every step uses the same parameters in the same order."""
+        ...
+
+    @property
+    def broadcast_buffers(self) -> bool:
+        """Copy rank 0's buffers to every rank before each forward pass."""
+        ...
+
+    @property
+    def comm_hook(self) -> str:
+        """What compresses gradients on their way between ranks."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class DefaultDdpOptions:
+    """PyTorch's defaults, for use without a configuration."""
+
+    find_unused_parameters: bool = False
+    bucket_cap_mb: int = 25
+    static_graph: bool = False
+    broadcast_buffers: bool = True
+    comm_hook: str = "no"
+
+
+class Ddp(ReplicaStrategy):
+    """Trains a replica on each rank; see the module."""
+
+    name: ClassVar[str] = "ddp"
+    capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=50)
+
+    def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
+        super().__init__(options or DefaultDdpOptions(), precision)
+        self._replicas: dict[int, _Replica] = {}
+        self._owners: dict[int, tuple[Bundle, list[_Replica]]] = {}
+        self._window = _Window()
+        self._closing = -1
+        self._has_new_gradients = False
+
+    def open(self, world: World, comm: Communicator) -> None:
+        """Enter the world; its default process group must be open."""
+        self._world = world
+        self._comm = comm
+
+    def model_init(self) -> AbstractContextManager[Any]:
+        """Return a context that changes nothing: replicas are built as in plain PyTorch."""
+        return nullcontext()
+
+    def wrap(self, bundle: Bundle) -> Bundle:
+        """Give every model with trainable parameters a replica; rank 0's weights become everyone's."""
+        self._owners.clear()
+        for model in bundle.models:
+            if id(model) in self._replicas:
+                continue
+            forward = plain_forward(model, self.precision)
+            if any(parameter.requires_grad for parameter in model.parameters()):
+                replica = _Replica(model, forward, self._window, self.options)
+                try:
+                    give_forward(model, replica.forward)
+                except BaseException:
+                    replica.close()
+                    raise
+                self._replicas[id(model)] = replica
+            elif self.precision.policy.compute is not None:
+                give_forward(model, forward)
+                self._replicas[id(model)] = _Replica(model, forward, self._window, None)
+        return bundle
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Give the model its plain class back and end its replica."""
+        self._owners.clear()
+        replica = self._replicas.pop(id(model), None)
+        if replica is not None:
+            take_forward_back(model)
+            replica.close()
+        return model
+
+    def data_coords(self) -> tuple[int, int]:
+        """Return rank and size: each rank reads a share of its own."""
+        return self._world.rank, self._world.size
+
+    def grad_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Say whether the next backward pass averages the model's gradients."""
+        replica = self._replicas.get(id(model))
+        if replica is not None and replica.ddp is not None:
+            replica.ddp.require_backward_grad_sync = enabled
+
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Take the model past DDP, so that nothing is averaged, or through it again."""
+        replica = self._replicas.get(id(model))
+        if replica is not None:
+            replica.is_local = enabled
+
+    def backward(
+        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Compute gradients of the scaled loss; DDP averages them on the way."""
+        self._has_new_gradients = True
+        was_seen = False
+        for replica in self._replicas.values():
+            if replica.is_armed:
+                replica.is_armed = False
+                was_seen = True
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        if not was_seen:
+            for replica in self._replicas.values():
+                if replica.ddp is not None and replica.ddp.require_backward_grad_sync and not replica.is_local:
+                    replica.has_local_gradients = True
+
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
+        """Average the gradients that DDP did not see, and multiply all by ``factor``."""
+        if self._has_new_gradients:  # optimizers that step after the same backward pass close the same window
+            self._has_new_gradients = False
+            self._closing = self._window.number
+            self._window.number += 1
+        for replica in self._replicas_of(bundle):
+            if replica.is_local:
+                continue
+            if replica.ddp is None or replica.synchronised_in != self._closing or replica.has_local_gradients:
+                owned = _parameters_of(bundle)
+                self._average(replica, [value for value in replica.parameters if id(value) in owned])
+            elif not replica.is_checked:
+                self._look_for_unused(replica)
+            elif not replica.has_reduced_all():
+                replica.close()
+                self._average(replica, replica.parameters)
+        multiply_gradients(bundle, factor)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the options that differ from PyTorch's defaults."""
+        defaults = DefaultDdpOptions()
+        names = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers", "comm_hook")
+        return {
+            name: getattr(self.options, name)
+            for name in names
+            if getattr(self.options, name) != getattr(defaults, name)
+        }
+
+    def close(self) -> None:
+        """Unwrap every model."""
+        for replica in list(self._replicas.values()):
+            self.unwrap(replica.model)
+
+    def _replicas_of(self, bundle: Bundle) -> list[_Replica]:
+        """Return the replicas that the bundle's optimizers own parameters of, remembered for each bundle."""
+        known = self._owners.get(id(bundle))
+        if known is None or known[0] is not bundle:
+            owned = _parameters_of(bundle)
+            replicas = [
+                replica
+                for replica in self._replicas.values()
+                if replica.is_trained and any(id(parameter) in owned for parameter in replica.parameters)
+            ]
+            known = self._owners[id(bundle)] = (bundle, replicas)
+        return known[1]
+
+    def _look_for_unused(self, replica: _Replica) -> None:
+        """After the first backward pass: if parameters took no part, have DDP look for such in every pass.
+
+        On one device they are no error. DDP by itself would leave their whole bucket unaveraged, and say so only in
+        the next pass; averaging again what it has averaged changes nothing.
+        """
+        replica.is_checked = True
+        unused = replica.unused_names()
+        device = replica.parameters[0].device
+        if not self._comm.all_reduce(torch.tensor(len(unused), device=device), "max"):
+            return
+        self._average(replica, replica.parameters)
+        replica.look_for_unused()
+        if self._world.is_main:
+            listed = ", ".join(unused[:3]) + (f" and {len(unused) - 3} more" if len(unused) > 3 else "")
+            warnings.warn(
+                f"in {type(replica.model).__name__}, {listed or 'on another rank some parameters'} took no part in the "
+                "loss. Every step now looks for such parameters, which costs a little: set requires_grad=False on what "
+                "is not trained, or --ddp.find-unused-parameters if it is meant",
+                stacklevel=2,
+            )
+
+    @torch.no_grad()
+    def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
+        """Average gradients over ranks; a rank that has none counts as zero if another has one."""
+        replica.has_local_gradients = False
+        has_gradient = [parameter.grad is not None for parameter in parameters]
+        present = torch.tensor(has_gradient, dtype=torch.int32, device=parameters[0].device)
+        anywhere = self._comm.all_reduce(present, "max").tolist()
+        for parameter, is_needed in zip(parameters, anywhere, strict=True):
+            if not is_needed:
+                continue
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+            self._comm.all_reduce(parameter.grad, "mean")
+
+
+@dataclass
+class _Window:
+    """The number of the accumulation window that forward passes now belong to."""
+
+    number: int = 0
+
+
+def _parameters_of(bundle: Bundle) -> set[int]:
+    return {
+        id(parameter)
+        for optimizer in bundle.optimizers
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+
+
+class _Replica:
+    """One model and the DDP object that its calls go through; none for a model without trainable parameters."""
+
+    def __init__(
+        self, model: nn.Module, forward: Callable[..., Any], window: _Window, options: DdpOptions | None
+    ) -> None:
+        self.model = model
+        self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        # A forward pass has made DDP wait for the gradients of a backward pass.
+        self.is_armed = False
+        # Gradients stay on this rank: the caller has a way of its own to keep the replicas equal.
+        self.is_local = False
+        # The last window with such a forward pass.
+        self.synchronised_in = -1
+        self._window = window
+        # A backward pass that should have been averaged was not seen by DDP.
+        self.has_local_gradients = False
+        self.is_checked = options is None or options.find_unused_parameters or options.static_graph
+        self.is_trained = options is not None
+        # None too where DDP cannot follow the model's gradients: they are averaged before each step.
+        self.ddp: LeanDdp | None = None
+        self._plain_forward = forward
+        self._options = options
+        if options is not None:
+            self._build(options, options.find_unused_parameters)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the model: through DDP while training, directly otherwise, so that one rank may evaluate alone."""
+        if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
+            return self._plain_forward(*args, **kwargs)
+        if self.ddp.require_backward_grad_sync:
+            self.is_armed = True
+            self.synchronised_in = self._window.number
+        try:
+            return self._ddp_forward(*args, **kwargs)
+        except RuntimeError as error:
+            if "Expected to have finished reduction" not in str(error):
+                raise
+            raise MisuseError(f"{_UNUSED} {_REMEDY}") from error
+
+    def unused_names(self) -> list[str]:
+        """Return the trainable parameters that the last backward pass left without a gradient."""
+        trainable = [(name, value) for name, value in self.model.named_parameters() if value.requires_grad]
+        unused = [name for name, value in trainable if value.grad is None]
+        return unused if len(unused) < len(trainable) else []
+
+    def has_reduced_all(self) -> bool:
+        """Whether DDP has averaged all gradients of the last backward pass.
+
+        It cannot where a loss is made of derivatives, as in physics-informed models: the forward pass used parameters
+        that the loss does not depend on.
+        """
+        if self.ddp is None or not self.ddp.find_unused_parameters:
+            return True
+        try:
+            self.ddp._check_reducer_finalized()
+        except RuntimeError:
+            return False
+        return True
+
+    def look_for_unused(self) -> None:
+        """Build DDP anew so that it looks for unused parameters; every rank must call."""
+        assert self._options is not None, "a replica without options has no DDP"
+        self.close()
+        self._build(self._options, True)
+
+    def _build(self, options: DdpOptions, find_unused: bool) -> None:
+        self.ddp = LeanDdp(
+            _Shim(self.model, self._plain_forward),
+            find_unused_parameters=find_unused,
+            bucket_cap_mb=options.bucket_cap_mb,
+            static_graph=options.static_graph,
+            gradient_as_bucket_view=True,
+            **_buffer_option(options.broadcast_buffers),
+        )
+        if options.comm_hook != "no":
+            register_hook(self.ddp, cast(HookOptions, options))  # divides as the builtin one below does
+        elif not options.static_graph:
+            # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
+            # second way leaves those of a bucket that is never full as they are: they are averaged afterwards.
+            self.ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
+        self._ddp_forward = self.ddp.forward
+
+    def close(self) -> None:
+        """Let go of DDP's reducer now: its hooks sit on the parameters until it is gone."""
+        if self.ddp is not None:
+            vars(self.ddp).update(reducer=None, logger=None)
+            self.ddp = None
+
+
+_UNUSED = "Some parameters took no part in the loss, so their gradients cannot be averaged over the workers."
+_REMEDY = (
+    "Set ddp.find_unused_parameters (flag --ddp.find-unused-parameters) if that is meant, "
+    "or set requires_grad=False on what is not trained before preparing."
+)
+
+
+def _buffer_option(is_on: bool) -> dict[str, Any]:
+    """Return the argument that switches the broadcast of buffers off, by the name that this torch wants."""
+    if is_on:
+        return {}
+    names = inspect.signature(DistributedDataParallel.__init__).parameters
+    return {"forward_sync_buffers" if "forward_sync_buffers" in names else "broadcast_buffers": False}
+
+
+class _Shim(nn.Module):
+    """What DDP takes for the model: it has the model's parameters, and calls its plain forward without hooks."""
+
+    def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
+        super().__init__()
+        self.model = model
+        self.forward = forward

@@ -1,0 +1,587 @@
+"""Models and their optimizer in the hands of a DeepSpeed engine, and back.
+
+The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of that. Here it gets a
+copy of the optimizer for this, so that the optimizer that the model came with keeps the model's parameters, and who
+holds it or sets its learning rate goes on to do so; tensors of the state are shown there as parts of the whole. Models
+stay the objects that they are. Everything that belongs to DeepSpeed alone and not to its documented interface is in
+this file.
+"""
+
+from __future__ import annotations
+
+import logging
+import types
+import warnings
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache, wraps
+from importlib import import_module
+from typing import Any
+
+import deepspeed
+import torch
+import torch.distributed as dist
+from deepspeed.accelerator import set_accelerator
+from deepspeed.accelerator.cpu_accelerator import CPU_Accelerator
+from deepspeed.comm import comm as their_comm
+from deepspeed.runtime import compiler as their_compiler
+from deepspeed.runtime.zero import parameter_offload
+from deepspeed.utils import groups as their_groups
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.tensors.sharded import FlatPart
+from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
+from accel_nb.strategies.instance_patching import innermost_class
+
+_OF_INSTANCE = ("step", "zero_grad")
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+_SINGLE = ("step", "eta", "mu", "mu_product")
+_LATER = ("ds_grads_remaining", "applied_pre_backward_ref_cnt")
+
+_group: Any = None
+
+
+def join(device: torch.device) -> None:
+    """Let DeepSpeed use the open default process group, and this device; again after another group was opened."""
+    global _group
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    # DeepSpeed's exchanges go by names that torch calls deprecated: said in every step, and nothing for a user to mend.
+    warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
+    if device.type == "cpu":
+        set_accelerator(CPU_Accelerator())
+    if _group is dist.group.WORLD:
+        return
+    # Its collectives over shared memory would be compiled on first use, for a minute; gloo does without. What else can
+    # be compiled here would be found by running compilers: it is known to be nothing before that is asked.
+    ops: Any = deepspeed.ops
+    vars(ops)["__compatible_ops__"] = vars(ops).get("__compatible_ops__", {})
+    their_comm.cdb = None
+    their_groups._release_process_group_references()
+    # Else it makes a second group of all ranks, with connections of its own.
+    their_groups._WORLD_GROUP = dist.group.WORLD
+    _import_muon()
+    deepspeed.init_distributed(dist_init_required=False, verbose=False)
+    _group = dist.group.WORLD
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter's elements lie in a flat tensor of this rank: from ``start`` on, as many as its part has."""
+
+    parameter: nn.Parameter
+    start: int
+    part: FlatPart
+
+
+class ZeroModel:
+    """Models that one optimizer steps, divided; making it divides, `undo` gives them back. Every rank must do both.
+
+    Weights must be the same on all ranks. Those without values come from ``fillings``, of which each rank reads its
+    part; in stage 3.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizer: Optimizer,
+        settings: dict[str, Any],
+        comm: Communicator,
+        fillings: Sequence[Filling] = (),
+    ) -> None:
+        self.models = tuple(models)
+        self.optimizer = optimizer
+        self.settings = settings
+        self.has_gradients = False
+        # What gradients have taken when the last window closed.
+        self.gradient_bytes = 0
+        self._comm = comm
+        self._stage: int = settings["zero_optimization"]["stage"]
+        self._offloads = "offload_optimizer" in settings["zero_optimization"]
+        self._parameters: list[Any] = list(
+            {id(value): value for model in models for value in model.parameters()}.values()
+        )
+        whole = models[0] if len(models) == 1 else nn.ModuleList(models)
+        if self._stage < 3:  # nothing but what is stepped is touched: another optimizer may step the rest of a model
+            stepped = {id(value) for group in optimizer.param_groups for value in group["params"]}
+            self._parameters = [value for value in self._parameters if id(value) in stepped]
+            whole = nn.ParameterList(self._parameters)
+        self._modules = list(whole.modules())
+        self._known_names = {id(item): set(vars(item)) for item in (*self._modules, *self._parameters)}
+        chosen = _groups_of(optimizer, {id(v) for v in self._parameters if v.requires_grad and v.numel()})
+        # Which of the optimizer's groups each of the inner one's belongs to.
+        self._indices = [index for index, _ in chosen]
+        self._num_groups = len(optimizer.param_groups)
+        before = [
+            (value, value.data, value.grad, set(value._post_accumulate_grad_hooks or ()))
+            for value in self._parameters
+            if not value.is_meta
+        ]
+        hooks = [(part, name, set(vars(part)[name])) for part in self._modules for name in _HOOKS]
+        state = {value: dict(entries) for value, entries in optimizer.state.items()}
+        try:
+            self._divide(whole, _twin_of(optimizer, chosen), fillings)
+        except BaseException:
+            self._forget_names()
+            for value, data, gradient, known in before:
+                sharded.forget_flat(value)
+                value.data, value.grad = data, gradient
+                for key in set(value._post_accumulate_grad_hooks or ()) - known:
+                    del value._post_accumulate_grad_hooks[key]
+            for part, name, known in hooks:
+                _drop_hooks(part, name, known)
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            raise
+
+    def _divide(self, whole: nn.Module, inner: Optimizer, fillings: Sequence[Filling]) -> None:
+        """Make an engine that divides the parameters."""
+        for value in self._parameters:
+            value.grad = None
+        for filling in fillings:
+            self._fill(filling)
+        with _without_broadcast(self._parameters):
+            self._engine: Any = deepspeed.initialize(model=whole, optimizer=inner, config=self.settings)[0]
+        self._zero: Any = self._engine.optimizer
+        self._zero.unregister_grad_acc_post_hooks()  # `end_backward` does it, also on ranks where no hook was called
+        if self._stage < 3:
+            self._engine.module_forward_pre_hook.remove()
+            self._engine.module_forward_post_hook.remove()
+        else:  # who clips computes the norm, and once; `compute_grad_norm` says so in the other stages
+            norm = torch.zeros((), device=self._comm.world.device)
+            self._zero._get_norm_groups = lambda: [norm]
+        self._flats: list[tuple[Any, list[_Place]]] = list(self._find_flats())
+        for part in self._modules:
+            if new := set(vars(part)) - self._known_names[id(part)]:
+                vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
+        for value in self._parameters:
+            value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
+            if self._stage == 3:
+                sharded.note_flat(value, self._part_of(value, value.ds_tensor))
+        self._adopt(self.optimizer.state)
+        self._versions = self._version()
+        # What a state has once for all of a flat part is shown anew whenever it is read.
+        self._on_read = self.optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
+
+    @property
+    def divides_weights(self) -> bool:
+        """Whether this rank holds a part of the weights only."""
+        return self._stage == 3
+
+    @property
+    def inner(self) -> Any:
+        """The optimizer that steps this rank's flat parts."""
+        return self._zero.optimizer
+
+    @property
+    def master_bytes(self) -> int:
+        """How much the copies take of the weights that this rank steps; none where it steps those of the model."""
+        shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()
+        return sum(flat.nbytes for flat, _ in self._flats if flat.untyped_storage().data_ptr() not in shown)
+
+    def begin_backward(self) -> None:
+        """Get ready for a backward pass, whose gradients add to those that are there."""
+        self._engine.set_gradient_accumulation_boundary(False)
+        self._zero.clear_backward_seen_flag()
+        if self._stage == 3:
+            self._zero.micro_step_id = 1  # add: `_clear` has set all to zero
+        self._zero.backward_prologue()
+        self._zero.enter_backward()
+
+    def end_backward(self) -> None:
+        """Average what the backward pass has left, where the stage divides gradients; every rank must call."""
+        self.has_gradients = True
+        if self._stage > 1:
+            self._engine.allreduce_gradients()
+        self._zero.backward_epilogue()
+        self._zero.exit_backward()
+
+    def finish(self) -> None:
+        """Average what is not averaged yet, and put this rank's part where `gradients` finds it; every rank calls."""
+        held = [value.nbytes for value in self._parameters if value.requires_grad]
+        self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
+        if self._stage == 1:
+            self._engine.set_gradient_accumulation_boundary(True)
+            self._engine.allreduce_gradients()
+            self._engine.set_gradient_accumulation_boundary(False)
+        else:
+            self._zero.finalize_gradient_accumulation_boundary()
+
+    def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
+        """Yield this rank's part of each gradient, flat, after `finish`; changing it in place counts."""
+        if not self.has_gradients:
+            return
+        for number, (flat, places) in enumerate(self._flats):
+            if self._offloads:
+                yield from ((place.parameter, _narrow(flat.grad, place)) for place in places)
+            elif self._stage == 3:
+                for place, value in zip(places, self._zero.averaged_gradients.get(number) or (), strict=False):
+                    yield place.parameter, value.view(-1)[: place.part.ranges[place.part.rank][1]]
+            else:
+                averaged = self._zero.averaged_gradients.get(number) or ()
+                parts = [value for value in averaged if not getattr(value, "_zero_padding", False)]
+                here = self._zero.params_in_partition[number]
+                yield from zip(here, parts, strict=False)
+
+    def step(self) -> bool:
+        """Step this rank's part, and share the result; False if DeepSpeed left the step out."""
+        if len(self.optimizer.param_groups) != self._num_groups:
+            raise MisuseError(
+                f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
+                f"{self._num_groups} when it was prepared: DeepSpeed divides them once. Prepare model and optimizer "
+                "anew after add_param_group (free_memory(model, optimizer) first)"
+            )
+        self._take_over()
+        if not self.has_gradients:
+            return True
+        for group, index in zip(self.inner.param_groups, self._indices, strict=True):
+            outer = self.optimizer.param_groups[index]
+            group.update({name: value for name, value in outer.items() if name != "params"})
+        self._zero.step()
+        self._clear()
+        if not self._is_shown:
+            self._publish()
+        self._versions = self._version()
+        return not self._zero.overflow
+
+    def drop(self) -> None:
+        """Forget gradients."""
+        if self.has_gradients:
+            self._zero.zero_grad(set_to_none=True)
+            for number in range(len(self._flats)):
+                self._zero.averaged_gradients[number] = None
+                if self._stage < 3:
+                    self._zero.all_grad_tensors[number] = None
+            if self._stage < 3:
+                self._zero.micro_step_id = -1
+                for value in self._parameters:
+                    value.grad_accum = None  # type: ignore[attr-defined]
+                if self._offloads:
+                    self._zero.reset_cpu_buffers()
+                    self._zero._offload_accumulated_param_ids = set()
+            self._clear()
+
+    def load_optimizer(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
+        """Take the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
+        self.optimizer.state.clear()
+        self.inner.state.clear()
+        self._adopt(states, whole)
+
+    def undo(self) -> None:
+        """Make models and optimizer whole; every rank must call."""
+        self._take_over()
+        self._show_singles()
+        self._on_read.remove()
+        weights = [sharded.gather(value, self._comm) for value in self._parameters] if self._stage == 3 else []
+        states = {
+            parameter: {
+                name: sharded.gather(value, self._comm) if sharded.is_sharded(value) else value
+                for name, value in self.optimizer.state.get(parameter, {}).items()
+            }
+            for _, places in self._flats
+            for parameter in [place.parameter for place in places]
+        }
+        self._engine.destroy()
+        self._engine.module_forward_pre_hook.remove()
+        self._engine.module_forward_post_hook.remove()
+        stack = parameter_offload.FWD_MODULE_STACK
+        stack[:] = [item for item in stack if item is not self._engine.module]
+        for value in self._parameters:
+            sharded.forget_flat(value)
+        for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
+            value.data = found
+            value.grad = None
+        self._forget_names()
+        for parameter, values in states.items():
+            if values:
+                self.optimizer.state[parameter] = values
+
+    def _forget_names(self) -> None:
+        """Take away what DeepSpeed has put on modules and parameters."""
+        for item in (*self._modules, *self._parameters):
+            names = vars(item)
+            if "_original_parameters" in names:
+                original = names["_original_parameters"]
+                original.clear()
+                original.update(names["_parameters"].items())
+                names["_parameters"] = original
+            for name in set(names) - self._known_names[id(item)]:
+                del names[name]
+
+    @contextmanager
+    def whole(self) -> Iterator[None]:
+        """Let parameters be whole in the block, and take what it has put there; every rank must call."""
+        if self._stage < 3:
+            yield
+            return
+        before = [value.data for value in self._parameters]
+        for value in self._parameters:
+            value.data = sharded.gather(value, self._comm)
+        try:
+            yield
+        finally:
+            for value, data in zip(self._parameters, before, strict=True):
+                sharded.local(value).copy_(sharded.own_part(value, value.data))
+                value.data = data
+
+    def refresh(self) -> None:
+        """Step on from the weights as they are now, where they were changed by somebody else; every rank must call."""
+        if self._version() == self._versions:
+            return
+        if self._stage == 3 and self._zero.persistent_parameters:
+            for value in self._zero.persistent_parameters:
+                value.partition()
+            self._zero.persistent_parameters[0].all_gather(self._zero.persistent_parameters)
+        self._zero.refresh_fp32_params()
+        self._versions = self._version()
+
+    def twin(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
+        """Return a model like one of these, without anything of DeepSpeed's, that has the same parameters.
+
+        With ``is_whole`` those of which this rank holds a part are other ones, which are whole.
+        """
+        known: dict[int, Any] = {}
+        for value in model.parameters() if is_whole else ():
+            if sharded.is_sharded(value):
+                known[id(value)] = nn.Parameter(sharded.whole(value), value.requires_grad)
+        return _twin(model, known, {})
+
+    @torch.no_grad()
+    def _fill(self, filling: Filling) -> None:
+        """Divide parameters without values, one at a time, and read this rank's part of each."""
+        theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
+        empty: list[Any] = list(filling.parameters())
+        for value in empty:
+            give_memory(value, torch.empty(value.shape, dtype=value.dtype))  # let go of before it is written to
+            theirs._convert_to_deepspeed_param(value)
+            value.partition()
+            start, length = self._part_of(value, None).ranges[self._comm.world.rank]
+            values = torch.empty(length, dtype=value.dtype)
+            filling.fill_elements(value, start, values)
+            value.ds_tensor[:length].copy_(values)
+
+    # --- where things lie ---
+
+    def _find_flats(self) -> Iterator[tuple[Tensor, list[_Place]]]:
+        """Yield the flat tensors that this rank steps, each with what lies in it."""
+        zero, world = self._zero, self._comm.world
+        if self._stage == 3:
+            for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
+                start, places = 0, []
+                for value in parameters:
+                    places.append(_Place(value, start, self._part_of(value, None)))
+                    start += value.partition_numel()
+                yield flat, places
+            return
+        for flat, parameters in zip(zero.single_partition_of_fp32_groups, zero.bit16_groups, strict=True):
+            size, offset, places = flat.numel(), 0, []
+            for value in parameters:
+                ranges = []
+                for rank in range(world.size):
+                    low, high = max(offset, rank * size), min(offset + value.numel(), (rank + 1) * size)
+                    ranges.append((low - offset, high - low) if high > low else (0, 0))
+                part = FlatPart(tuple(value.shape), tuple(ranges), world.rank)
+                places.append(_Place(value, min(max(0, offset - world.rank * size), size), part))
+                offset += value.numel()
+            yield flat, places
+
+    def _part_of(self, value: Any, held: Tensor | None) -> FlatPart:
+        size, world = value.partition_numel(), self._comm.world
+        starts = [min(rank * size, value.ds_numel) for rank in range(world.size)]
+        ranges = [(start, min(size, value.ds_numel - start)) for start in starts]
+        return FlatPart(tuple(value.ds_shape), tuple(ranges), world.rank, held)
+
+    # --- the optimizer's state ---
+
+    def _take_over(self) -> None:
+        """Take what was loaded into the model or the optimizer since the last step."""
+        self.refresh()
+        if self.optimizer.state is not self._seen and any(self.optimizer.state.values()):
+            states = {value: dict(entries) for value, entries in self.optimizer.state.items()}
+            self.inner.state.clear()
+            self._adopt(states)
+
+    def _adopt(
+        self, states: Mapping[Any, Mapping[str, Any]], whole: Callable[[Any], Any] = lambda value: value
+    ) -> None:
+        """Copy state, by parameter, into the flat tensors; what is not there counts as zero."""
+        for flat, places in self._flats:
+            known = [states[place.parameter] for place in places if states.get(place.parameter)]
+            if not known:
+                continue
+            counts = {float(whole(entries["step"])) for entries in known if "step" in entries}
+            if len(counts) > 1:
+                raise MisuseError(
+                    f"parameters of one group of the {type(self.optimizer).__name__} were stepped "
+                    f"{sorted(counts)} times, and DeepSpeed counts once for all: load this state before preparing, "
+                    "or train by fsdp"
+                )
+            for name, example in known[0].items():
+                if not self._has_elements(name, places, states):
+                    single = whole(example)
+                    self.inner.state[flat][name] = single.clone() if isinstance(single, Tensor) else single
+                    continue
+                buffer = self.inner.state[flat][name] = torch.zeros_like(flat, requires_grad=False)
+                for place in places:
+                    value = states.get(place.parameter, {}).get(name)
+                    if value is None:
+                        continue
+                    value = whole(value)
+                    start, length = place.part.ranges[place.part.rank]
+                    own = sharded.local(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
+                    _narrow(buffer, place).copy_(own)
+        self._publish()
+
+    @staticmethod
+    def _has_elements(name: str, places: list[_Place], states: Mapping[Any, Mapping[str, Any]]) -> bool:
+        """Whether an entry of the state has one number for each element of a parameter."""
+        found = [
+            (place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)
+        ]
+        sized = [(shape, value) for shape, value in found if shape and value is not None]
+        if not sized:
+            return name not in _SINGLE
+        return any(hasattr(value, "shape") and _shape_of(value) == shape for shape, value in sized)
+
+    def _publish(self) -> None:
+        """Show this rank's parts of the state at the optimizer that the user holds."""
+        state = self._seen = self.optimizer.state
+        self._is_shown = any(self.inner.state.values())
+        for flat, places in self._flats:
+            for name, value in self.inner.state.get(flat, {}).items():
+                if not _is_single(value, flat):
+                    for place in places:
+                        state[place.parameter][name] = sharded.note_flat(_narrow(value, place), place.part)
+        self._show_singles()
+
+    def _show_singles(self) -> None:
+        for flat, places in self._flats:
+            for name, value in self.inner.state.get(flat, {}).items():
+                if _is_single(value, flat):
+                    for place in places:
+                        own = value.clone() if isinstance(value, Tensor) else value
+                        self.optimizer.state[place.parameter][name] = own
+
+    def _clear(self) -> None:
+        """Set sums of gradients to zero that DeepSpeed would add to."""
+        self.has_gradients = False
+        if self._stage == 3:
+            self._zero.grad_partitions_flat_buffer.zero_()
+        if self._offloads:
+            for flat, _ in self._flats:
+                flat.grad.zero_()
+
+    def _version(self) -> tuple[int, ...]:
+        """Return what changes when somebody other than DeepSpeed writes into the weights."""
+        held = [value.ds_tensor for value in self._parameters] if self._stage == 3 else self._parameters
+        return tuple([value._version for value in held])
+
+
+def _import_muon() -> None:
+    """Import DeepSpeed's own Muon, of which every engine asks whether it is what steps, without a compiler.
+
+    Its module compiles kernels when it is imported, which loads the compiler, for seconds: here on their first call.
+    """
+    kept = their_compiler.compile
+    their_compiler.compile = lambda: _compiled_late
+    try:
+        import_module("deepspeed.runtime.zero.muon.muon_optimizer")
+    finally:
+        their_compiler.compile = kept
+
+
+def _compiled_late(function: Callable[..., Any]) -> Callable[..., Any]:
+    @cache
+    def compiled() -> Callable[..., Any]:
+        return torch.compile(function)
+
+    return wraps(function)(lambda *args, **kwargs: compiled()(*args, **kwargs))
+
+
+@contextmanager
+def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
+    """Mark parameters as ones that DeepSpeed does not share out: it fails at those that are a single number."""
+    for value in parameters:
+        value.ds_optim_param = None
+    try:
+        yield
+    finally:
+        for value in parameters:
+            del value.ds_optim_param
+
+
+def _groups_of(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
+    """Return what an optimizer steps of its own here, each with the number of its group.
+
+    A group is taken apart where its parameters have been stepped unequally often: a flat part has one count.
+    """
+    found: list[tuple[int, list[nn.Parameter]]] = []
+    for index, group in enumerate(optimizer.param_groups):
+        alike: dict[Any, list[nn.Parameter]] = {}
+        for value in group["params"]:
+            if id(value) in own:
+                step = optimizer.state.get(value, {}).get("step")
+                alike.setdefault(None if step is None else float(step), []).append(value)
+        found += [(index, values) for values in alike.values()]
+    return found
+
+
+def _twin_of(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
+    """Return an optimizer of the same rule for some parameters, by the number of their group; with no state."""
+    twin = object.__new__(type(optimizer))
+    vars(twin).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
+    twin.state = defaultdict(dict)
+    twin.param_groups = [{**optimizer.param_groups[index], "params": values} for index, values in chosen]
+    return twin
+
+
+def _narrow(flat: Tensor, place: _Place) -> Tensor:
+    return flat.detach().narrow(0, place.start, place.part.ranges[place.part.rank][1])
+
+
+def _is_single(value: Any, flat: Tensor) -> bool:
+    """Whether an entry of the state stands for all of a flat tensor; the others have a number for each element."""
+    return not isinstance(value, Tensor) or value.shape != flat.shape
+
+
+def _shape_of(value: Any) -> tuple[int, ...]:
+    return sharded.shape_of(value) if isinstance(value, Tensor) else tuple(value.shape)
+
+
+def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Module]) -> nn.Module:
+    """Return a copy of a tree of modules with other parameters, and without what an engine has put on it."""
+    if id(module) in done:
+        return done[id(module)]
+    twin = done[id(module)] = object.__new__(innermost_class(module))
+    hidden = {"_accel_nb_hidden", *vars(module).get("_accel_nb_hidden", ())}
+    kept = {name: value for name, value in vars(module).items() if name not in hidden}
+    held = module._parameters.items()
+    kept["_parameters"] = {name: parameters.get(id(value), value) for name, value in held}
+    kept["_modules"] = {
+        name: None if part is None else _twin(part, parameters, done) for name, part in module._modules.items()
+    }
+    for name in _HOOKS:
+        kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_theirs(hook))
+        for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
+            if extra in kept:
+                kept[extra] = OrderedDict((key, flag) for key, flag in kept[extra].items() if key in kept[name])
+    vars(twin).update(kept)
+    return twin
+
+
+def _drop_hooks(module: nn.Module, name: str, known: set[int]) -> None:
+    hooks = vars(module)[name]
+    for key in set(hooks) - known:
+        del hooks[key]
+        for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
+            vars(module).get(extra, {}).pop(key, None)
+
+
+def _is_theirs(hook: Any) -> bool:
+    function = hook.func if hasattr(hook, "func") else hook
+    return isinstance(function, types.FunctionType) and function.__module__.startswith("deepspeed.")

@@ -1,0 +1,443 @@
+"""DeepSpeed's ZeRO: optimizer state, gradients and parameters are divided among the ranks, by stage.
+
+The engine divides and exchanges. What a window, a clipped norm, a precision and a checkpoint are is the same here as
+for all strategies: losses are scaled, and gradients clipped, outside of the engine, which is told nothing of either.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.checkpoint.encoding import Slice
+from accel_nb.checkpoint.full_tensors import whole_weights
+from accel_nb.checkpoint.load import StoredTensor, materialise
+from accel_nb.config.deepspeed_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
+from accel_nb.errors import MisuseError
+from accel_nb.precision.policy import Precision
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.process.environment import patch_environment, set_local_rank
+from accel_nb.runtime.tensors import sharded
+from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
+from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
+from accel_nb.strategies.fsdp.meta_weights import Filling
+from accel_nb.strategies.instance_patching import (
+    give_forward,
+    plain_class,
+    plain_forward,
+    specialise,
+    take_forward_back,
+    without_class_check,
+)
+
+if TYPE_CHECKING:
+    from accel_nb.strategies.deepspeed.engine import ZeroModel
+
+
+def _why_no_deepspeed() -> str | None:
+    if find_spec("deepspeed") is not None:
+        return None
+    return (
+        "it needs the package deepspeed, which is not installed: pip install 'accel_nb[deepspeed]', or use "
+        "--strategy fsdp, which divides the same"
+    )
+
+
+class Deepspeed(Stepping):
+    """Trains models whose optimizers are divided among the ranks; see the module."""
+
+    name: ClassVar[str] = "deepspeed"
+    capabilities: ClassVar[Capabilities] = Capabilities(
+        min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
+        steps_in=STEPPED, problem=_why_no_deepspeed,
+    )  # fmt: skip
+
+    def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
+        super().__init__(options or DefaultDeepspeedOptions(), precision)
+        self._prepared: dict[int, nn.Module] = {}
+        # Of models without values, where these come from, until they are divided.
+        self._fillings: dict[int, Filling] = {}
+        self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
+        # By the optimizer, in the order in which they came, which is the same on every rank.
+        self._zeros: dict[int, ZeroModel] = {}
+        self._scaled: dict[int, Any] = {}
+
+    def open(self, world: World, comm: Communicator) -> None:
+        """Enter the world; its default process group must be open."""
+        self._world, self._comm, self._device = world, comm, torch.device(world.device)
+        set_local_rank(world)  # DeepSpeed reads it when it starts, and in stage 3 in forward passes
+        # Asked in words what it runs on, DeepSpeed does not warn of what it has found.
+        with patch_environment(ds_accelerator=self._device.type):
+            from accel_nb.strategies.deepspeed.engine import join
+
+            join(self._device)
+
+    def model_init(self) -> AbstractContextManager[Any]:
+        """Return a context in which models are built without memory, if there are weights to fill them from."""
+        return nullcontext() if self.options.weights is None else torch.device("meta")
+
+    def wrap(self, bundle: Bundle) -> Bundle:
+        """Take models and optimizers; what an optimizer steps is divided once both are there."""
+        refused = self.refusal(bundle)
+        if refused is not None:
+            raise MisuseError(str(refused))
+        known = dict(self._optimizers)
+        try:
+            for model in bundle.models:
+                if id(model) not in self._prepared:
+                    self._prepared[id(model)] = model
+                    self._prepare(model)
+            self._optimizers.update({id(optimizer): weakref.ref(optimizer) for optimizer in bundle.optimizers})
+            for optimizer in self._undivided():
+                self._divide(optimizer)
+        except BaseException:
+            self._optimizers = known
+            raise
+        return bundle
+
+    def refusal(self, bundle: Bundle) -> Refusal | None:
+        """Say why models and optimizers cannot be divided together, and with those that are here."""
+        models = [model for model in bundle.models if id(model) not in self._prepared]
+        waiting = self._undivided()
+        new = [item for item in bundle.optimizers if id(item) not in {*self._zeros, *map(id, waiting)}]
+        divided = [zero.optimizer for zero in self._zeros.values()]
+        return next(problems(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
+
+    def unwrap(self, model: nn.Module) -> nn.Module:
+        """Give a model back, with those that share its optimizer, whole on every rank; every rank must call."""
+        if self._prepared.pop(id(model), None) is None:
+            return model
+        self._fillings.pop(id(model), None)
+        for key, zero in list(self._zeros.items()):
+            if any(model is part for part in zero.models):
+                del self._zeros[key]
+                self._scaled.pop(key, None)
+                zero.undo()
+                for part in zero.models:
+                    self._adapt(part)
+        _plain_again(model)
+        return model
+
+    def data_coords(self) -> tuple[int, int]:
+        """Return rank and size: each rank reads a share of its own."""
+        return self._world.rank, self._world.size
+
+    def grad_sync(self, model: nn.Module, enabled: bool) -> None:
+        """Do nothing: stage 1 averages once a window, before the step, and the others with every backward pass."""
+
+    def keep_local(self, model: nn.Module, enabled: bool) -> None:
+        """Refuse: a gradient is divided among the ranks."""
+        raise MisuseError(
+            "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold parts of them: use ddp"
+        )
+
+    def backward(
+        self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
+    ) -> None:
+        """Compute gradients of the scaled loss."""
+        zeros = list(self._zeros.values())
+        for zero in zeros:
+            zero.begin_backward()
+        torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
+        for zero in zeros:
+            zero.end_backward()
+
+    def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
+        """Average what is not averaged yet, and multiply all by ``factor``."""
+        for zero in self._zeros_of(bundle):
+            if zero.has_gradients:
+                zero.finish()
+                if isinstance(factor, Tensor) or factor != 1.0:
+                    multiply((gradient for _, gradient in zero.gradients()), factor)
+
+    def drop_gradients(self, bundle: Bundle) -> None:
+        """Forget the gradients of the bundle's optimizers."""
+        for zero in self._zeros_of(bundle):
+            zero.drop()
+
+    def unscale(self, optimizer: Optimizer) -> None:
+        """Divide the gradients by the loss scale, once for each step, and have all ranks know of an overflow on one."""
+        zero = self._zeros.get(id(optimizer))
+        if zero is not None and self.precision.policy.loss_scaling and zero.has_gradients:
+            scaled = self._scaled.setdefault(id(optimizer), _Scaled(zero))
+            scaled.look(self._comm, self._device)
+            self.precision.unscale_(scaled)
+
+    @torch.no_grad()
+    def clip_grad_norm(
+        self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
+    ) -> Tensor:
+        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one message of one number."""
+        chosen = list(self._chosen(bundle, parameters))
+        own = torch.zeros((), device=self._device)
+        if chosen:
+            own = torch.nn.utils.get_total_norm(chosen, norm_type).to(self._device)
+        if math.isinf(norm_type):
+            total = self._comm.all_reduce(own, "max")
+        else:
+            total = self._comm.all_reduce(own**norm_type) ** (1.0 / norm_type)
+        scale = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        multiply(chosen, scale)
+        return total
+
+    @torch.no_grad()
+    def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
+        """Clip each element of a gradient."""
+        for gradient in self._chosen(bundle, parameters):
+            gradient.clamp_(-clip_value, clip_value)
+
+    def step(self, optimizer: Optimizer) -> StepOutcome:
+        """Step this rank's part of what the optimizer steps, and gather the result where weights are whole."""
+        zero = self._zeros.get(id(optimizer))
+        if zero is None:
+            return super().step(optimizer)
+        vars(optimizer)["_opt_called"] = True  # what a scheduler looks at for its warning
+        if not self.precision.policy.loss_scaling or not zero.has_gradients:
+            return "ran" if zero.step() else "skipped"
+        self.unscale(optimizer)
+        scaled = self._scaled[id(optimizer)]
+        ran = self.precision.step(scaled) and scaled.ran
+        if not ran:
+            zero.drop()
+        return "ran" if ran else "skipped"
+
+    def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
+        """Return all training state; of what is divided this rank's share of the rows, as a `Slice`."""
+        for zero in self._zeros_of(bundle):
+            zero.refresh()
+        weights = [model.state_dict(keep_vars=True) for model in bundle.models]
+        return {
+            "models": [self._sliced(values, copied) for values in weights],
+            "optimizers": [self._sliced(optimizer.state_dict(), copied) for optimizer in bundle.optimizers],
+            "schedulers": [self._sliced(scheduler.state_dict(), copied) for scheduler in bundle.schedulers],
+            "precision": self.precision.state_dict(),
+        }
+
+    @torch.no_grad()
+    def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
+        """Load state back: of tensors that are not read yet, each is read by itself, and divided at once."""
+        for model, values in zip(bundle.models, state["models"], strict=True):
+            named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
+            named.update(model.named_buffers(remove_duplicate=False))
+            for name, value in values.items():
+                if name in named:
+                    sharded.fill(named[name], self._whole(value))
+            extra = {name: materialise(value) for name, value in values.items() if name not in named}
+            if extra:
+                plain_class(model).load_state_dict(model, extra, strict=False)
+        for zero in self._zeros_of(bundle):
+            zero.refresh()
+        for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
+            rest = materialise({key: value for key, value in values.items() if key != "state"})
+            zero = self._zeros.get(id(optimizer))
+            if zero is None:
+                own = materialise(values["state"])
+                optimizer.load_state_dict(copied_state({**rest, "state": own}))
+                continue
+            optimizer.load_state_dict(copied_state({**rest, "state": {}}))
+            parameters = [value for group in optimizer.param_groups for value in group["params"]]
+            zero.load_optimizer({parameters[key]: kept for key, kept in values["state"].items()}, self._whole)
+        for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
+            scheduler.load_state_dict(copied_state(materialise(values)))
+        self.precision.load_state_dict(state["precision"])
+
+    def hidden_bytes(self) -> tuple[int, int]:
+        """Return the bytes of this rank's gradients, and of the weights that it steps a copy of."""
+        zeros = self._zeros.values()
+        return sum(zero.gradient_bytes for zero in zeros), sum(zero.master_bytes for zero in zeros)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the stage, and options that were chosen."""
+        defaults = DefaultDeepspeedOptions()
+        facts: dict[str, Any] = {"zero_stage": self.options.zero_stage}
+        for name in DefaultDeepspeedOptions.__dataclass_fields__:
+            value = getattr(self.options, name)
+            if value != getattr(defaults, name):
+                facts[name] = value
+        return facts
+
+    def settings(self) -> list[dict[str, Any]]:
+        """Return the dictionary that each of DeepSpeed's engines was given."""
+        return [zero.settings for zero in self._zeros.values()]
+
+    def close(self) -> None:
+        """Make every model whole."""
+        for model in list(self._prepared.values()):
+            self.unwrap(model)
+
+    def _prepare(self, model: nn.Module) -> None:
+        """Let a model that nothing is known to step compute in the run's precision, with rank 0's weights."""
+        if any(value.is_meta for value in model.parameters()):
+            filling = self._fillings[id(model)] = Filling(model, open_checkpoint(self.options.weights))
+            filling.fill_whole(self._device)
+        for value in (*model.parameters(), *model.buffers()):
+            if not value.is_meta:
+                self._comm.broadcast(value.data)
+        self._adapt(model)
+
+    def _adapt(self, model: nn.Module) -> None:
+        """Let a model do what its engines want done in another way, and compute in the run's precision."""
+        _plain_again(model)
+        zero = next((zero for zero in self._zeros.values() if any(model is part for part in zero.models)), None)
+        if zero is not None:  # where there are more, they differ in nothing that is asked
+            specialise(model, _methods_over(plain_class(model), zero))
+        if self.precision.policy.compute is not None:
+            give_forward(model, plain_forward(model, self.precision))
+
+    def _undivided(self) -> list[Optimizer]:
+        """Return the optimizers that have no engine, yet or since none of their models is here."""
+        living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
+        return [optimizer for optimizer in living if id(optimizer) not in self._zeros]
+
+    def _divide(self, optimizer: Optimizer) -> None:
+        models, owned = stepped_by(optimizer, self._prepared.values())
+        if not models:
+            return
+        from accel_nb.strategies.deepspeed.engine import ZeroModel
+
+        for model in models:
+            _plain_again(model)
+        trained = {id(value): value for group in optimizer.param_groups for value in group["params"]}
+        count = sum(value.numel() for key, value in trained.items() if key in owned)
+        settings = settings_for(self.options, count, pins_memory=self._device.type == "cuda")
+        fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
+        self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
+        for model in models:
+            self._adapt(model)
+
+    def _zeros_of(self, bundle: Bundle) -> Iterator[ZeroModel]:
+        for optimizer in bundle.optimizers:
+            zero = self._zeros.get(id(optimizer))
+            if zero is not None:
+                yield zero
+
+    def _chosen(self, bundle: Bundle, parameters: Iterable[Tensor] | None) -> Iterator[Tensor]:
+        """Yield this rank's part of each gradient of some parameters; none given: of all."""
+        wanted = None if parameters is None else {id(value) for value in parameters}
+        for optimizer in bundle.optimizers:
+            zero = self._zeros.get(id(optimizer))
+            if zero is None:
+                continue
+            self.unscale(optimizer)
+            for parameter, gradient in zero.gradients():
+                if gradient.numel() and (wanted is None or id(parameter) in wanted):
+                    yield gradient
+
+    def _whole(self, value: Any) -> Any:
+        """Return all of a tensor, wherever its parts are; every rank must call."""
+        if isinstance(value, Slice):
+            return dict(whole_weights({"": value}, self._comm))[""]
+        if isinstance(value, StoredTensor):
+            return value.read()
+        return sharded.gather(value, self._comm) if sharded.is_sharded(value) else value
+
+    def _sliced(self, state: Any, copied: bool) -> Any:
+        """Return a state with a `Slice` of whole rows in place of each tensor of which this rank holds a part."""
+        if sharded.is_sharded(state):
+            whole = sharded.gather(state, self._comm)
+            if not whole.dim():
+                return whole
+            rows = -(-whole.shape[0] // self._world.size)
+            start = min(rows * self._world.rank, whole.shape[0])
+            part = whole[start : start + rows].clone()
+            return Slice(part, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
+        if isinstance(state, Tensor):
+            return state.detach().clone() if copied else state.detach()
+        if isinstance(state, dict):
+            result = type(state)((key, self._sliced(value, copied)) for key, value in state.items())
+            if hasattr(state, "_metadata"):
+                result._metadata = state._metadata  # type: ignore[attr-defined]
+            return result
+        if type(state) in (list, tuple):
+            return type(state)(self._sliced(value, copied) for value in state)
+        return state
+
+
+class _Scaled:
+    """What a gradient scaler sees of a divided optimizer: this rank's gradients, and whether any rank's overflowed."""
+
+    def __init__(self, zero: ZeroModel) -> None:
+        self.ran = False
+        self._zero = zero
+        self._found = torch.zeros(1)
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group of stand-ins for parameters, which have the gradients."""
+        return [{"params": [_holding(value) for value in (self._found, *self._gradients())]}]
+
+    def look(self, comm: Communicator, device: torch.device) -> None:
+        """Let a gradient that is infinite on any rank be so on all; every rank must call."""
+        finite = all(bool(value.isfinite().all()) for value in self._gradients())
+        seen = comm.all_reduce(torch.tensor([0.0 if finite else 1.0], device=device), "max")
+        self._found = torch.where(seen > 0, math.inf, 0.0)
+
+    def step(self) -> None:
+        """Step, if the scaler lets it."""
+        self.ran = self._zero.step()
+
+    def _gradients(self) -> Iterator[Tensor]:
+        return (value for _, value in self._zero.gradients() if value.numel())
+
+
+def _holding(gradient: Tensor) -> Tensor:
+    holder = gradient.detach()
+    holder.grad = gradient
+    return holder
+
+
+def _plain_again(model: nn.Module) -> None:
+    while plain_class(model) is not type(model):
+        take_forward_back(model)
+
+
+def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
+    """Return what a divided module does in another way than one of its plain class."""
+
+    def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
+        """Return the parameters, whole where ranks read together, as in a plain cell; refuse elsewhere.
+
+        Between steps a divided parameter is empty, and would be saved so. ``keep_vars`` returns them as they are.
+        """
+        state = plain.state_dict(self, destination=destination, prefix=prefix, keep_vars=keep_vars)
+        for name, value in self.named_parameters(prefix.rstrip("."), remove_duplicate=False):
+            if sharded.is_sharded(value) and not keep_vars:
+                state[name] = sharded.whole(value)
+        return state
+
+    def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load whole tensors, of which each rank takes its part."""
+        if assign:
+            raise MisuseError("a divided model cannot be given other tensors: load_state_dict without assign=True")
+        with zero.whole():
+            return plain.load_state_dict(self, state_dict, strict)
+
+    def __deepcopy__(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+        memo[id(self)] = twin = copy.deepcopy(zero.twin(self, is_whole=True), memo)
+        return twin
+
+    def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        zero.refresh()  # what was written into weights counts before anything computes with them
+        return plain.__call__(self, *args, **kwargs)
+
+    more = {"__call__": __call__} if zero.divides_weights else {}
+    return {
+        **more,
+        "__reduce_ex__": lambda self, protocol: zero.twin(self, is_whole=True).__reduce_ex__(protocol),
+        "_accel_nb_reduce": lambda self, protocol=5: without_class_check(zero.twin(self).__reduce_ex__(protocol)),
+        "__copy__": lambda self: zero.twin(self, is_whole=True),
+        "__deepcopy__": __deepcopy__,
+        "state_dict": state_dict,
+        "load_state_dict": load_state_dict,
+    }

@@ -1,0 +1,106 @@
+"""Gathering the weights of float8 layers in float8: half the bytes of bf16 between ranks.
+
+`fully_shard` asks the part of a parameter that a rank holds how it is sent and put together; here the answers are given
+as attributes of that tensor. So weights stay plain tensors of their own dtype for optimizers, checkpoints and copies,
+and only what is gathered for a layer's multiplication is float8, as torchao's tensor. All parts of a weight share one
+scale, which needs the largest value of all ranks: one message for all weights, when the model is called.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from accel_nb.precision.fp8 import Casting, casting_of
+from accel_nb.runtime.distributed.communicator import Communicator
+
+
+class Float8Gather:
+    """The weights of one divided model that are gathered in float8; every rank makes it, and uses it alike.
+
+    ``params`` are `fully_shard`'s own records. Weights that something else than float8 layers uses are left out.
+    """
+
+    def __init__(self, params: Iterable[Any], comm: Communicator) -> None:
+        self._comm = comm
+        self._weights: list[tuple[Any, Casting]] = [
+            (param, casting) for param in params if (casting := _casting_for(param)) is not None
+        ]
+        self._scales: list[Tensor] = []
+        self._depth = 0
+        for number, (param, casting) in enumerate(self._weights):
+            self._extend(number, param, casting)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that computes with the weights and finds their scales first."""
+
+        @wraps(function)
+        def with_scales(*args: Any, **kwargs: Any) -> Any:
+            with self.computing():
+                return function(*args, **kwargs)
+
+        return with_scales
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """Find the scales, unless a call around this one, or the one whose backward pass this is, has found them."""
+        if not self._depth and torch._C._current_graph_task_id() == -1:
+            self._find_scales()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+
+    def undo(self) -> None:
+        """Let weights be gathered as others are."""
+        for param, _ in self._weights:
+            names = vars(param._sharded_local_tensor)
+            names.pop("fsdp_pre_all_gather", None)
+            names.pop("fsdp_post_all_gather", None)
+
+    @torch.no_grad()
+    def _find_scales(self) -> None:
+        if self._weights:  # parts of equal size: where a rank has fewer rows, the rest is zero
+            parts = [param._sharded_param_data for param, _ in self._weights]
+            largest = torch.stack(torch._foreach_norm(parts, math.inf))  # pyright: ignore[reportPrivateImportUsage]
+            self._scales = list(self._weights[0][1].scales(self._comm.all_reduce(largest, "max")))
+
+    def _extend(self, number: int, param: Any, casting: Casting) -> None:
+        def fsdp_pre_all_gather(
+            mesh: Any, outer_size: Any, outer_stride: Any, module: Any, mp_policy: Any
+        ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+            scale = self._scales[number]
+            part = param._sharded_param_data.view(param.padded_sharded_param_size)
+            return (casting.cast(part, scale).view(torch.uint8),), (scale,)  # as bytes, which every backend carries
+
+        def fsdp_post_all_gather(
+            outputs: tuple[Tensor, ...], scales: tuple[Tensor, ...], dtype: torch.dtype, *, out: Any = None
+        ) -> Any:
+            if out is not None:
+                out._scale = scales[0]
+                return None
+            gathered = outputs[0].view(casting.dtype)
+            return casting.whole(gathered, scales[0], dtype), (gathered,)
+
+        held = param._sharded_local_tensor
+        held.fsdp_pre_all_gather = fsdp_pre_all_gather
+        held.fsdp_post_all_gather = fsdp_post_all_gather
+        param._init_extensions()  # it has looked for them when it was made
+
+
+def _casting_for(param: Any) -> Casting | None:
+    info = param._module_info
+    users = [(info.module, info.param_name), *zip(info.shared_modules, info.shared_param_names, strict=True)]
+    if any(name != "weight" or casting_of(module) is None for module, name in users):
+        return None
+    return casting_of(info.module)

@@ -1,0 +1,95 @@
+"""Models without values, on the meta device: each rank reads its part of their weights from safetensors files."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from accel_nb.bigmodel.loading.safetensors_reader import Checkpoint, FileTensor
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.tensors import sharded
+
+
+class Filling:
+    """What of a model has no values yet, and where they lie in a checkpoint.
+
+    Raises `ConfigError`, before anything is changed, with all that the checkpoint does not hold in the right shape.
+    """
+
+    def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
+        self._model = model
+        self._sources: dict[int, FileTensor] = {}
+        names: dict[int, list[str]] = {}
+        tensors: dict[int, Tensor] = {}
+        for name, value in (
+            *model.named_parameters(remove_duplicate=False),
+            *model.named_buffers(remove_duplicate=False),
+        ):
+            if value.is_meta:
+                tensors[id(value)] = value
+                names.setdefault(id(value), []).append(name)
+        problems: list[str] = []
+        for key, value in tensors.items():
+            found = next((checkpoint.tensors[name] for name in names[key] if name in checkpoint.tensors), None)
+            if found is None:
+                problems.append(f"{checkpoint.path} holds no {names[key][0]}, which has no values in the model")
+            elif found.shape != tuple(value.shape):
+                problems.append(
+                    f"{checkpoint.path} holds {names[key][0]} as {list(found.shape)}, and the model wants "
+                    f"{list(value.shape)}"
+                )
+            else:
+                self._sources[key] = found
+        if problems:
+            raise ConfigError(problems)
+
+    @torch.no_grad()
+    def fill_whole(self, device: torch.device) -> None:
+        """Read what is not divided: buffers, and parameters that are a single number."""
+        for module in self._model.modules():
+            for name, buffer in module._buffers.items():
+                if buffer is not None and buffer.is_meta:
+                    module._buffers[name] = self._read(buffer, device)
+            for value in module._parameters.values():
+                if value is not None and value.is_meta and value.dim() == 0:
+                    give_memory(value, self._read(value, device))
+
+    @torch.no_grad()
+    def take_memory(self, device: torch.device) -> None:
+        """Give the parameters, which are divided by now, memory for this rank's part."""
+        root: Any = self._model
+        root._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value)
+
+    @torch.no_grad()
+    def fill_parts(self, changed: dict[int, nn.Parameter]) -> None:
+        """Read this rank's part of each divided parameter; ``changed`` is by the original's id."""
+        for key, now in changed.items():
+            source = self._sources.get(key)
+            if source is None:
+                continue
+            part = sharded.local(now)
+            row = source.numel // max(1, source.shape[0])
+            values = torch.empty(part.shape, dtype=part.dtype)
+            source.part(sharded.start_of(now) * row, values.numel()).read_into(values)
+            part.copy_(values)
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Yield the parameters that have no values yet, each once."""
+        yield from (value for value in self._model.parameters() if value.is_meta)
+
+    def fill_elements(self, parameter: nn.Parameter, start: int, out: Tensor) -> None:
+        """Read the elements of a flattened parameter from ``start`` on into ``out``, of one dim and on the CPU."""
+        self._sources[id(parameter)].part(start, out.numel()).read_into(out)
+
+    def _read(self, value: Tensor, device: torch.device) -> Tensor:
+        values = torch.empty(value.shape, dtype=value.dtype)
+        self._sources[id(value)].read_into(values)
+        return values.to(device)
+
+
+def give_memory(parameter: nn.Parameter, values: Tensor) -> None:
+    """Let a parameter on the meta device be one that holds ``values``, the object staying what it is."""
+    torch.utils.swap_tensors(parameter, nn.Parameter(values, parameter.requires_grad))

@@ -1,0 +1,434 @@
+"""One model whose parameters are divided among ranks by PyTorch's `fully_shard`, and back.
+
+`fully_shard` puts distributed tensors in the place of parameters, and has no way back. Here the parameters that the
+model came with are kept, without their memory, and take their place again in the end: who holds them holds the trained
+ones then. Everything that belongs to `fully_shard` alone and not to its documented interface is in this file.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed import _composable_state, distributed_c10d
+from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
+from torch.distributed.fsdp import fully_shard
+from torch.optim import Optimizer
+
+from accel_nb.bigmodel.loading.safetensors_reader import Checkpoint
+from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.tensors.instance_class import PLAIN_CLASS
+from accel_nb.strategies.base import Refusal
+from accel_nb.strategies.fsdp.float8_gather import Float8Gather
+from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
+from accel_nb.strategies.instance_patching import reduce_plainly, restore, specialise, without_class_check
+
+_SOURCE = "torch.distributed.fsdp._fully_shard"
+_HOOKS = (
+    "_forward_pre_hooks",
+    "_forward_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+_MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params", STATE_KEY, REGISTRY_KEY)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a parameter stands in a model, and what stood there at first."""
+
+    module: nn.Module
+    name: str
+    original: nn.Parameter
+
+
+class ShardedModel:
+    """A model in its sharded form; making it divides the model, `undo` makes it whole. Every rank must do both.
+
+    Until `commit` the whole values are kept, and `abandon` goes back to them without other ranks; so does an error.
+
+    ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left of the model. Rank 0's values
+    become everyone's; what has none is read from ``weights``, by each rank its part. ``float8`` gathers what float8
+    layers multiply by in that.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        units: Sequence[nn.Module],
+        comm: Communicator,
+        device: torch.device,
+        settings: dict[str, Any],
+        root_settings: dict[str, Any],
+        weights: Checkpoint | None = None,
+        *,
+        float8: bool = False,
+    ) -> None:
+        self.model = model
+        self.syncs = True
+        # Gradients of backward passes that were not averaged wait on this rank.
+        self.is_pending = False
+        self._comm = comm
+        self._places = [
+            _Place(module, name, value)
+            for module in model.modules()
+            for name, value in module._parameters.items()
+            if value is not None
+        ]
+        # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
+        self.replicated = list({id(p.original): p.original for p in self._places if p.original.dim() == 0}.values())
+        # Where there is memory for the parts: with offloading that is not the device.
+        self._home = torch.device("cpu") if "offload_policy" in settings else device
+        filling = None if weights is None else Filling(model, weights)
+        if filling is not None:
+            filling.fill_whole(device)
+        self._share_values(device)
+        ignored = {"ignored_params": set(self.replicated)} if self.replicated else {}
+        self._units = [*units, model]
+        self._classes = [type(unit) for unit in self._units]
+        self.float8: Float8Gather | None = None
+        self.changed: dict[int, nn.Parameter] = {}
+        try:
+            for unit in self._units:
+                _shard(unit, {**(root_settings if unit is model else settings), **ignored})
+            if float8:
+                params = (param for group in self._groups() for param in group.fsdp_params)
+                self.float8 = Float8Gather(params, comm)
+                for unit in self._units if self.float8 else ():
+                    _call_with(unit, self.float8)
+            if filling is not None:
+                filling.take_memory(self._home)
+            for place in self._places:
+                now = place.module._parameters[place.name]
+                if now is not None and now is not place.original:
+                    self.changed[id(place.original)] = now
+            if filling is not None:
+                filling.fill_parts(self.changed)
+        except BaseException:
+            self.abandon()
+            raise
+
+    def commit(self) -> None:
+        """Free the whole values. Nothing here fails: either all ranks have freed them or none."""
+        for place in self._places:
+            now = self.changed.get(id(place.original))
+            if now is not None:
+                if place.original.is_meta:
+                    give_memory(place.original, torch.empty(0, dtype=now.dtype, device=self._home))
+                if place.original.grad is not None:
+                    now.grad = sharded.like(now, sharded.own_part(now, place.original.grad).clone())
+                    place.original.grad = None
+                place.original.data = place.original.data.new_empty(0)
+
+    def abandon(self) -> None:
+        """Make the model what it was before it was divided, on this rank alone; before `commit`."""
+        if self.float8 is not None:
+            self.float8.undo()
+        for unit, plain in zip(self._units, self._classes, strict=True):
+            unit.__class__ = plain
+        self._put_originals_back()
+
+    @property
+    def num_units(self) -> int:
+        """How many units are gathered one at a time, what is left of the model included."""
+        return len(self._units)
+
+    def parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
+        """Yield each sharded parameter that is still there with what stands for it outside, in the same order."""
+        here = {id(value) for value in self.model.parameters()}
+        seen: set[int] = set()
+        for place in self._places:
+            now = self.changed.get(id(place.original))
+            if now is not None and id(now) in here and id(now) not in seen:
+                seen.add(id(now))
+                yield now, place.original
+
+    def sync(self, enabled: bool) -> None:
+        """Say whether the next backward passes average gradients."""
+        if enabled != self.syncs:
+            self.syncs = enabled
+            self._root.set_requires_gradient_sync(enabled)
+
+    def average_pending(self) -> None:
+        """Average what backward passes have left on this rank; every rank must call.
+
+        What was left in a process group that is gone is forgotten.
+        """
+        if not self.is_pending:
+            return
+        self.is_pending = False
+        for group in self._groups():
+            if group._reduce_scatter_process_group not in distributed_c10d._world.pg_map:
+                self.drop_pending()
+                return
+            if any(_is_pending(param) for param in group.fsdp_params):
+                reduces, group.reduce_grads = group.reduce_grads, True
+                group.post_backward()
+                group.finalize_backward()
+                group._training_state = type(group._training_state).IDLE
+                group.reduce_grads = reduces
+
+    def drop_pending(self) -> None:
+        """Forget what backward passes have left on this rank."""
+        self.is_pending = False
+        for group in self._groups():
+            for param in group.fsdp_params:
+                param.unsharded_accumulated_grad = None
+                if hasattr(param, "_unsharded_param"):
+                    param._unsharded_param.grad = None
+
+    @torch.no_grad()
+    def undo(self) -> dict[int, nn.Parameter]:
+        """Make the model whole, and return what takes the place of each sharded parameter, by its id."""
+        for group in self._groups():
+            group._to_sharded()  # also where an interrupt has left them gathered
+        back: dict[int, nn.Parameter] = {}
+        pairs = list(self.parameters())
+        present = torch.tensor([now.grad is not None for now, _ in pairs], dtype=torch.int32)
+        has_gradient = self._comm.all_reduce(present, "max").tolist() if pairs else []
+        for (now, original), is_needed in zip(pairs, has_gradient, strict=True):
+            original.data = sharded.gather(now, self._comm)
+            original.requires_grad_(now.requires_grad)
+            if is_needed:
+                gradient = sharded.like(now, torch.zeros_like(sharded.local(now))) if now.grad is None else now.grad
+                original.grad = sharded.gather(gradient, self._comm)
+            back[id(now)] = original
+        if self.float8 is not None:
+            self.float8.undo()
+        for unit in self._units:
+            restore(unit)
+        self._put_originals_back()
+        return back
+
+    def _put_originals_back(self) -> None:
+        for module in {id(place.module): place.module for place in self._places}.values():
+            _clean(module)
+        for module in self._units:
+            _clean(module)
+        for place in self._places:
+            vars(place.original).pop("_fsdp_orig_uid", None)
+            if place.name in place.module._parameters:
+                place.module._parameters[place.name] = place.original
+
+    @property
+    def _root(self) -> Any:
+        return self.model
+
+    def _groups(self) -> Iterator[Any]:
+        for unit in self._units:
+            yield from _groups_of(_state_of(unit))
+
+    @torch.no_grad()
+    def _share_values(self, device: torch.device) -> None:
+        for value in {id(p.original): p.original for p in self._places if not p.original.is_meta}.values():
+            if not value.is_contiguous():
+                value.data = value.data.contiguous()
+            self._comm.broadcast(value.data)
+        for buffer in self.model.buffers():
+            self._comm.broadcast(buffer)
+        for value in self.replicated:
+            value.data = value.data.to(device)
+
+
+def refusal_of(model: nn.Module, weights: str | None) -> Refusal | None:
+    """Say why a model cannot be divided; None where it can."""
+    empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
+    if empty is not None and weights is None:
+        return Refusal(
+            f"{empty} of the {type(model).__name__} has no values (it is on the meta device)",
+            "load its weights before preparing it, or name the safetensors to fill it from with fsdp.weights",
+        )
+    single = next((name for name, value in model.named_parameters() if value.dim() == 0), None)
+    if single is not None and "ignored_params" not in inspect.signature(fully_shard).parameters:
+        return Refusal(
+            f"{single} of the {type(model).__name__} is a single number, which this PyTorch cannot divide",
+            "give it one dim, as in nn.Parameter(torch.ones(1)), or use PyTorch 2.7 or newer",
+        )
+    return None
+
+
+def repoint(
+    optimizer: Optimizer,
+    changed: dict[int, nn.Parameter],
+    convert: Callable[[nn.Parameter, Tensor], Tensor],
+) -> None:
+    """Let an optimizer step the parameters that took the place of its own, and convert its state of their shape."""
+    for group in optimizer.param_groups:
+        for index, old in enumerate(group["params"]):
+            new = changed.get(id(old))
+            if new is None:
+                continue
+            group["params"][index] = new
+            if old in optimizer.state:
+                state = optimizer.state.pop(old)
+                optimizer.state[new] = {
+                    name: convert(new, value) if isinstance(value, Tensor) and value.dim() else value
+                    for name, value in state.items()
+                }
+
+
+def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
+    plain = type(unit)
+    fully_shard(unit, **settings)
+    if plain.__module__ != unit.__class__.__module__ or PLAIN_CLASS in vars(plain):
+        _forget_class(plain)
+    for part in unit.modules():
+        # They say so to torch's compiler of old, and would travel to the notebook as attributes of the user's.
+        for name in _MARKS[:2]:
+            vars(part).pop(name, None)
+        # It answers to load_state_dict(assign=True), which is refused, and holds what cannot be copied.
+        _drop_hooks(part, ("_load_state_dict_post_hooks",))
+    for group in _groups_of(_state_of(unit)):
+        # Hooks of state dicts that cannot be copied either: it takes these for registered. `_methods_over` do it.
+        group._module_to_pre_save_state_dict_hook_handle = {unit: None}
+        group._module_to_pre_load_state_dict_hook_handle = {unit: None}
+    specialise(unit, _methods_over(plain), plain)
+
+
+def _call_with(unit: nn.Module, gather: Float8Gather) -> None:
+    """Let calls of a unit find the scales of what is gathered for it."""
+    made: Any = type(unit)
+    made.__call__ = gather.wrapped(made.__call__)
+
+
+def _forget_class(plain: type) -> None:
+    """A class that was made for one instance is not to be remembered for ever."""
+    from torch.distributed.fsdp._fully_shard._fully_shard import cls_to_fsdp_cls
+
+    cls_to_fsdp_cls.pop(plain, None)
+
+
+def _is_pending(param: Any) -> bool:
+    """Whether a whole gradient waits on this rank: in the format that it is averaged in, or that of the parameter."""
+    return param.unsharded_accumulated_grad is not None or (
+        hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None
+    )
+
+
+def _state_of(unit: nn.Module) -> Any:
+    return _composable_state._get_module_state(unit)
+
+
+def _groups_of(state: Any) -> Sequence[Any]:
+    """Return the parameter groups of a unit's state; PyTorch up to 2.11 has at most one, under another name."""
+    if hasattr(state, "_fsdp_param_groups"):
+        return state._fsdp_param_groups
+    return [] if state._fsdp_param_group is None else [state._fsdp_param_group]
+
+
+def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
+    """Return what a sharded module does in another way than one of its plain class."""
+
+    def named_parameters(self: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Yield the sharded parameters, also where an evaluation has left some gathered."""
+        _rest(self)
+        return plain.named_parameters(self, *args, **kwargs)
+
+    def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the parameters: whole where ranks read together, as in a plain cell, else sharded."""
+        _rest(self)
+        state = plain.state_dict(self, *args, **kwargs)
+        if sharded.is_reading() and not args and kwargs.get("destination") is None:
+            for name, value in state.items():
+                state[name] = sharded.whole(value)
+        return state
+
+    def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
+        """Load whole tensors, of which each rank takes its part."""
+        if assign:
+            raise MisuseError("a sharded model cannot be given other tensors: load_state_dict without assign=True")
+        return plain.load_state_dict(self, divided_state(self, state_dict), strict)
+
+    return {
+        "__reduce_ex__": _reduce,
+        "_accel_nb_reduce": _reduce_in_place,
+        "__deepcopy__": _deepcopy,
+        "named_parameters": named_parameters,
+        "state_dict": state_dict,
+        "load_state_dict": load_state_dict,
+    }
+
+
+def _rest(unit: Any) -> None:
+    """Let go of parameters that are gathered although nothing computes with them."""
+    for state in _state_of(unit)._state_ctx.all_states:
+        if state._training_state.name == "IDLE":
+            for group in _groups_of(state):
+                group.reshard()
+
+
+def divided_state(model: nn.Module, state: Any) -> Any:
+    """Return a state dict whose whole tensors are sharded as the model's parameters are."""
+    here = dict(model.named_parameters(remove_duplicate=False))
+    result = OrderedDict(
+        (name, sharded.like(here[name], sharded.own_part(here[name], value)))
+        if sharded.is_sharded(here.get(name)) and not sharded.is_sharded(value) and value.shape == here[name].shape
+        else (name, value)
+        for name, value in state.items()
+    )
+    if hasattr(state, "_metadata"):
+        result._metadata = state._metadata  # type: ignore[attr-defined]
+    return result
+
+
+def _reduce(self: nn.Module, protocol: Any) -> Any:
+    """Reduce to a plain copy with whole parameters."""
+    return _deepcopy(self, {}).__reduce_ex__(protocol)
+
+
+def _reduce_in_place(self: nn.Module, protocol: Any = 5) -> Any:
+    """Reduce to an object of the plain class whose parameters are still these; who pickles them reads them whole."""
+    sharded.require_reading()
+    make, arguments, state, *rest = without_class_check(reduce_plainly(self, protocol))
+    return make, arguments, _without_marks(state), *rest
+
+
+def _deepcopy(self: nn.Module, memo: dict[int, Any]) -> nn.Module:
+    """Return a plain copy with whole parameters."""
+    for value in self.parameters():
+        if sharded.is_sharded(value) and id(value) not in memo:
+            memo[id(value)] = nn.Parameter(sharded.whole(value), value.requires_grad)
+    make, arguments, state, *_ = _reduce_in_place(self, 4)
+    memo[id(self)] = twin = make(*arguments)
+    twin.__setstate__(copy.deepcopy(state, memo))
+    return twin
+
+
+def _without_marks(state: Any) -> Any:
+    if not isinstance(state, dict):
+        return state
+    kept = {name: value for name, value in state.items() if name not in _MARKS}
+    for name in _HOOKS:
+        if name in kept:
+            kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_theirs(hook))
+    return kept
+
+
+def _clean(module: nn.Module) -> None:
+    """Take everything away that `fully_shard` has put on a module."""
+    _drop_hooks(module, _HOOKS)
+    for name in _MARKS:
+        vars(module).pop(name, None)
+    _composable_state._module_state_mapping.pop(module, None)
+
+
+def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
+    for name in names:
+        hooks = vars(module)[name]
+        for key in [key for key, hook in hooks.items() if _is_theirs(hook)]:
+            del hooks[key]
+            for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
+                vars(module).get(extra, {}).pop(key, None)
+
+
+def _is_theirs(hook: Any) -> bool:
+    return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(_SOURCE)

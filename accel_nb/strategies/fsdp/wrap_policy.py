@@ -1,0 +1,90 @@
+"""Which modules of a model are gathered, computed and let go of one at a time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from difflib import get_close_matches
+from typing import Literal
+
+from torch import nn
+
+from accel_nb.errors import ConfigError
+from accel_nb.strategies.instance_patching import plain_class
+
+Wrap = Literal["blocks", "size", "classes", "model"]
+
+
+def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """Return, by name, the outermost modules that stand in a list with others of their class, and have parts.
+
+    They are what is gathered, compiled and computed again one at a time, and what a forecast counts as such.
+    """
+    children = dict(model.named_children())
+    # Layers such as a Linear gain nothing from being taken one at a time.
+    kinds = Counter(plain_class(child) for child in children.values() if any(True for _ in child.children()))
+    found: dict[str, nn.Module] = {}
+    for name, child in children.items():
+        if isinstance(model, nn.ModuleList | nn.Sequential) and kinds[plain_class(child)] > 1:
+            found[name] = child
+        else:
+            found |= {f"{name}.{inner}": part for inner, part in repeated_blocks(child).items()}
+    return found
+
+
+def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[str]) -> list[nn.Module]:
+    """Return the units inside of a model, inner ones before those around them; what is left is one more.
+
+    A module is left out whose parameters are tied to some outside of it, since one unit must hold all of a tie, and one
+    that cannot be called. Raises `ConfigError` for classes that the model does not have.
+    """
+    if wrap == "model":
+        return []
+    if wrap == "classes":
+        _check_classes(model, classes)
+        chosen = [part for part in _inside_out(model) if type(part).__name__ in classes]
+    elif wrap == "size":
+        chosen = _by_size(model, min_params)
+    else:
+        chosen = list(repeated_blocks(model).values())
+    reachable = _occurrences(model)
+    return [
+        part
+        for part in chosen
+        if not isinstance(part, nn.ModuleList | nn.ModuleDict)
+        and (own := _occurrences(part))
+        and all(reachable[key] == count for key, count in own.items())
+    ]
+
+
+def _inside_out(model: nn.Module) -> list[nn.Module]:
+    return [part for part in reversed(list(model.modules())) if part is not model]
+
+
+def _by_size(model: nn.Module, min_params: int) -> list[nn.Module]:
+    """Return the smallest modules that have so many parameters beside those of units inside of them."""
+    chosen: list[nn.Module] = []
+    taken: set[int] = set()
+    for part in _inside_out(model):
+        own = {id(value): value.numel() for value in part.parameters() if id(value) not in taken}
+        if sum(own.values()) >= min_params:
+            chosen.append(part)
+            taken |= own.keys()
+    return chosen
+
+
+def _check_classes(model: nn.Module, classes: Sequence[str]) -> None:
+    known = sorted({type(part).__name__ for part in model.modules()})
+    for name in classes:
+        if name not in known:
+            near = get_close_matches(name, known, 1)
+            remedy = f"did you mean {near[0]}?" if near else f"it has {', '.join(known)}"
+            raise ConfigError(f"fsdp.classes names {name}, and the {type(model).__name__} has no such module; {remedy}")
+
+
+def _occurrences(root: nn.Module) -> dict[int, int]:
+    """Return how many names each parameter has below a module, by id."""
+    counts: dict[int, int] = {}
+    for _, value in root.named_parameters(remove_duplicate=False):
+        counts[id(value)] = counts.get(id(value), 0) + 1
+    return counts

@@ -1,0 +1,197 @@
+import ast
+import functools
+import types
+
+import pytest
+
+from accel_nb.notebook.cells.cell_analysis import read_cell
+
+HELPERS: dict = {"__name__": "__main__"}
+exec(
+    compile(
+        """
+scale = 2
+unused = 3
+def helper(a):
+    return a * scale
+def outer(b):
+    return helper(b)
+class Net:
+    def forward(self, x):
+        return helper(x)
+def train():
+    from accel_nb import Accelerator
+    accelerator = Accelerator()
+def device_of_torch():
+    return torch.accelerator.current_accelerator()
+def total():
+    return accelerator.reduce(scale)
+def prepared():
+    return accelerator.prepare(Net())
+""",
+        "<cell>",
+        "exec",
+    ),
+    HELPERS,
+)
+
+
+def needed(text: str, **names: object) -> set[str]:
+    return set(read_cell(ast.parse(text), {**HELPERS, **names}).needed) - {"__builtins__", "__name__"}
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("x = 1\nprint(x)", set()),
+        ("print(x)", {"x"}),
+        ("x += 1", {"x"}),
+        ("for x in loader:\n    total = x", {"loader"}),
+        ("if flag:\n    x = 1\nprint(x)", {"flag", "x"}),
+        ("[x for x in loader]\nprint(y)", {"loader", "y"}),
+        ("with open('f') as x:\n    y = x.read()", set()),
+        ("def f():\n    return x\n", {"x"}),
+        ("x = 1\ndef f():\n    return x\n", set()),
+        ("f = lambda x: x + y", {"y"}),
+        ("outer(1)", {"outer", "helper", "scale"}),
+        ("net = Net()", {"Net", "helper", "scale"}),
+        ("a.unused()", set()),
+        ("try:\n    y = 1\nexcept ValueError:\n    pass\nprint(y)", {"y"}),
+        ("def f(a=x):\n    b: int = y\n    return b", {"x", "y"}),
+        ("while x:\n    x = y", {"x", "y"}),
+        ("class A(B):\n    c = d", {"B", "d"}),
+        ("import x.y\nprint(x)", set()),
+        ("print(f'{x}')", {"x"}),
+        ("x: int = y", {"y"}),
+    ],
+)
+def test_needed_names(text, expected):
+    assert needed(text, x=1, y=2, flag=3, loader=4, B=5, d=6) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected", "spare"),
+    [
+        ("for i in (x := y):\n    x.update()\nx.close()", {"y"}, set()),
+        ("for i in y:\n    x = i\n    x.update()", {"y"}, set()),
+        ("while y:\n    with y as x:\n        print(x)", {"y"}, set()),
+        ("for i in y:\n    x = i\nx.close()", {"y", "x"}, {"x"}),
+        ("for i in y:\n    print(x)\n    x = i", {"y", "x"}, set()),
+        ("if flag:\n    x = 1\nelse:\n    x = 2\nprint(x)", {"flag"}, set()),
+        ("if flag:\n    print(x)", {"flag", "x"}, {"x"}),
+        ("if flag:\n    print(x)\nprint(x)", {"flag", "x"}, set()),
+        ("print(x)\nif flag:\n    print(x)", {"flag", "x"}, set()),
+        ("try:\n    x = 1\nexcept ValueError:\n    x = 2\nprint(x)", set(), set()),
+        ("try:\n    x = 1\nfinally:\n    print(x)", {"x"}, {"x"}),
+        ("try:\n    pass\nexcept ValueError:\n    print(x)", {"x"}, {"x"}),
+        ("flag and x", {"flag", "x"}, {"x"}),
+        ("x if flag else y", {"flag", "x", "y"}, {"x", "y"}),
+        ("match flag:\n    case 1:\n        x = 1\nprint(x)", {"flag", "x"}, {"x"}),
+        ("if flag:\n    outer(1)", {"flag", "outer", "helper", "scale"}, {"outer", "helper", "scale"}),
+        ("for i in y:\n    def f():\n        return x\n    x = 1", {"y", "x"}, set()),
+    ],
+)
+def test_names_that_a_cell_can_start_without(text, expected, spare):
+    cell = read_cell(ast.parse(text), {**HELPERS, **dict.fromkeys(["x", "y", "flag"], 1)})
+    assert set(cell.needed) - {"__builtins__", "__name__"} == expected
+    assert cell.spare - {"__builtins__", "__name__"} == spare
+
+
+def test_functions_are_followed_wherever_they_are_held():
+    helper = HELPERS["helper"]
+
+    class Holder:
+        pass
+
+    def holder(**attributes):
+        made = Holder()
+        made.__dict__.update(attributes)
+        return made
+
+    Holder.__module__ = "elsewhere"
+    for value in (
+        functools.partial(print, helper),
+        functools.partial(print, key=functools.partial(helper)),
+        holder(collate_fn=helper),
+        holder(collate_fn=print, worker_init_fn=helper),
+        holder(collate_fn=print, dataset=holder(transform=helper)),
+        types.FunctionType(HELPERS["outer"].__code__, HELPERS, "f", (helper,)),
+    ):
+        assert "scale" in needed("value", value=value), value
+
+
+@pytest.mark.parametrize(
+    ("text", "explicit"),
+    [
+        ("loss.backward()", False),
+        ("accelerator.backward(loss)", True),
+        ("from accel_nb import Accelerator", True),
+        ("import accel_nb\na = accel_nb.Accelerator()", True),
+        ("train()", True),
+        ("def f():\n    accelerator.print(1)", True),
+        ("outer(2)", False),
+        ("device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else 'cpu'", False),
+        ("def f():\n    return torch.accelerator.is_available()", False),
+        ("class T:\n    def f(self):\n        self.accelerator.print(torch.accelerator.is_available())", True),
+        ("device_of_torch()", False),
+    ],
+)
+def test_cells_that_use_an_accelerator_are_told(text, explicit):
+    assert read_cell(ast.parse(text), HELPERS).is_explicit is explicit
+
+
+@pytest.mark.parametrize(
+    ("text", "observes"),
+    [
+        ("accelerator.log({'loss': 1})\ntotal = accelerator.reduce(total)", True),
+        ("def f():\n    if accelerator.is_main_process: print(1)", True),
+        ("accelerator.backward(loss)", False),
+        ("train(accelerator)", False),
+        ("self.accelerator.print(1)", False),
+        ("from accel_nb import Accelerator", False),
+        ("train()", False),
+        ("total()", True),
+        ("prepared()", False),
+    ],
+)
+def test_cells_that_only_ask_the_accelerator_are_told(text, observes):
+    assert read_cell(ast.parse(text), HELPERS).observes is observes
+
+
+def test_bound_names_and_emptiness():
+    cell = read_cell(ast.parse("a = 1\nfor b, (c, d) in e: pass\ndef f(): g = 1\nimport h.i as j"), {})
+    assert set(cell.bound) == {"a", "b", "c", "d", "f", "j"}
+    assert not cell.is_empty
+    assert read_cell(ast.parse("# nothing"), {}).is_empty
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "def f(x: A, *more: B, y: C = None) -> D: pass",
+        "async def f(x: A) -> 'B[C]': z: D = 1\nprint(C, D)",
+        "class K:\n    a: A\n    b: 'B' = 1\n    def m(self, c: 'list[C]') -> D: pass",
+        "x: A = 1\ny: 'B | C'\ndef f(z: 'D'): pass",
+        "f = lambda: eval('A + B')\ndef g(): return table.query('c > @C and d < @D')",
+        "print(globals()['A'], vars()['B'], eval('C * D'))",
+        "def f(): return globals()['A'], globals()['B']\nexec('C.x = D')",
+    ],
+)
+def test_names_in_annotations_and_texts_that_are_run_are_needed(source):
+    namespace = dict.fromkeys("ABCD", 1)
+    assert set(read_cell(ast.parse(source), namespace).needed) == set("ABCD")
+
+
+def test_names_in_annotations_that_are_texts_are_needed_if_they_can_be_sent():
+    names: dict = {"__name__": "__main__", "A": 1, "B": 2, "C": 3}
+    exec("def f(x: 'A') -> int: pass\nclass K:\n    b: 'B'\n    def m(self, c: 'C', d: 'no name'): pass", names)
+    found = read_cell(ast.parse("f, K\ndef g(a: 'A'): pass"), names)
+    assert set(found.needed) == {"f", "K", "A", "B", "C"}
+    assert found.spare == {"A", "B", "C"}
+
+
+def test_names_that_functions_bind_are_bound():
+    names: dict = {"__name__": "__main__"}
+    exec("def far():\n    global a\n    a = 1", names)
+    source = "def near():\n    global b\n    b = 2\n    def inner():\n        global c\n        c = 1\n    far()"
+    assert set(read_cell(ast.parse(source), names).bound) == {"near", "a", "b", "c"}

@@ -1,0 +1,73 @@
+"""What a cell shows of the ranks' text, and how its end is told."""
+
+from __future__ import annotations
+
+import io
+from contextlib import redirect_stdout
+
+import pytest
+
+from accel_nb.notebook.output.cell_output import SHOWN_BYTES, CellOutput
+from accel_nb.notebook.output.rank_logs import RankLog
+from accel_nb.notebook.session.error_translation import failure_of
+from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.pool.engine import WorkerSpec
+from accel_nb.ui import Panel
+
+
+def shown(pieces: list[tuple[int, bytes]], ranks: set[int]) -> str:
+    """Return what is printed when ranks write ``pieces`` in turn."""
+    written = io.StringIO()
+    with redirect_stdout(written):
+        output = CellOutput(
+            [WorkerSpec("cpu", 1)] * 2, panel=Panel("cell", 2, mode="off"), shown_ranks=ranks, is_new=False
+        )
+        output._receipt_text = output._starting_text  # no receipt among the text
+        output._update_receipt = lambda: None  # type: ignore[method-assign]
+        output._folded = list  # type: ignore[method-assign]
+        for rank, data in pieces:
+            output.printed(rank, "stdout", data)
+        output.finish("done", [])
+    return written.getvalue()
+
+
+def test_ranks_do_not_cut_into_each_others_lines():
+    pieces = [(0, b"one "), (1, b"other\nlast"), (0, b"line\n"), (0, b"50%\r"), (0, b"99%\r\n")]
+    text = shown(pieces, {0, 1})
+    assert text == "[rank 1] other\n[rank 0] one line\n[rank 0] 50%\r[rank 0] 99%\r\n[rank 1] last\n"
+
+
+def test_one_shown_rank_is_shown_as_it_writes():
+    assert shown([(0, b"no "), (1, b"hidden\n"), (0, b"prefix")], {0}) == "no prefix"
+
+
+def test_a_character_that_never_became_whole_is_shown_at_the_end():
+    assert shown([(0, "\N{EURO SIGN}".encode()[:2]), (0, b"")], {0}) == "\\xe2\\x82"
+    assert shown([(0, "\N{EURO SIGN}".encode()[:2]), (0, "\N{EURO SIGN}".encode()[2:])], {0}) == "\N{EURO SIGN}"
+
+
+def test_what_is_not_shown_is_counted_for_each_rank():
+    line = b"x" * 99 + b"\n"
+    pieces = [(0, line * (SHOWN_BYTES // 100 + 1)), (0, b"more of it\n"), (1, b"five\n")]
+    text = shown(pieces, {0, 1})
+    assert "[... 11 more bytes of rank 0; `%accelerate logs 0` shows them." in text
+    assert "[... 5 more bytes of rank 1; `%accelerate logs 1` shows them." in text
+    assert "[... 11 more bytes; `%accelerate logs 0` shows them." in shown(pieces, {0})
+
+
+DEAD = Answer(1, "died", {"code": -9, "killed": False})
+ENDED = Answer(1, "died", {"code": -9, "killed": True})
+
+
+@pytest.mark.parametrize(
+    ("answers", "reason", "has_pool", "part"),
+    [
+        ([DEAD], "death", True, "A fresh worker takes its place; the next cell starts with the notebook's values"),
+        ([DEAD], "death", False, "is gone too. The next cell starts everything anew"),
+        ([ENDED], "timeout", True, "timeout of 3 s: rank 1 did not stop and was ended"),
+        ([Answer(0, "interrupted", {})], "timeout", True, "timeout of 3 s: stopped on every rank"),
+    ],
+)
+def test_the_words_say_what_is_left(answers, reason, has_pool, part):
+    error = failure_of(answers, reason, {1: RankLog()}, 3.0, has_pool=has_pool)
+    assert part in str(error)

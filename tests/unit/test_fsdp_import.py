@@ -1,0 +1,123 @@
+"""FSDP's options under other names: each becomes an option, is not needed, or is refused by name."""
+
+from __future__ import annotations
+
+import functools
+import re
+from typing import Any
+
+import pytest
+from torch import nn
+from torch.distributed.fsdp import (
+    BackwardPrefetch,
+    CPUOffload,
+    CPUOffloadPolicy,
+    FullOptimStateDictConfig,
+    FullStateDictConfig,
+    ShardingStrategy,
+)
+from torch.distributed.fsdp.wrap import size_based_auto_wrap_policy, transformer_auto_wrap_policy
+
+from accel_nb import Accelerator, DeepSpeedPlugin, FullyShardedDataParallelPlugin
+from accel_nb.config.accelerate_import import import_accelerate
+from accel_nb.errors import ConfigError
+
+FILE = {
+    "distributed_type": "FSDP",
+    "num_machines": 2,
+    "machine_rank": 0,
+    "num_processes": 8,
+    "fsdp_config": {
+        "fsdp_version": 1,
+        "fsdp_sharding_strategy": "HYBRID_SHARD_ZERO2",
+        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
+        "fsdp_transformer_layer_cls_to_wrap": "Block, Head",
+        "fsdp_min_num_params": 1000,
+        "fsdp_offload_params": True,
+        "fsdp_activation_checkpointing": True,
+        "fsdp_backward_prefetch": "BACKWARD_PRE",
+        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        "fsdp_use_orig_params": True,
+        "fsdp_of_tomorrow": 1,
+    },
+}
+
+
+def test_the_section_of_a_config_file_is_accounted_for_value_by_value():
+    found = import_accelerate(FILE, "default_config.yaml")
+    assert found.options == {
+        "strategy": "fsdp",
+        "gpus": 8,
+        "fsdp.reshard_after_forward": False,
+        "fsdp.hybrid_shard_size": 4,
+        "fsdp.wrap": "classes",
+        "fsdp.classes": ["Block", "Head"],
+        "fsdp.cpu_offload": True,
+        "activation_checkpointing": True,
+    }
+    assert found.needless["fsdp_config.fsdp_min_num_params"] == "nothing is chosen by size"
+    assert set(found.left) == {"num_machines", "fsdp_config.fsdp_of_tomorrow"}
+    assert len(found.taken) + len(found.needless) + len(found.left) == 4 + len(FILE["fsdp_config"])
+
+
+@pytest.mark.parametrize(
+    ("values", "options"),
+    [
+        ({}, {}),
+        ({"sharding_strategy": ShardingStrategy.SHARD_GRAD_OP}, {"fsdp.reshard_after_forward": False}),
+        ({"sharding_strategy": 1}, {"fsdp.reshard_after_forward": True}),
+        ({"reshard_after_forward": "SHARD_GRAD_OP"}, {"fsdp.reshard_after_forward": False}),
+        ({"reshard_after_forward": False}, {"fsdp.reshard_after_forward": False}),
+        ({"auto_wrap_policy": "no_wrap"}, {"fsdp.wrap": "model"}),
+        ({"auto_wrap_policy": "transformer_based_wrap"}, {"fsdp.wrap": "blocks"}),
+        (
+            {"auto_wrap_policy": "size_based_wrap", "min_num_params": 9},
+            {"fsdp.wrap": "size", "fsdp.min_params": 9},
+        ),
+        (
+            {"auto_wrap_policy": functools.partial(size_based_auto_wrap_policy, min_num_params=7)},
+            {"fsdp.wrap": "size", "fsdp.min_params": 7},
+        ),
+        (
+            {"auto_wrap_policy": functools.partial(transformer_auto_wrap_policy, transformer_layer_cls={nn.Linear})},
+            {"fsdp.wrap": "classes", "fsdp.classes": ["Linear"]},
+        ),
+        ({"cpu_offload": CPUOffload(offload_params=True)}, {"fsdp.cpu_offload": True}),
+        ({"cpu_offload": CPUOffload(offload_params=False)}, {"fsdp.cpu_offload": False}),
+        ({"cpu_offload": CPUOffloadPolicy()}, {"fsdp.cpu_offload": True}),
+        ({"backward_prefetch": BackwardPrefetch.BACKWARD_POST, "use_orig_params": False, "fsdp_version": 2}, {}),
+        ({"state_dict_config": FullStateDictConfig(), "optim_state_dict_config": FullOptimStateDictConfig()}, {}),
+    ],
+)
+def test_the_plugin_chooses_the_strategy_and_sets_its_options(values: dict[str, Any], options: dict[str, Any]):
+    assert FullyShardedDataParallelPlugin(**values).as_options() == {"strategy": "fsdp", **options}
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"sharding_strategy": "NO_SHARD"}, "divides nothing, as strategy ddp does"),
+        ({"sharding_strategy": "HYBRID_SHARD"}, "set fsdp.hybrid_shard_size"),
+        ({"sharding_strategy": "MOST"}, "none of FULL_SHARD"),
+        ({"auto_wrap_policy": lambda module: True}, "the function <lambda>.* no known way"),
+        ({"mixed_precision_policy": "bf16", "ignored_modules": []}, "give mixed_precision.*ignored_modules"),
+        ({"fsdp_version": 3}, "there is no version"),
+    ],
+)
+def test_what_nothing_stands_for_is_refused_with_every_problem(values: dict[str, Any], words: str):
+    with pytest.raises(ConfigError) as raised:
+        Accelerator(cpu=True, fsdp_plugin=FullyShardedDataParallelPlugin(**values))
+    assert re.search(words, str(raised.value), re.DOTALL), str(raised.value)
+
+
+@pytest.mark.parametrize("name", ["fsdp_plugin", "deepspeed_plugin"])
+def test_a_process_alone_trains_without_what_the_plugin_divides_and_says_so(name: str):
+    stages = {"zero_optimization": {"stage": 2}}
+    plugin = FullyShardedDataParallelPlugin() if name == "fsdp_plugin" else DeepSpeedPlugin(hf_ds_config=stages)
+    with pytest.warns(UserWarning, match=f"{type(plugin).__name__}.*there is one"):
+        accelerator = Accelerator(cpu=True, **{name: plugin})
+    assert accelerator.describe()["strategy"] == "single"
+    assert getattr(accelerator.state, name) is plugin
+    assert accelerator.deepspeed_plugin is accelerator.state.deepspeed_plugin
+    assert Accelerator(cpu=True).state.fsdp_plugin is None
+    assert DeepSpeedPlugin(hf_ds_config=stages).deepspeed_config == stages

@@ -1,0 +1,65 @@
+"""Which ranks wait for ever, told from where they stand; no process runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accel_nb.pool.control.hang_detection import AGAIN_S, HangDoctor
+
+
+class Engine:
+    """Sends nothing anywhere."""
+
+    def send(self, rank: int, record: Any, descriptors: Any = (), *, urgent: bool = False) -> bool:
+        return True
+
+
+def place(**changes: Any) -> dict[str, Any]:
+    """Where a rank stands that is inside of a collective of all ranks."""
+    return {
+        "file": "the cell", "line": 3, "text": "loss.backward()", "is_waiting": True, "is_open": True,
+        "is_of_all": True, "has_ended": False, "group": "0", "sequence": 28, "operation": "all_reduce",
+        "sizes": [[3]], **changes,
+    }  # fmt: skip
+
+
+def ended(**changes: Any) -> dict[str, Any]:
+    return place(**{"has_ended": True, "is_open": False, "is_waiting": False, "sequence": 27, **changes})
+
+
+SUBGROUP = {"group": "1", "is_of_all": False}
+
+
+@pytest.mark.parametrize(
+    ("places", "is_stuck", "said"),
+    [
+        ([ended(), place()], True, "rank 0 has ended and does not come: look for a branch"),
+        ([ended(group=None, sequence=None), place()], True, "rank 0 has ended and does not come: look for a branch"),
+        ([ended(sequence=28), place()], False, "does not come: interrupt, and look for a branch"),
+        ([ended(), place(is_open=False)], False, "does not come: interrupt, and look for a branch"),
+        ([place(**SUBGROUP), place(**SUBGROUP), ended(group=None, sequence=None)], False, "interrupt"),
+        ([place(operation="broadcast"), place()], True, "ranks wait in different collectives"),
+        ([place(sizes=[[4]]), place()], False, "ranks wait in different collectives"),
+        ([place(sequence=29), place(is_open=False, is_waiting=False)], False, "for rank 1, which is at line 3"),
+    ],
+)
+def test_only_what_cannot_go_on_is_stuck(places, is_stuck, said):
+    now, lines = [0.0], []
+    doctor = HangDoctor(
+        Engine(),  # type: ignore[arg-type]
+        1,
+        len(places),
+        lambda rank, line: lines.append(line),
+        clock=lambda: now[0],
+    )
+    waiting = {rank for rank, where in enumerate(places) if not where["has_ended"]}
+    for _ in range(6):
+        now[0] += AGAIN_S + 0.01
+        doctor.turn(waiting)
+        for rank, where in enumerate(places):
+            doctor.answered(rank, where)
+    assert doctor.is_stuck is is_stuck
+    assert len(lines) == 1
+    assert said in lines[0]

@@ -1,0 +1,351 @@
+"""Shipping between two namespaces in one process: what a cell's names become on the other side."""
+
+from __future__ import annotations
+
+import sys
+import threading
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from accel_nb.errors import ShippingError
+from accel_nb.pool.local.arena import COPY_BELOW, Parcel
+from accel_nb.pool.sync.namespace_sync import Delivery, Ledger
+from accel_nb.pool.sync.result_transfer import Receiver, Returner, Snapshot
+
+
+class Sides:
+    """A kernel's namespace and a worker's, and everything between them."""
+
+    def __init__(self) -> None:
+        self.kernel: dict = {}
+        self.worker: dict = {}
+        self.ledger, self.receiver, self.returner = Ledger(), Receiver(), Returner()
+
+    def ship(self, *names: str) -> list[str]:
+        """Send names and return those that were really sent."""
+        prepared = self.ledger.prepare(names, self.kernel)
+        if prepared.parcel is not None:
+            self.ledger.record(prepared.sent, self.kernel)
+            delivery, errors = Delivery.unpack(prepared.parcel, self.worker)
+            assert not errors | delivery.apply(self.worker)
+            prepared.parcel.close()
+        return prepared.sent
+
+    def snapshot(self, *used: str, rebound: tuple[str, ...] = ()) -> Snapshot:
+        return Snapshot.take(self.worker, used, shared=self.ledger.names(self.kernel), rebound=rebound)
+
+    def bring_back(self, before: Snapshot, **options) -> dict[str, str]:
+        """Return what the worker changed, and give the names that stayed there with the reasons."""
+        parcels = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
+        received = self.receiver.receive(parcels.body, parcels.descriptors, self.kernel)
+        self.ledger.record(received.paths, self.kernel)
+        self.ledger.drop(received.removed)
+        return parcels.body["kept"] | received.failed
+
+    def close(self) -> None:
+        self.returner.close()
+        self.receiver.close()
+        self.kernel.clear()
+        self.worker.clear()
+        self.ledger.forget()
+
+
+@pytest.fixture
+def sides():
+    sides = Sides()
+    yield sides
+    sides.close()
+
+
+def test_unchanged_names_are_not_sent_again(sides):
+    sides.kernel = {"numbers": [1, 2], "array": np.arange(4), "tensor": torch.arange(3), "model": nn.Linear(2, 2)}
+    names = tuple(sides.kernel)
+    assert sides.ship(*names) == list(names)
+    assert sides.ship(*names) == []
+    sides.kernel["numbers"].append(3)
+    sides.kernel["array"][0] = 9
+    sides.kernel["tensor"].add_(1)
+    assert sides.ship(*names) == ["numbers", "array", "tensor"]
+    assert sides.worker["numbers"] == [1, 2, 3]
+    assert sides.worker["array"].tolist() == [9, 1, 2, 3]
+
+
+def test_a_name_that_is_deleted_here_is_taken_away_there(sides):
+    sides.kernel = {"model": nn.Linear(2, 2), "numbers": [1]}
+    sides.kernel["optimizer"] = torch.optim.SGD(sides.kernel["model"].parameters(), lr=0.1)
+    sides.ship(*sides.kernel)
+    del sides.kernel["model"]
+    assert sides.ship("numbers") == []
+    assert sides.worker.keys() == {"numbers", "optimizer"}
+    assert sides.ledger.names(sides.kernel) == ["numbers", "optimizer"]
+    assert sides.ship("optimizer") == []
+
+
+def test_changed_weights_are_copied_into_the_model_that_is_there(sides):
+    sides.kernel["model"] = nn.Linear(2, 2)
+    sides.ship("model")
+    there = sides.worker["model"]
+    with torch.no_grad():
+        sides.kernel["model"].weight.fill_(5)
+    sides.kernel["model"].bias.requires_grad_(False)
+    sides.kernel["model"].eval()
+    assert sides.ship("model") == ["model"]
+    assert sides.worker["model"] is there
+    assert there.weight.unique().item() == 5
+    assert not there.bias.requires_grad
+    assert not there.training
+
+
+def test_an_optimizer_steps_the_model_that_is_there(sides):
+    sides.kernel["model"] = nn.Linear(2, 2)
+    sides.ship("model")
+    sides.kernel["optimizer"] = torch.optim.Adam(sides.kernel["model"].parameters())
+    sides.ship("model", "optimizer")
+    assert sides.worker["optimizer"].param_groups[0]["params"][0] is sides.worker["model"].weight
+
+
+def test_a_changed_learning_rate_keeps_the_state_there(sides):
+    model = nn.Linear(2, 2)
+    sides.kernel.update(model=model, optimizer=torch.optim.Adam(model.parameters()))
+    sides.ship("model", "optimizer")
+    there = sides.worker["optimizer"]
+    sides.worker["model"](torch.ones(1, 2)).sum().backward()
+    there.step()
+    sides.kernel["optimizer"].param_groups[0]["lr"] = 0.5
+    assert sides.ship("model", "optimizer") == ["optimizer"]
+    assert sides.worker["optimizer"] is there
+    assert there.param_groups[0]["lr"] == 0.5
+    assert len(there.state) == 2
+
+
+def test_training_comes_back_in_place(sides):
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.Adam(model.parameters())
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    sides.kernel.update(model=model, optimizer=optimizer, scheduler=scheduler, losses=[])
+    weight, losses = model.weight, sides.kernel["losses"]
+    sides.ship("model", "optimizer", "scheduler", "losses")
+    before = sides.snapshot("model", "optimizer", "scheduler", "losses")
+    for _ in range(2):
+        loss = sides.worker["model"](torch.ones(1, 2)).sum()
+        loss.backward()
+        sides.worker["optimizer"].step()
+        sides.worker["scheduler"].step()
+        sides.worker["losses"].append(loss.item())
+    sides.worker["loss"] = loss
+    assert sides.bring_back(before) == {}
+    assert sides.kernel["model"] is model
+    assert model.weight is weight
+    assert torch.equal(weight, sides.worker["model"].weight)
+    assert sides.kernel["losses"] is losses
+    assert len(losses) == 2
+    assert scheduler.last_epoch == 2
+    assert len(optimizer.state) == 2
+    assert sides.kernel["loss"].item() == loss.item()
+    assert sides.ship("model", "optimizer", "scheduler", "losses", "loss") == []
+
+
+def test_what_is_made_there_refers_to_what_is_here(sides):
+    sides.kernel["model"] = nn.Linear(2, 2)
+    sides.ship("model")
+    before = sides.snapshot("model")
+    sides.worker["alias"] = sides.worker["model"]
+    sides.worker["optimizer"] = torch.optim.SGD(sides.worker["model"].parameters(), lr=0.1)
+    sides.bring_back(before)
+    assert sides.kernel["alias"] is sides.kernel["model"]
+    assert sides.kernel["optimizer"].param_groups[0]["params"][0] is sides.kernel["model"].weight
+
+
+def test_equal_numbers_are_not_taken_for_one_object(sides):
+    sides.kernel.update(one=1, pair=(1, 2))
+    sides.ship("one", "pair")
+    sides.worker["one"] = 99
+    sides.kernel["fresh"] = [1, (1, 2)]
+    sides.ship("one", "pair", "fresh")
+    assert sides.worker["fresh"] == [1, (1, 2)]
+
+
+def test_large_values_stay_unless_wanted(sides):
+    before = sides.snapshot()
+    sides.worker["big"] = np.zeros(20_000_000)
+    assert sides.bring_back(before) == {"big": "160 MB is large"}
+    assert "big" not in sides.kernel
+    assert sides.bring_back(sides.snapshot(), wanted=["big"]) == {}
+    assert sides.kernel["big"].nbytes == 160_000_000
+
+
+def test_shared_memory_of_tensors_survives(sides):
+    base = torch.arange(10.0)
+    model = nn.Linear(3, 3)
+    tied = nn.ModuleDict({"a": model, "b": nn.Linear(3, 3)})
+    tied["b"].weight = model.weight
+    sides.kernel.update(base=base, view=base[2:9], tied=tied, half=torch.ones(3, dtype=torch.bfloat16))
+    sides.ship("base", "view", "tied", "half")
+    sides.worker["base"][4] = 100
+    assert sides.worker["view"][2] == 100
+    assert sides.worker["tied"]["a"].weight is sides.worker["tied"]["b"].weight
+    assert sides.worker["half"].dtype == torch.bfloat16
+
+
+def test_a_small_window_does_not_drag_its_storage_along(sides):
+    sides.kernel["window"] = torch.zeros(1_000_000)[:10]
+    parcel = sides.ledger.prepare(["window"], sides.kernel).parcel
+    assert sum(size for _, size in parcel.buffers) == 40
+    parcel.close()
+
+
+def test_every_name_that_cannot_be_sent_is_told(sides):
+    sides.kernel.update(lock=threading.Lock(), fine=1, numbers=(n for n in range(3)))
+    with pytest.raises(ShippingError) as caught:
+        sides.ship("lock", "fine", "numbers")
+    assert "`lock` (_thread.lock) cannot be sent" in str(caught.value)
+    assert "`numbers` (builtins.generator) cannot be sent" in str(caught.value)
+    assert "fine" not in str(caught.value)
+
+
+@pytest.mark.parametrize("size", [0, 100, COPY_BELOW * 2])
+def test_parcels_give_private_writable_buffers(size):
+    parcel = Parcel.write(b"stream", [memoryview(bytearray(b"a" * size))])
+    stream, [first] = parcel.read()
+    _, [second] = parcel.read()
+    assert bytes(stream) == b"stream"
+    if size:
+        first[0] = 98
+        assert second[0] == 97
+    parcel.close()
+
+
+@pytest.mark.parametrize("table", [(10**9, []), (1, [(-1, 5)]), (1, [(0, 10**9)])])
+def test_tables_that_do_not_fit_are_refused(table):
+    parcel = Parcel.write(b"stream", [])
+    with pytest.raises(ValueError, match="does not fit"):
+        Parcel.from_table(parcel.descriptor, {"stream_bytes": table[0], "buffers": table[1]})
+    parcel.close()
+
+
+def _fail(*_: object) -> None:
+    raise ImportError("it is made on one side only")
+
+
+class Unbuildable:
+    """Can be copied and not rebuilt; what it holds is rebuilt before it fails."""
+
+    def __init__(self, *held: object) -> None:
+        self.held = held
+
+    def __reduce__(self):
+        return _fail, self.held
+
+
+class Holder:
+    def __init__(self, held: list[int]) -> None:
+        self.held = held
+
+
+def test_a_value_that_cannot_be_rebuilt_costs_only_itself(sides):
+    model = nn.Linear(2, 2)
+    sides.kernel = {"model": model, "history": []}
+    sides.ship("model", "history")
+    before = sides.snapshot("model", "history", rebound=("odd", "fresh", "table", "same", "inner", "outer"))
+    with torch.no_grad():
+        sides.worker["model"].weight.fill_(7.0)
+    sides.worker["history"].append(1)
+    fresh, inner, array = nn.Linear(2, 2), nn.Linear(1, 1), np.arange(3)
+    sides.worker |= {"odd": Unbuildable(array, inner), "fresh": fresh, "table": {"a": array}, "same": [array]}
+    sides.worker["steps"] = torch.optim.SGD(fresh.parameters(), lr=0.5)
+    sides.worker |= {"first": Unbuildable(unheld := [5]), "second": Holder(unheld), "third": Holder([6]), "number": 3}
+    kept = sides.bring_back(before)
+    reason = "cannot be rebuilt in the notebook: ImportError: it is made on one side only"
+    assert kept["odd"] == kept["first"] == reason
+    assert kept["second"].endswith("it shares an object with odd, first")
+    assert sides.kernel["third"].held == [6]
+    assert kept.keys() == {"odd", "first", "second"}
+    assert sides.kernel["model"] is model
+    assert model.weight.tolist() == [[7.0, 7.0], [7.0, 7.0]]
+    assert sides.kernel["history"] == [1]
+    assert sides.kernel["table"]["a"] is sides.kernel["same"][0], "they share an object, and still do"
+    assert sides.kernel["steps"].param_groups[0]["params"][0] is sides.kernel["fresh"].weight
+    assert sides.kernel["number"] == 3
+
+
+def test_what_cannot_be_applied_costs_only_itself(sides):
+    class Stubborn(torch.optim.SGD):
+        def load_state_dict(self, state_dict):
+            raise ValueError("not today")
+
+    model = nn.Linear(2, 2)
+    optimizer = Stubborn(model.parameters(), lr=0.1, momentum=0.9)
+    sides.kernel = {"model": model, "optimizer": optimizer, "rows": []}
+    sides.ship(*sides.kernel)
+    before = sides.snapshot(*sides.kernel)
+    sides.worker["model"](torch.ones(1, 2)).sum().backward()
+    sides.worker["optimizer"].step()
+    sides.worker["rows"].append(4)
+    del sides.kernel["rows"]
+    kept = sides.bring_back(before)
+    assert kept["optimizer"] == "cannot be rebuilt in the notebook: ValueError: not today"
+    assert kept["rows"].startswith("cannot be rebuilt in the notebook: KeyError")
+    assert torch.equal(model.weight, sides.worker["model"].weight)
+
+
+def test_a_name_of_many_for_one_object_can_be_bound_anew(sides):
+    nets = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    sides.kernel = {"net": nets[1], "nets": nets}
+    sides.ship("net", "nets")
+    there = sides.worker["nets"][1]
+    sides.kernel["net"] = None
+    assert sides.ship() == []
+    assert "net" not in sides.worker
+    assert sides.ship("nets") == []
+    with torch.no_grad():
+        nets[1].weight.fill_(4.0)
+    assert sides.ship("nets") == ["nets@item:1"]
+    assert sides.worker["nets"][1] is there
+    assert there.weight.item() == 4.0
+
+
+def test_an_object_that_has_another_name_now_is_the_same_object_there(sides):
+    model = nn.Linear(2, 2)
+    sides.kernel = {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1)}
+    sides.ship("model", "optimizer")
+    there = sides.worker["model"]
+    sides.kernel["best"] = sides.kernel.pop("model")
+    sides.ship("optimizer")
+    assert sides.worker.keys() == {"best", "optimizer"}
+    assert sides.worker["best"] is there
+
+
+def test_functions_share_the_receiving_namespace():
+    names = sys.modules["__main__"].__dict__
+    names["_accel_nb_rate"] = 1
+    code = compile("def read(): return _accel_nb_rate", "<cell>", "exec")
+    import types
+
+    function = types.FunctionType(code.co_consts[0], names, "read")
+    function.__module__ = "__main__"
+    names["read"] = function
+    ledger = Ledger()
+    parcel = ledger.prepare(["read"], names).parcel
+    arrived: dict = {}
+    Delivery.unpack(parcel, arrived)[0].apply(arrived)
+    parcel.close()
+    names["_accel_nb_rate"] = 5
+    assert arrived["read"]() == 5
+    del names["read"], names["_accel_nb_rate"]
+
+
+def test_functions_of_one_closure_share_their_variables_there_too(sides):
+    names = {"__name__": "__main__"}
+    code = (
+        "def make():\n    count = 0\n    def add():\n        nonlocal count\n        count += 1\n        return add\n"
+    )
+    exec(code + "        return add\n    def read():\n        return count\n    return add, read\n", names)
+    add, read = names["make"]()
+    sides.kernel.update(add=add, read=read)
+    sides.ship("add")
+    sides.ship("read")
+    assert sides.worker["add"]() is sides.worker["add"]
+    assert sides.worker["read"]() == 1

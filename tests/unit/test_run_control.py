@@ -1,0 +1,390 @@
+"""Asking a run under way for something: what is let through, and that all ranks do it after the same step."""
+
+from __future__ import annotations
+
+import math
+import random
+import threading
+from typing import Any
+
+import pytest
+import torch
+from torch.optim import lr_scheduler as schedules
+from torch.utils.data import DataLoader, TensorDataset
+
+from accel_nb.accelerator import Accelerator
+from accel_nb.accelerator.training.lr_control import scale_rates
+from accel_nb.accelerator.training.run_control import Steering, TrainingStopped, current_steering, describe_value
+from accel_nb.notebook.magics import read_settings
+from accel_nb.notebook.session.run_controls import MAX_PER_SECOND, NO_FOLDER, Controls
+from accel_nb.pool.control.coordination import ANSWER_PATIENCE_S, MAX_WAITING, Steersman, Wish, Wishes
+from accel_nb.pool.messages import Decide, Steer
+from accel_nb.runtime.distributed.world import World
+from accel_nb.telemetry.actions import (
+    Inspect,
+    SaveNow,
+    ScaleRate,
+    SetInterval,
+    SetRate,
+    StopAfterStep,
+    read_action,
+    to_message,
+)
+from accel_nb.telemetry.events import Event, MetricLogged, Steered, StepDone, from_message
+from accel_nb.telemetry.events import to_message as event_message
+from accel_nb.ui.view import PanelState
+
+ACTIONS = [StopAfterStep(), SaveNow(), ScaleRate(0.5), SetRate(3e-4), SetInterval(10), Inspect(("loss", "model"))]
+
+
+@pytest.mark.parametrize("action", ACTIONS, ids=lambda action: action.kind)
+def test_an_action_survives_its_message(action: Any):
+    assert read_action(to_message(action)) == action
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        [],
+        "stop",
+        {},
+        {"kind": 1},
+        {"kind": ["stop"]},
+        {"kind": "exec", "code": "1"},
+        {"kind": "stop", "now": True},
+        {"kind": "set_rate"},
+        {"kind": "set_rate", "value": "0.1"},
+        {"kind": "set_rate", "value": True},
+        {"kind": "set_rate", "value": math.nan},
+        {"kind": "set_rate", "value": math.inf},
+        {"kind": "set_rate", "value": 0},
+        {"kind": "set_rate", "value": 1e9},
+        {"kind": "scale_rate", "factor": -1},
+        {"kind": "scale_rate", "factor": 1e300},
+        {"kind": "interval", "steps": 0},
+        {"kind": "interval", "steps": 2.0},
+        {"kind": "interval", "steps": 10**9},
+        {"kind": "inspect", "names": []},
+        {"kind": "inspect", "names": ["__import__('os')"]},
+        {"kind": "inspect", "names": ["x"] * 17},
+        {"kind": "inspect", "names": [1]},
+        {"kind": "inspect", "names": {"a": 1}},
+    ],
+    ids=repr,
+)
+def test_what_is_no_action_is_refused_and_counted(message: object):
+    controls = Controls(can_save=True)
+    said: list[str] = []
+    controls.say = said.append
+    controls.take(message)
+    assert controls.num_refused == 1
+    assert controls.wishes.take() is None
+    assert said[0].startswith("not done: ")
+
+
+def test_a_flood_is_counted_and_not_listened_to():
+    now = [0.0]
+    controls = Controls(can_save=True, clock=lambda: now[0])
+    for _ in range(100):
+        controls.take({"kind": "interrupt"})
+    assert controls.wishes.num_interrupts == MAX_PER_SECOND
+    assert controls.num_refused == 100 - MAX_PER_SECOND
+    now[0] = 1.0
+    controls.take({"kind": "interrupt"})
+    assert controls.wishes.num_interrupts == MAX_PER_SECOND + 1
+
+
+def test_wishes_are_bounded_and_none_is_left_open():
+    wishes = Wishes()
+    asked = [Wish(to_message(StopAfterStep())) for _ in range(MAX_WAITING + 1)]
+    for wish in asked:
+        wishes.ask(wish)
+    assert [wish.text for wish in asked if wish.wait(0)] == [
+        f"not done: {MAX_WAITING} others wait for the end of a step"
+    ]
+    wishes.close()
+    wishes.ask(late := Wish(to_message(StopAfterStep())))
+    assert all(wish.wait(0) and wish.step is None for wish in [*asked, late])
+
+
+def test_a_checkpoint_without_a_folder_is_answered_at_once():
+    controls = Controls(can_save=False)
+    said: list[str] = []
+    controls.say = said.append
+    wish = controls.ask(SaveNow())
+    assert wish.wait(0)
+    assert said == [NO_FOLDER]
+
+
+class Rank:
+    """A loop that comes to the end of one step after the other, and a monitor that answers beside it."""
+
+    def __init__(self, crew: Crew, rank: int) -> None:
+        self.done: list[tuple[int, int]] = []
+        self.steering = Steering(lambda wish, step, text: crew.steersman.done(rank, {"wish": wish, "step": step}), str)
+        self.num_steps = 0
+
+    def do(self, action: Any) -> str:
+        self.done.append((self.steering.count, action.steps))
+        return ""
+
+    def run(self, num_steps: int, chance: random.Random, barrier: threading.Barrier) -> None:
+        for step in range(num_steps):
+            for _ in range(chance.randrange(200)):
+                pass
+            if step % 50 == 0:
+                barrier.wait(20)  # ranks are a few steps apart at most, as collectives keep them
+            self.num_steps = step
+            self.steering.count += 1
+            if self.steering.is_pending:
+                self.steering.attend(self)  # type: ignore[arg-type]
+
+
+class Crew:
+    """An engine whose ranks are threads of this process."""
+
+    def __init__(self, size: int) -> None:
+        self.wishes = Wishes()
+        self.steersman = Steersman(self, 1, self.wishes)  # type: ignore[arg-type]
+        self.ranks = [Rank(self, rank) for rank in range(size)]
+        self.silent: set[int] = set()
+        self.answers: list[tuple[int, dict[str, Any]]] = []
+
+    def send(self, rank: int, record: Any, *, urgent: bool) -> bool:
+        assert urgent
+        if isinstance(record, Steer) and rank not in self.silent:
+            at = self.ranks[rank].steering.propose(record.wish, read_action(record.action))
+            self.answers.append((rank, {"wish": record.wish, "at": at}))
+        elif isinstance(record, Decide):
+            self.ranks[rank].steering.decide(record.wish, record.at)
+        return True
+
+    def turn(self) -> None:
+        self.steersman.turn(set(range(len(self.ranks))))
+        answers, self.answers = self.answers, []
+        for rank, body in answers:
+            self.steersman.answered(rank, body)
+
+
+def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
+    crew, num_steps, chance = Crew(3), 1000, random.Random(4)
+    barrier = threading.Barrier(3)
+    threads = [
+        threading.Thread(target=rank.run, args=(num_steps, random.Random(index), barrier))
+        for index, rank in enumerate(crew.ranks)
+    ]
+    for thread in threads:
+        thread.start()
+    asked: list[Wish] = []
+    while any(thread.is_alive() for thread in threads):
+        if chance.random() < 0.01 and len(asked) < 200:
+            asked.append(Wish(to_message(SetInterval(len(asked) + 1))))
+            crew.wishes.ask(asked[-1])
+        crew.turn()
+    crew.steersman.close()
+    done = crew.ranks[0].done
+    assert done, "nothing was asked while they ran"
+    assert all(rank.done == done for rank in crew.ranks)
+    assert all(wish.wait(0) for wish in asked)
+    assert len(done) == sum(wish.step is not None for wish in asked)
+
+
+def test_a_rank_that_does_not_answer_holds_nobody_for_long():
+    crew, now = Crew(2), [0.0]
+    crew.steersman.clock = lambda: now[0]
+    crew.silent.add(1)
+    crew.wishes.ask(wish := Wish(to_message(StopAfterStep())))
+    crew.turn()
+    assert crew.ranks[0].steering.is_pending
+    now[0] = ANSWER_PATIENCE_S + 0.1
+    crew.turn()
+    assert not crew.ranks[0].steering.is_pending
+    assert wish.text == "not done: rank 1 did not answer within 2 s"
+    crew.steersman.answered(1, {"wish": 1, "at": 5})  # it comes too late
+    assert not crew.ranks[0].steering.is_pending
+
+
+def test_nobody_is_held_where_the_run_is_being_stopped():
+    crew = Crew(2)
+    crew.silent.add(1)
+    crew.wishes.ask(wish := Wish(to_message(StopAfterStep())))
+    crew.turn()
+    crew.steersman.give_up()
+    assert not crew.ranks[0].steering.is_pending
+    assert wish.text == "not done: the cell is being stopped"
+
+
+def test_a_rank_whose_cell_has_not_begun_is_asked_again():
+    crew, now = Crew(2), [0.0]
+    crew.steersman.clock = lambda: now[0]
+    crew.silent.add(1)
+    crew.wishes.ask(wish := Wish(to_message(SetInterval(2))))
+    crew.turn()
+    crew.steersman.answered(1, {"wish": 1, "at": None})
+    assert not crew.ranks[0].steering.is_pending, "nobody is held meanwhile"
+    crew.silent.clear()
+    now[0] = 1.0
+    crew.turn()
+    for rank in crew.ranks:
+        rank.steering.count += 1
+        rank.steering.attend(rank)  # type: ignore[arg-type]
+    assert [rank.done for rank in crew.ranks] == [[(1, 2)]] * 2
+    assert wish.wait(0)
+
+
+SCHEDULES = {
+    "step": lambda optimizer: schedules.StepLR(optimizer, 4, 0.5),
+    "exponential": lambda optimizer: schedules.ExponentialLR(optimizer, 0.9),
+    "cosine": lambda optimizer: schedules.CosineAnnealingLR(optimizer, 20),
+    "restarts": lambda optimizer: schedules.CosineAnnealingWarmRestarts(optimizer, 7),
+    "lambda": lambda optimizer: schedules.LambdaLR(optimizer, lambda step: 1 / (1 + step)),
+    "one cycle": lambda optimizer: schedules.OneCycleLR(optimizer, max_lr=[0.1, 0.2], total_steps=40),
+    "cyclic": lambda optimizer: schedules.CyclicLR(optimizer, 0.01, 0.1, step_size_up=5, cycle_momentum=False),
+    "sequence": lambda optimizer: schedules.SequentialLR(
+        optimizer,
+        [schedules.LinearLR(optimizer, 0.1, total_iters=5), schedules.CosineAnnealingLR(optimizer, 20)],
+        milestones=[5],
+    ),
+}
+
+
+def rates_of(name: str, factor: float) -> list[list[float]]:
+    optimizer = torch.optim.SGD(
+        [{"params": [torch.nn.Parameter(torch.ones(1))]}, {"params": [torch.nn.Parameter(torch.ones(1))], "lr": 0.02}],
+        lr=0.1,
+    )
+    scheduler = SCHEDULES[name](optimizer)
+    rates = []
+    for step in range(30):
+        optimizer.step()
+        if step == 9:
+            scale_rates([optimizer], [scheduler], factor)
+        scheduler.step()
+        rates.append([group["lr"] for group in optimizer.param_groups])
+        assert scheduler.get_last_lr() == rates[-1]
+    return rates
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_a_schedule_goes_on_as_planned_times_the_factor(name: str):
+    planned, scaled = rates_of(name, 1.0), rates_of(name, 0.25)
+    assert scaled[:9] == planned[:9]
+    for ours, theirs in zip(scaled[9:], planned[9:], strict=True):
+        assert ours == pytest.approx([0.25 * rate for rate in theirs], abs=1e-6)  # floors stay
+
+
+class Keeping:
+    """Keeps events."""
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+
+    def emit(self, event: Event) -> None:
+        self.events.append(event)
+
+
+def steered(wishes: dict[int, Any], num_epochs: int, **options: Any) -> tuple[Accelerator, Any, Keeping, list[str]]:
+    """Train a line, with what is asked for right after the steps that ``wishes`` names."""
+    told: list[str] = []
+    steering = Steering(lambda wish, step, text: told.append(f"{step}: {text}"), describe_value)
+    token, sink = current_steering.set(steering), Keeping()
+    try:
+        accelerator = Accelerator(world=World(), cpu=True, sink=sink, seed=1, **options)
+    finally:
+        current_steering.reset(token)
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = DataLoader(TensorDataset(torch.arange(10.0).unsqueeze(1)), batch_size=2)
+    accelerator.prepare(model, optimizer, loader)
+    step = 0
+    try:
+        for _ in range(num_epochs):
+            for (x,) in loader:
+                accelerator.backward(model(x / 10).square().mean())
+                optimizer.step()
+                optimizer.zero_grad()
+                step += 1
+                accelerator.log({"steps": step})
+                if step in wishes:
+                    steering.decide(step, steering.propose(step, wishes[step]) + 1)
+    except TrainingStopped:
+        assert steering.stopped_step == step
+    return accelerator, optimizer, sink, told
+
+
+def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
+    wishes = {2: SetRate(0.01), 4: ScaleRate(3), 6: SetInterval(4), 10: SaveNow(), 13: StopAfterStep()}
+    config = {"checkpoint": {"dir": str(tmp_path)}}
+    accelerator, optimizer, sink, told = steered(wishes, 10, config=config)
+    assert told == [
+        "2: learning rate 0.1 -> 0.01",
+        "4: learning rate 0.01 -> 0.03",
+        "6: every 4 steps are reported",
+        "10: step 10 is being saved",
+        "13: stopped after step 13: step 13 is being saved",
+    ]
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.03)
+    steps = [event for event in sink.events if isinstance(event, StepDone)]
+    assert [event.step for event in steps] == [1, 2, 3, 4, 5, 6, 8, 12]
+    assert [event.learning_rate for event in steps[:6]] == pytest.approx([0.1, 0.1, 0.01, 0.01, 0.03, 0.03])
+    assert [event.num_samples for event in steps] == [2] * 6 + [4, 8]
+    logged = [event.value for event in sink.events if isinstance(event, MetricLogged)]
+    assert logged == [1, 2, 3, 4, 5, 6, 8, 12]
+    accelerator.end_run()
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_10", "step_13"]
+    accelerator.begin_run()
+    assert accelerator._stepper.meter.is_reporting, "a logging interval is the cell's"
+    accelerator.close()
+
+
+def test_without_a_folder_nothing_is_saved_and_the_run_goes_on():
+    accelerator, _, _, told = steered({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
+    assert told == ["2: not saved: --checkpoint DIR says where checkpoints go", "3: a = 'a'\nb = 'b'"]
+    accelerator.close()
+
+
+def test_the_reported_loss_is_the_mean_of_the_steps_since_the_last_report():
+    _, _, every, _ = steered({}, 2)
+    _, _, third, _ = steered({1: SetInterval(3)}, 2)
+    losses = {event.step: event.loss for event in every.events if isinstance(event, StepDone)}
+    reported = {event.step: event.loss for event in third.events if isinstance(event, StepDone)}
+    assert list(reported) == [1, 3, 6, 9]
+    assert reported[3] == pytest.approx((losses[2] + losses[3]) / 2)
+    assert reported[9] == pytest.approx((losses[7] + losses[8] + losses[9]) / 3)
+
+
+def test_values_are_described_in_a_line():
+    assert describe_value(torch.ones(2)) == "Tensor of shape (2,), torch.float32, on cpu: [1.0, 1.0]"
+    assert describe_value(torch.ones(9, 9)) == "Tensor of shape (9, 9), torch.float32, on cpu"
+    assert describe_value(torch.nn.Linear(2, 3)) == "Linear with 9 parameters"
+    assert len(describe_value("x" * 10**6)) <= 200
+
+
+def test_a_panel_marks_and_says_what_was_done():
+    state = PanelState("run", 1)
+    for step in (1, 2, 12, 22):
+        state.fold([StepDone(0, step, step * 0.1, 0.5, 0.1, 0.1, 8)])
+    state.fold([from_message(event_message(Steered(0, 12, 2.0, "learning rate 0.1 -> 0.05")))])
+    state.say("learning rate 0.1 -> 0.05, after step 12\n<b>")
+    assert (state.marks[-1].kind, state.marks[-1].x) == ("steered", 12)
+    assert state.num_steps == 22, "a report stands for the steps since the last"
+    assert state.facts()["said"] == "learning rate 0.1 -> 0.05, after step 12"
+    state.can_be_steered = True
+    state.finish("done")
+    assert not state.facts()["can_be_steered"]
+
+
+def test_settings_are_read():
+    assert read_settings(["lr=3e-4", "lr*=0.5", "log-every=10", "log_every=5"]) == [
+        SetRate(3e-4),
+        ScaleRate(0.5),
+        SetInterval(10),
+        SetInterval(5),
+    ]
+
+
+@pytest.mark.parametrize("words", [[], ["lr"], ["lr=fast"], ["lr+=1"], ["=1"], ["lr=nan"], ["log-every=1.5"], ["x=1"]])
+def test_wrong_settings_are_refused(words: list[str]):
+    with pytest.raises(ValueError, match=r"rate|lr|log"):
+        read_settings(words)
