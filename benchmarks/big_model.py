@@ -169,7 +169,7 @@ def _child(*arguments: object) -> str:
 
 
 def _empty(depth: int) -> Any:
-    from accel_nb.bigmodel.loading.meta import init_empty_weights
+    from accel_nb.bigmodel.meta import init_empty_weights
     from tests.support.transformer import Transformer
 
     with init_empty_weights():
@@ -265,7 +265,7 @@ def _units(model: Any) -> list[Any]:
 def _forwards(folder: Path, depth: int, rounds: int) -> None:
     import torch
 
-    from accel_nb.bigmodel.offload.host_memory import empty_tensors
+    from accel_nb.bigmodel.host_memory import empty_tensors
 
     ways = {who: _load(who, _empty(depth), folder, _DISK) for who in (OURS, PEER)}
     ways[RESIDENT] = _load(OURS, _empty(depth), folder, {"": "cpu"})

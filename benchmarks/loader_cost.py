@@ -87,7 +87,7 @@ def _ways(rank: int) -> dict[str, Iterable[Any]]:
     from accel_nb.accelerator import Accelerator
     from accel_nb.runtime.distributed.communicator import TorchComm
     from accel_nb.runtime.distributed.process_group import Group
-    from accel_nb.runtime.distributed.world import World
+    from accel_nb.runtime.world import World
 
     class Stream(IterableDataset[Any]):
         def __iter__(self) -> Any:

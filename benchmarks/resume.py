@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from benchmarks.measure import ROOT, Figure, Report, main, shuffled_rounds
 
 BATCH = 100

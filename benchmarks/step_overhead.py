@@ -113,7 +113,7 @@ def _ways(rank: int) -> dict[str, Way]:
     from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
     from accel_nb.runtime.distributed.communicator import TorchComm
     from accel_nb.runtime.distributed.process_group import Group
-    from accel_nb.runtime.distributed.world import World
+    from accel_nb.runtime.world import World
     from accel_nb.telemetry.ring import RingWriter, create_ring
 
     class RingSink:

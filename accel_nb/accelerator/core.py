@@ -16,7 +16,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.memory.release import release_memory
 from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.options.plugins import (
     AutocastKwargs,
@@ -36,14 +35,15 @@ from accel_nb.accelerator.prepare.compiling import Compiler
 from accel_nb.accelerator.prepare.preparer import Kinds, Preparer, describe_object, notes_on
 from accel_nb.accelerator.prepare.strategy_choice import Planner
 from accel_nb.accelerator.process.init_world import enter
-from accel_nb.accelerator.process.process_state import AcceleratorState, GradientState
+from accel_nb.accelerator.process.memory_release import release_memory
 from accel_nb.accelerator.process.seeding import checked_types
-from accel_nb.accelerator.state.autosave import Autosave
+from accel_nb.accelerator.process_state import AcceleratorState, GradientState
 from accel_nb.accelerator.state.resuming import Resumer
 from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
 from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
 from accel_nb.accelerator.tracking.metrics import RowHistory, cut_to_samples, gather_for_metrics
 from accel_nb.accelerator.tracking.run_tracking import Tracked, weakly
+from accel_nb.accelerator.training.autosave import Autosave
 from accel_nb.accelerator.training.join import joined
 from accel_nb.accelerator.training.lr_preview import RatePlanner
 from accel_nb.accelerator.training.profiling import Profiler, profiled
@@ -61,23 +61,23 @@ from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
 from accel_nb.runtime.distributed.communicator import Communicator, Operation
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.built_accelerators import note_built
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.runtime.tensors import sharded
 from accel_nb.runtime.tensors.tied import find_tied
+from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.choice import AUTO, with_options
 from accel_nb.strategies.instance_patching import plain_view
 from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
-from accel_nb.telemetry.meters import StepMeter
-from accel_nb.telemetry.trackers.choose import checked_choice
+from accel_nb.telemetry.step_meter import StepMeter
+from accel_nb.telemetry.trackers.selection import checked_choice
 
 T = TypeVar("T")
 

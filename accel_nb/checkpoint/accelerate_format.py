@@ -18,7 +18,7 @@ import torch
 from packaging.version import Version
 from torch import Tensor
 
-from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.checkpoint.layout import MAX_JSON_BYTES, checked_file_name, parse_json
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint, NoCheckpoint
 from accel_nb.runtime.process.rng import RngStates

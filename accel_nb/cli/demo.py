@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from accel_nb.cli.failed import Failed
+from accel_nb.cli.command_failed import Failed
 from accel_nb.cli.parser import Parser
 from accel_nb.errors import ConfigError
 

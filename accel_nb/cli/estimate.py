@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from accel_nb.cli.failed import Failed
+from accel_nb.cli.command_failed import Failed
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.header import SUFFIX, read_safetensors
 from accel_nb.forecast.plans import Forecast, Setting, forecast
@@ -45,7 +45,7 @@ def _forecast(request: Request, setting: Setting) -> Forecast:
     path = Path(target)
     if target.endswith(SUFFIX) or path.is_dir():
         return _from_header(request, path, setting)
-    from accel_nb.forecast.build import forecast_model, make_batch, model_from_config, model_from_path
+    from accel_nb.forecast.model_building import forecast_model, make_batch, model_from_config, model_from_path
 
     if target.endswith(".json"):
         model = model_from_config(path)

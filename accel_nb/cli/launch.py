@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from accel_nb.cli.failed import Failed
+from accel_nb.cli.command_failed import Failed
 from accel_nb.launch.job import Job
 from accel_nb.launch.request import read_request
 

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from types import MappingProxyType
 
-from accel_nb.cli.colours import for_terminal
-from accel_nb.cli.failed import Failed
+from accel_nb.cli.colors import for_terminal
+from accel_nb.cli.command_failed import Failed
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.runtime.process.secrets import redact
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from accel_nb.cli.failed import Failed
+from accel_nb.cli.command_failed import Failed
 from accel_nb.cli.parser import parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve
 from accel_nb.errors import ConfigError

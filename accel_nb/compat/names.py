@@ -8,10 +8,10 @@ from types import MappingProxyType
 from accel_nb.compat.unserved_names import FOR_IMPORT, PACKAGE
 
 _PLUGINS = "accel_nb.accelerator.options.plugins"
-_STATE = "accel_nb.accelerator.process.process_state"
+_STATE = "accel_nb.accelerator.process_state"
 _OPERATIONS = "accel_nb.accelerator.process.operations"
-_LITTLE = "accel_nb.compat.little"
-_AVAILABLE = "accel_nb.compat.available"
+_LITTLE = "accel_nb.compat.hf_utils"
+_AVAILABLE = "accel_nb.compat.availability"
 
 
 def _in(module: str, names: str) -> dict[str, str]:
@@ -39,8 +39,8 @@ _WALKS = {**_COLLECTIVES, **_in(_LITTLE, "honor_type is_namedtuple is_torch_tens
 _MEMORY = {
     "clear_device_cache": f"{_LITTLE}:clear_device_cache",
     "find_executable_batch_size": "accel_nb.accelerator.training.batch_size:find_executable_batch_size",
-    "release_memory": "accel_nb.accelerator.memory.release:release_memory",
-    "should_reduce_batch_size": "accel_nb.accelerator.memory.release:is_out_of_memory",
+    "release_memory": "accel_nb.accelerator.process.memory_release:release_memory",
+    "should_reduce_batch_size": "accel_nb.accelerator.process.memory_release:is_out_of_memory",
 }
 _RANDOM = {
     **_in("accel_nb.accelerator.process.seeding", "set_seed synchronize_rng_states"),
@@ -131,21 +131,21 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.accelerator": _in("accel_nb", "Accelerator"),
         f"{PACKAGE}.big_modeling": _BIG,
         f"{PACKAGE}.data_loader": {
-            **_in("accel_nb.compat.prepared", "DataLoaderDispatcher DataLoaderShard"),
+            **_in("accel_nb.compat.prepared_classes", "DataLoaderDispatcher DataLoaderShard"),
             **_in("accel_nb.data.sampler", "SeedableRandomSampler"),
             **_RESUME,
         },
         f"{PACKAGE}.hooks": {},
         f"{PACKAGE}.inference": _STAGES,
         f"{PACKAGE}.launchers": _LAUNCHERS,
-        f"{PACKAGE}.local_sgd": _in("accel_nb.accelerator.training.local_sgd", "LocalSGD"),
+        f"{PACKAGE}.local_sgd": _in("accel_nb.accelerator.local_sgd", "LocalSGD"),
         f"{PACKAGE}.logging": {
             **_in("accel_nb.accelerator.process.logging", "get_logger"),
             "MultiProcessAdapter": "accel_nb.accelerator.process.logging:RankLogger",
         },
         f"{PACKAGE}.memory_utils": _MEMORY,
-        f"{PACKAGE}.optimizer": _in("accel_nb.compat.prepared", "AcceleratedOptimizer"),
-        f"{PACKAGE}.scheduler": _in("accel_nb.compat.prepared", "AcceleratedScheduler"),
+        f"{PACKAGE}.optimizer": _in("accel_nb.compat.prepared_classes", "AcceleratedOptimizer"),
+        f"{PACKAGE}.scheduler": _in("accel_nb.compat.prepared_classes", "AcceleratedScheduler"),
         f"{PACKAGE}.state": {
             **_in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
             **_in(_LITTLE, "is_initialized"),

@@ -74,7 +74,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
         "adamw": OptimizerKind(2, 1),
     }
 )
-"""Optimizers that can be named without an object; `accel_nb.forecast.trace` looks at an object itself."""
+"""Optimizers that can be named without an object; `accel_nb.forecast.measurement` looks at an object itself."""
 
 
 def with_optimizer(model: Model, name: str) -> Model:

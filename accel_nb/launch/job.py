@@ -12,18 +12,18 @@ from pathlib import Path
 from accel_nb.config import Config, Resolved, environment_layer, flags_to_line, resolve
 from accel_nb.errors import ConfigError
 from accel_nb.launch.kubeflow import train_job
-from accel_nb.launch.local import Ending, LocalJob
-from accel_nb.launch.machines import agent_command, agent_variables, run_agent
+from accel_nb.launch.local_job import Ending, LocalJob
+from accel_nb.launch.multi_node import agent_command, agent_variables, run_agent
+from accel_nb.launch.rank_task import Task, layers_to_send
 from accel_nb.launch.request import Machines, Request
 from accel_nb.launch.scheduler import Place, find_place
 from accel_nb.launch.slurm import Batch, make_batch
-from accel_nb.launch.task import Task, layers_to_send
 from accel_nb.notebook.reports.plan import describe_plan
 from accel_nb.pool.device_assignment import place_workers
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runs import Recording, Registry
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import all_variables, option_variables, rank_variables
+from accel_nb.runtime.world import World
 
 _IDLE = {
     "bring_back": "a script has no notebook to bring names back to",

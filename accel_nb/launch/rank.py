@@ -22,9 +22,9 @@ from typing import Any
 
 from accel_nb.config import Layer, resolve, using_layers
 from accel_nb.errors import AccelNbError
-from accel_nb.launch.journal import Journal
-from accel_nb.launch.standing import Teller
-from accel_nb.launch.task import FINISHING, Task
+from accel_nb.launch.rank_task import FINISHING, Task
+from accel_nb.launch.run_log import Journal
+from accel_nb.launch.stall_reporter import Teller
 from accel_nb.runtime.process.built_accelerators import noting_built
 from accel_nb.runtime.process.environment import torchrun_world, variable
 from accel_nb.telemetry.events import current_sink

@@ -14,8 +14,8 @@ from typing import Any
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
 from accel_nb.config.layers import did_you_mean, quoted
 from accel_nb.errors import ConfigError
+from accel_nb.launch.rank_task import Target
 from accel_nb.launch.target import check_target
-from accel_nb.launch.task import Target
 
 SOURCE = "command line"
 MAX_RESTARTS = 1000

@@ -14,7 +14,7 @@ from typing import Any
 from accel_nb.config import Layer, resolve
 from accel_nb.config.layers import did_you_mean, quoted
 from accel_nb.errors import ConfigError
-from accel_nb.launch.task import Target
+from accel_nb.launch.rank_task import Target
 
 MAX_BYTES = 256 * 1024 * 1024
 METADATA = "accel_nb"

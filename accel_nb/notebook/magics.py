@@ -30,13 +30,13 @@ from accel_nb.notebook.export.script import executed, export, write_script
 from accel_nb.notebook.reports.doctor import diagnose
 from accel_nb.notebook.reports.forecasting import forecast_notebook
 from accel_nb.notebook.reports.plan import describe_plan
-from accel_nb.notebook.reports.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.error_translation import with_traceback
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_controls import outcome
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
+from accel_nb.notebook.sidebar import NotebookSettings, answers_of, describe_state, look_until_warm
 from accel_nb.pool.device_assignment import place_workers, uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.secrets import redact

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from accel_nb.pool.local.channel import ChannelError, Message
+from accel_nb.pool.channel import ChannelError, Message
 from accel_nb.runtime.process.typed_records import build, hints_of
 
 STOPPED = "stopped"

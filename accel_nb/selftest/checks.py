@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.process.seeding import set_seed
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 Check = Callable[[World, Callable[[], None]], str]
 

@@ -15,8 +15,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.device import use
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
-from accel_nb.runtime.tensors.sharded import local
+from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
 

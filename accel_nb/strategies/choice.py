@@ -7,7 +7,7 @@ from typing import Any
 
 from accel_nb.config.schema import Config
 from accel_nb.errors import ConfigError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Strategy
 from accel_nb.strategies.registry import Registry
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 

@@ -21,10 +21,10 @@ from torch.optim import Optimizer
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
     Bundle,
     Capabilities,

@@ -135,7 +135,7 @@ class RatePlanned:
 class MemoryMapped:
     """What the allocator of one rank's device has cut its memory into, and who holds most of it, at one moment.
 
-    Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size and state (`telemetry.blocks`).
+    Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`).
     """
 
     kind: ClassVar[str] = "memory map"

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.runtime.devices.device import memory
-from accel_nb.runtime.tensors.sharded import local
+from accel_nb.runtime.distributed.sharded import local
 from accel_nb.telemetry.events import MemorySample, Sink
 
 PERIOD_S = 0.2

@@ -17,7 +17,7 @@ from types import MappingProxyType
 from typing import Any
 
 from accel_nb.runtime.process.secrets import redact
-from accel_nb.ui.routing import hear_beside_cells
+from accel_nb.ui.comm_routing import hear_beside_cells
 
 logger = logging.getLogger(__name__)
 

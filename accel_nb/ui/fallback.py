@@ -1,6 +1,6 @@
 """How a panel is shown here: as a live widget, as a picture that is drawn anew, or as one line of text.
 
-`accel_nb.ui.core` has the rung between the first two: the picture with buttons, made of widgets that ipywidgets brings.
+`accel_nb.ui.core_widgets` has what lies between the first two: the picture with buttons, as widgets of ipywidgets.
 """
 
 from __future__ import annotations

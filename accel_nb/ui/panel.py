@@ -12,8 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from accel_nb.runtime.process.hardware import num_usable_cores
 from accel_nb.runtime.process.platforms import Rung
-from accel_nb.ui.asked import Asked, Question, read_question
-from accel_nb.ui.earlier import EarlierRun, EarlierRuns
 from accel_nb.ui.fallback import (
     Mode,
     PictureSurface,
@@ -23,6 +21,8 @@ from accel_nb.ui.fallback import (
     find_display_facts,
     static_bundle,
 )
+from accel_nb.ui.queries import Asked, Question, read_question
+from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
 from accel_nb.ui.view import Cursor, PanelState, jsonable, packed
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ class Panel:
             earlier, number = self._earlier, self._number
             return WidgetSurface(self._on_control, lambda: earlier.others(number))
         if rung == "core widget":
-            from accel_nb.ui.core import CoreSurface
+            from accel_nb.ui.core_widgets import CoreSurface
 
             return CoreSurface(self._on_control)
         return PictureSurface() if rung == "picture" else TextSurface()

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from accel_nb.telemetry.blocks import MAX_BLOCKS, MAX_SEGMENTS
+from accel_nb.telemetry.allocator_blocks import MAX_BLOCKS, MAX_SEGMENTS
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     Event,
@@ -23,7 +23,7 @@ from accel_nb.telemetry.events import (
     Steered,
     StepDone,
 )
-from accel_nb.ui.table import MAX_ROWS, Room, Table
+from accel_nb.ui.series_table import MAX_ROWS, Room, Table
 
 Status = Literal["running", "done", "failed", "interrupted"]
 TableKind = Literal["step", "metric", "memory", "plan"]

@@ -8,7 +8,7 @@ from typing import Any
 import anywidget
 import traitlets
 
-from accel_nb.ui.routing import hear_beside_cells
+from accel_nb.ui.comm_routing import hear_beside_cells
 
 BUNDLE = Path(__file__).parent / "static" / "widget.js"
 

@@ -150,7 +150,7 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         {
             "pool/local/zygote.py": "to the processes that it has forked, by the ids that fork gave",
             "pool/local/worker.py": "to its own group, when the kernel is gone",
-            "launch/local.py": "to the ranks that it has started, by the ids that it got, before they are reaped",
+            "launch/local_job.py": "to the ranks that it has started, by the ids that it got, before they are reaped",
         },
     ),
     "YAML that makes objects": (
@@ -174,11 +174,11 @@ RULES: dict[str, tuple[Find, str, dict[str, str]]] = {
         {
             "__init__.py": TABLE,
             "compat/finder.py": TABLE,
-            "telemetry/trackers/choose.py": TABLE,
+            "telemetry/trackers/selection.py": TABLE,
             "cli/main.py": TABLE,
             "pool/local/worker.py": "the program that the kernel names when it starts the pool",
             "pool/local/zygote.py": "what the kernel has it load, from its command line",
-            "forecast/build.py": "the path that the user gives on the command line, as python -m does",
+            "forecast/model_building.py": "the path that the user gives on the command line, as python -m does",
         },
     ),
     "waits by the clock": (

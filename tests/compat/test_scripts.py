@@ -20,8 +20,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb import compat
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import become_rank
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 SCRIPTS = Path(__file__).parent / "scripts"

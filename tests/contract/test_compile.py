@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.contract.recipes import (
     COARSE,
     EXACT,

@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.contract.recipes import EXACT
 from tests.ranks.launch import run_ranks
 

@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.contract.recipes import (
     OTHER_WAYS,
     STRATEGIES,

@@ -16,10 +16,10 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.world import World
 from accel_nb.strategies import Bundle, Registry
 from tests.contract.recipes import (
     OTHER_WAYS,

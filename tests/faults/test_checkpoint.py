@@ -29,7 +29,7 @@ from accel_nb.checkpoint.store import LocalStore
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 NUM_KILLS = int(os.environ.get("KILLS", "20"))

@@ -18,7 +18,7 @@ from accel_nb.checkpoint.store import open_store
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 from tests.support.s3 import Server, connected, running_server
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.dispatch import cpu_offload, stream_of
 from accel_nb.bigmodel.offload.sequential_offload import cpu_offload_with_hook
 from tests.support.checkpoints import save_sharded

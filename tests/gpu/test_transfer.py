@@ -10,7 +10,7 @@ from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import shard
 from accel_nb.data.prefetch import SideStream
 from accel_nb.runtime.distributed.communicator import LocalComm
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

@@ -175,7 +175,7 @@ def _be_rank(pipe: Connection, module: str, name: str, rank: int, size: int, arg
         import torch
 
         from accel_nb.runtime.distributed.process_group import Group
-        from accel_nb.runtime.distributed.world import World
+        from accel_nb.runtime.world import World
 
         faulthandler.enable(log)
         # As a worker does: else torch makes its pool anew in the first threads that compute, which race for it.

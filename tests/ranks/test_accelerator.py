@@ -12,7 +12,7 @@ from torch import nn
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import UnsyncedGradientError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, StepDone
 from tests.ranks.launch import run_ranks
 

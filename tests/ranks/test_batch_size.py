@@ -12,7 +12,7 @@ from torch import nn
 from accel_nb import find_executable_batch_size
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch, load_checkpoint_in_model
-from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers
 from accel_nb.errors import ConfigError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.support.checkpoints import save_sharded
 from tests.support.transformer import Transformer

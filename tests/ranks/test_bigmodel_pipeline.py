@@ -9,7 +9,7 @@ import torch
 
 from accel_nb.bigmodel.pipelining.pipeline import prepare_pipeline
 from accel_nb.errors import ConfigError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 from tests.support.transformer import Transformer
 

@@ -23,7 +23,7 @@ from accel_nb.checkpoint.store import LocalStore, open_store
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 

@@ -17,8 +17,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.tensors.nested import describe
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 Point = namedtuple("Point", "x y")

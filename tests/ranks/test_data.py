@@ -16,7 +16,7 @@ from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry
 from accel_nb.strategies.base import Capabilities
 from accel_nb.strategies.ddp.strategy import Ddp

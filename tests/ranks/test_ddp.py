@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 NUM_STEPS = 6

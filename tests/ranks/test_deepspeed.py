@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.runtime.distributed.world import World
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.world import World
 from tests.contract.test_strategy import look_of
 from tests.ranks.launch import run_ranks
 from tests.ranks.test_fsdp import Language, flat, loss_of, tokens

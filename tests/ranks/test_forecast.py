@@ -12,9 +12,9 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.forecast.layouts import LAYOUTS
+from accel_nb.forecast.measurement import default_loss, measure_activations, measure_model
 from accel_nb.forecast.memory import Usage, estimate
-from accel_nb.forecast.trace import default_loss, measure_activations, measure_model
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 from tests.ranks.launch import run_ranks
 from tests.support.measured import held_bytes, peak_bytes

@@ -18,7 +18,7 @@ from accel_nb.accelerator.options.plugins import AORecipeKwargs
 from accel_nb.errors import ConfigError
 from accel_nb.precision.fp8 import find_layers
 from accel_nb.precision.half import Full
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.fsdp.strategy import DefaultFsdpOptions, Fsdp
 from tests.ranks.launch import run_ranks

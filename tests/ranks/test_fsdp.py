@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError, MisuseError
-from accel_nb.runtime.distributed.world import World
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.memory import storage_bytes
 from tests.ranks.launch import run_ranks
 

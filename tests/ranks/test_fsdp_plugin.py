@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from accel_nb import Accelerator, FullyShardedDataParallelPlugin
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 

@@ -15,7 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 BATCH, CLASSES, TOKENS = 6, 4, 5

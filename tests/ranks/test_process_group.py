@@ -16,7 +16,7 @@ from torch import nn
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 
 

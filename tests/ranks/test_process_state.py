@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.process.process_state import PartialState
-from accel_nb.runtime.distributed.world import World
+from accel_nb.accelerator.process_state import PartialState
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, Sampler
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.ranks.launch import RankError, run_ranks
 
 NUM_SAMPLES = 53

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.tensors.tied import find_tied, move_tied, retie
+from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
 

@@ -15,10 +15,10 @@ import torch
 
 from accel_nb import get_logger, set_seed, synchronize_rng_states
 from accel_nb.accelerator import Accelerator
-from accel_nb.launch.standing import Comparer, Teller
+from accel_nb.launch.stall_reporter import Comparer, Teller
 from accel_nb.runtime.distributed.communicator import TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.conftest import wait_for
 from tests.ranks.launch import run_ranks
 

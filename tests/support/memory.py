@@ -6,7 +6,7 @@ import gc
 from collections.abc import Callable
 from pathlib import Path
 
-from accel_nb.bigmodel.offload.host_memory import give_back
+from accel_nb.bigmodel.host_memory import give_back
 
 
 def peak_bytes() -> int:

@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-from accel_nb.telemetry.blocks import fold
+from accel_nb.telemetry.allocator_blocks import fold
 from accel_nb.telemetry.events import (
     Event,
     MemoryMapped,

@@ -22,7 +22,7 @@ sys.path.insert(0, {root!r})
 from accel_nb.ui import Panel
 from tests.ui.synthetic import memory_map, rate_plan, training_events
 
-from accel_nb.ui.earlier import EarlierRuns
+from accel_nb.ui.run_comparison import EarlierRuns
 
 events = list(training_events({num_steps}))
 earlier = EarlierRuns()

@@ -12,10 +12,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from accel_nb.accelerator import Accelerator
-from accel_nb.accelerator.state.autosave import Autosave
+from accel_nb.accelerator.training.autosave import Autosave
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import LocalComm
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import CheckpointSaved, Event, from_message, to_message
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from accel_nb import find_executable_batch_size
-from accel_nb.accelerator.memory.release import is_out_of_memory
+from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.errors import MisuseError
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.planning.cost_model import Pace, forward_time
 from accel_nb.bigmodel.planning.device_map import (
     check_device_map,

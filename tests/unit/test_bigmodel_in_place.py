@@ -15,12 +15,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
-from accel_nb.bigmodel.loading.safetensors_reader import ShardFile, open_checkpoint
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload import mmap_weights
 from accel_nb.bigmodel.offload.dispatch import offloaded_weights, stream_of
 from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, WeightStream
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes
+from accel_nb.bigmodel.safetensors_reader import ShardFile, open_checkpoint
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single
 from tests.support.transformer import Transformer

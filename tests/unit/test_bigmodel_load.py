@@ -14,9 +14,9 @@ from safetensors.torch import save_file
 from torch import nn
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
-from accel_nb.bigmodel.loading.meta import init_empty_weights
-from accel_nb.bigmodel.loading.safetensors_reader import DTYPES, open_checkpoint
 from accel_nb.bigmodel.loading.tensor_filling import Staging
+from accel_nb.bigmodel.meta import init_empty_weights
+from accel_nb.bigmodel.safetensors_reader import DTYPES, open_checkpoint
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes
@@ -66,7 +66,7 @@ def test_dtypes_are_converted_on_the_way_and_some_modules_left(tmp_path: Path) -
 
 
 def test_conversion_happens_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.loading.safetensors_reader.CHUNK_BYTES", 100)
+    monkeypatch.setattr("accel_nb.bigmodel.safetensors_reader.CHUNK_BYTES", 100)
     expected = Transformer()
     model = empty()
     load_checkpoint_in_model(model, save_single(expected, tmp_path), dtype=torch.float64)
@@ -86,7 +86,7 @@ def test_every_dtype_is_read(tmp_path: Path, name: str) -> None:
 
 
 def test_staging_uses_its_two_buffers_in_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.loading.safetensors_reader.CHUNK_BYTES", 64)
+    monkeypatch.setattr("accel_nb.bigmodel.safetensors_reader.CHUNK_BYTES", 64)
     values = torch.randn(100)
     save_file({"t": values}, tmp_path / "a.safetensors")
     source = open_checkpoint(tmp_path).tensors["t"]

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.dispatch import dispatch_model, remove_hook_from_submodules
 from accel_nb.bigmodel.pipelining.micro_batches import pipeline_devices
 from accel_nb.errors import ConfigError, MisuseError

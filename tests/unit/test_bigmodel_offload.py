@@ -18,8 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
-from accel_nb.bigmodel.loading.safetensors_reader import ShardFile, open_checkpoint
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.dispatch import (
     _dispatch,
     cpu_offload,
@@ -33,6 +32,7 @@ from accel_nb.bigmodel.offload.dispatch import (
 from accel_nb.bigmodel.offload.weight_prefetch import OffloadError
 from accel_nb.bigmodel.offload.weight_transfer import CHUNK_BYTES, HostLane, HostTensor, SideLane
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes
+from accel_nb.bigmodel.safetensors_reader import ShardFile, open_checkpoint
 from accel_nb.errors import ConfigError, MisuseError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_sharded, save_single
@@ -533,7 +533,7 @@ LIMITED = """
 import resource, sys, torch
 from accel_nb.bigmodel.offload.weight_transfer import HostLane
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.meta import init_empty_weights
 from tests.support.memory import peak_bytes
 from tests.support.transformer import Transformer
 torch.set_num_threads(1)

@@ -17,7 +17,7 @@ from IPython.utils.capture import capture_output
 from torch import nn
 from traitlets.config import Config
 
-from accel_nb.bigmodel.loading.meta import init_empty_weights, init_on_device
+from accel_nb.bigmodel.meta import init_empty_weights, init_on_device
 from accel_nb.bigmodel.planning.device_map import (
     check_device_map,
     clean_device_map,

@@ -12,11 +12,11 @@ import torch
 from torch import nn
 
 import accel_nb
+from accel_nb.bigmodel.loading.bnb import BnbQuantizationConfig, load_and_quantize_model
 from accel_nb.bigmodel.loading.load import load_checkpoint_in_model
-from accel_nb.bigmodel.loading.meta import init_empty_weights
-from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.loading.quantized_files import RECORD, quantize_checkpoint, save_quantized
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.dispatch import remove_hook_from_submodules, stream_of
-from accel_nb.bigmodel.quantization.bnb import BnbQuantizationConfig, load_and_quantize_model
 from accel_nb.bigmodel.quantization.kernels import METHODS, Quantization
 from accel_nb.bigmodel.quantization.quantize import (
     QuantizedLinear,
@@ -24,7 +24,7 @@ from accel_nb.bigmodel.quantization.quantize import (
     quantized_layers,
     report_quantization,
 )
-from accel_nb.bigmodel.quantization.quantized_files import RECORD, quantize_checkpoint, save_quantized
+from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.errors import ConfigError
 from tests.support.checkpoints import save_sharded, save_single, save_zeros
 from tests.support.memory import grown_bytes

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
-from accel_nb.bigmodel.loading.safetensors_reader import ShardFile, as_bytes, open_checkpoint
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.dispatch import _dispatch, stream_of
 from accel_nb.bigmodel.offload.weight_transfer import HostLane, Source
+from accel_nb.bigmodel.safetensors_reader import ShardFile, as_bytes, open_checkpoint
 from accel_nb.errors import ConfigError
 from tests.conftest import wait_for
 from tests.support.checkpoints import save_single

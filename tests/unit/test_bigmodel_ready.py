@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import accel_nb
-from accel_nb.bigmodel.loading.meta import init_empty_weights
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.offload.layerwise_casting import attach_layerwise_casting_hooks
 from accel_nb.bigmodel.offload.sequential_offload import cpu_offload_with_hook
 from accel_nb.bigmodel.planning.sizes import compute_module_sizes

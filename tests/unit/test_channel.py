@@ -3,7 +3,7 @@ import socket
 
 import pytest
 
-from accel_nb.pool.local.channel import MAX_PACKET, Channel, ChannelError
+from accel_nb.pool.channel import MAX_PACKET, Channel, ChannelError
 from accel_nb.pool.messages import Exited, Note, Reply, decode, encode
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accel_nb.cli.colours import MARKS, for_terminal
+from accel_nb.cli.colors import MARKS, for_terminal
 from accel_nb.cli.main import COMMANDS, main
 from accel_nb.notebook.reports.doctor import Finding
 from accel_nb.selftest.run import Report, Row

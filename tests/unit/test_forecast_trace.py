@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from accel_nb.errors import MisuseError
-from accel_nb.forecast.build import forecast_model
+from accel_nb.forecast.measurement import default_loss, measure_activations, measure_model
+from accel_nb.forecast.model_building import forecast_model
 from accel_nb.forecast.plans import Setting
 from accel_nb.forecast.sizes import OPTIMIZERS, with_optimizer
-from accel_nb.forecast.trace import default_loss, measure_activations, measure_model
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
 from tests.support.measured import held_bytes, peak_bytes
 from tests.support.transformer import Transformer

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import CheckpointError, NoCheckpoint
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.support.checkpoints import save_sharded
 
 

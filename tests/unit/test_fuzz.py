@@ -26,8 +26,8 @@ from accel_nb.config.layers import Resolved
 from accel_nb.errors import ConfigError, CorruptCheckpoint
 from accel_nb.forecast.header import read_safetensors
 from accel_nb.pool import messages
+from accel_nb.pool.channel import Channel, ChannelError
 from accel_nb.pool.local.arena import Parcel, ReturnArena
-from accel_nb.pool.local.channel import Channel, ChannelError
 from accel_nb.runtime.process import serialization
 from accel_nb.telemetry.events import (
     CheckpointSaved,

@@ -16,11 +16,11 @@ from accel_nb.config import Layer
 from accel_nb.errors import ConfigError
 from accel_nb.launch.job import Job
 from accel_nb.launch.kubeflow import object_name
-from accel_nb.launch.machines import agent_command
+from accel_nb.launch.multi_node import agent_command
+from accel_nb.launch.rank_task import Task
 from accel_nb.launch.request import FLAGS, read_request
 from accel_nb.launch.scheduler import find_place, first_host
 from accel_nb.launch.slurm import make_batch
-from accel_nb.launch.task import Task
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accel_nb.launch.local import TOGETHER_S, Rank, Stopper
+from accel_nb.launch.local_job import TOGETHER_S, Rank, Stopper
 from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S
 
 

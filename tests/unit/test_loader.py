@@ -28,8 +28,8 @@ from torch.utils.data import (
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.loader import Share, is_sharded, shard, unshard
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process import rng
+from accel_nb.runtime.world import World
 
 
 class Cut(Exception):

@@ -14,7 +14,7 @@ from accel_nb.accelerator.memory import memory_map
 from accel_nb.accelerator.training.run_control import NO_MAP, Steering
 from accel_nb.runtime.devices.device import allocator_snapshot
 from accel_nb.telemetry.actions import MapMemory
-from accel_nb.telemetry.blocks import AWAITING, FREE, IN_USE, MAX_BLOCKS, MAX_SEGMENTS, MIXED, fold
+from accel_nb.telemetry.allocator_blocks import AWAITING, FREE, IN_USE, MAX_BLOCKS, MAX_SEGMENTS, MIXED, fold
 from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from accel_nb.telemetry.events import MemorySample, StepDone
-from accel_nb.ui.earlier import EarlierRuns
 from accel_nb.ui.fallback import DisplayFacts, choose_rung
 from accel_nb.ui.panel import MAX_QUESTIONS, Panel
+from accel_nb.ui.run_comparison import EarlierRuns
 from tests.ui.synthetic import training_events
 
 EVERYTHING = DisplayFacts("jupyter", True, frozenset({"anywidget", "ipywidgets", "matplotlib"}), True)

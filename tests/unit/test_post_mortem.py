@@ -9,10 +9,10 @@ from torch.utils.checkpoint import checkpoint
 
 from accel_nb.accelerator.memory.post_mortem import asked_bytes, examine, let_go
 from accel_nb.config import resolve
-from accel_nb.notebook.reports.post_mortem import post_mortem
+from accel_nb.notebook.session.post_mortem import post_mortem
 from accel_nb.pool.control.stop_escalation import Answer
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.telemetry.holders import Holdings, repeated
+from accel_nb.telemetry.memory_attribution import Holdings, repeated
 
 CUDA = "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.1 GiB"
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.options.plugins import AutocastKwargs, GradScalerKwargs, ProfileKwargs
-from accel_nb.accelerator.process.process_state import AcceleratorState, DistributedType, PartialState
+from accel_nb.accelerator.process_state import AcceleratorState, DistributedType, PartialState
 from accel_nb.errors import MisuseError
 
 

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process import rng
+from accel_nb.runtime.world import World
 
 
 @pytest.fixture(autouse=True)

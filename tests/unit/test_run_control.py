@@ -19,7 +19,7 @@ from accel_nb.notebook.magics import read_settings
 from accel_nb.notebook.session.run_controls import MAX_PER_SECOND, NO_FOLDER, Controls
 from accel_nb.pool.control.coordination import ANSWER_PATIENCE_S, MAX_WAITING, Steersman, Wish, Wishes
 from accel_nb.pool.messages import Decide, Steer
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import (
     Inspect,
     SaveNow,

@@ -10,7 +10,7 @@ from accel_nb.runtime.process.hardware import why_no_xla
 
 if why_no_xla() is None:
     os.environ["CPU_NUM_DEVICES"] = "4"  # read when torch_xla opens its device
-    from accel_nb.runtime.distributed.world import World
+    from accel_nb.runtime.world import World
     from accel_nb.strategies.xla import Xla
 
     Xla.capabilities.open_device(World())  # before the first backward pass of this process

@@ -17,7 +17,7 @@ from torch_xla.distributed.spmd import XLAShardedTensor
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.errors import ConfigError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, MemorySample, StepDone
 from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit, plain, weights_of
 

@@ -7,7 +7,7 @@ import os
 import pytest
 from torch import Tensor
 
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from tests.contract.recipes import Recipe, assert_equal_weights, by_hand, explicit, plain
 from tests.ranks.launch import run_ranks
 

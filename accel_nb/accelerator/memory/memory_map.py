@@ -10,7 +10,7 @@ import torch
 
 from accel_nb.accelerator.core import Accelerator
 from accel_nb.accelerator.memory.post_mortem import hold, largest
-from accel_nb.telemetry.blocks import fold
+from accel_nb.telemetry.allocator_blocks import fold
 from accel_nb.telemetry.events import MemoryMapped
 
 MAX_HOLDERS = 8

@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.memory.release import free_cached_memory, is_out_of_memory
 from accel_nb.accelerator.plain_cells.object_graph import is_written_here
-from accel_nb.bigmodel.offload.host_memory import give_back
+from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
+from accel_nb.bigmodel.host_memory import give_back
 from accel_nb.bigmodel.planning.sizes import host_room
 from accel_nb.runtime.devices.device import memory
-from accel_nb.telemetry.holders import Holdings
+from accel_nb.telemetry.memory_attribution import Holdings
 
 _ASKED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}

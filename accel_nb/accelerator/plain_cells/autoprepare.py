@@ -43,7 +43,7 @@ from accel_nb.accelerator.prepare.preparer import Kinds
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.data.loader import Share, is_sharded
 from accel_nb.errors import UnsyncedGradientError
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.distributed import sharded
 
 _FACTORIES = (
     "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",

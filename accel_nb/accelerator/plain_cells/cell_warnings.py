@@ -11,12 +11,12 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from accel_nb.accelerator.core import Accelerator
-from accel_nb.accelerator.memory.release import is_out_of_memory
 from accel_nb.accelerator.plain_cells.object_graph import frame_of_user, is_called_by_user
 from accel_nb.accelerator.prepare.preparer import is_prepared
+from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.data.order import Share
 from accel_nb.errors import AccelNbError, NanLossError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 WAYS_OUT = (
     "`--batch per-worker` gives each worker a whole batch, one worker (`--strategy single --cpus 1`, or `--gpus 1`) "

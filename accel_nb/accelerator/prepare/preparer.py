@@ -35,7 +35,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.sharded import shape_of
+from accel_nb.runtime.distributed.sharded import shape_of
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.instance_patching import give_forward, plain_class, plain_forward, take_forward_back

@@ -20,10 +20,10 @@ from accel_nb.config.schema import OPTIONS
 from accel_nb.config.value_types import bytes_of
 from accel_nb.data.loader import BatchMeaning
 from accel_nb.errors import ConfigError
-from accel_nb.forecast.build import forecast_model, sample_of
 from accel_nb.forecast.layouts import CHECKPOINTING, LAYOUTS
+from accel_nb.forecast.model_building import forecast_model, sample_of
 from accel_nb.forecast.plans import ROOM_SHARE, Plan, Setting
-from accel_nb.forecast.served import ask_strategies
+from accel_nb.forecast.strategy_support import ask_strategies
 from accel_nb.forecast.table import explain
 from accel_nb.runtime.devices.device import memory
 from accel_nb.runtime.distributed.communicator import Communicator

@@ -9,9 +9,9 @@ import torch
 from accel_nb.config.sections import GroupOptions
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import torchrun_world
 from accel_nb.runtime.process.platforms import find_tpu
+from accel_nb.runtime.world import World
 
 
 def enter(

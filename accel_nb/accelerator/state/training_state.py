@@ -33,10 +33,10 @@ from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
 from accel_nb.data.position import Position
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.secrets import redact, redacted
-from accel_nb.runtime.tensors import sharded
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
 LoadHook = Callable[[list[nn.Module], str], None]

@@ -12,7 +12,7 @@ from weakref import WeakMethod
 from torch import Tensor
 
 from accel_nb.accelerator.options.plugins import ProjectConfiguration
-from accel_nb.accelerator.process.process_state import Placed
+from accel_nb.accelerator.process_state import Placed
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.telemetry.events import MetricLogged, Sink

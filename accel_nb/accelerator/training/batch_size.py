@@ -11,7 +11,7 @@ from typing import Any, cast
 
 import torch
 
-from accel_nb.accelerator.memory.release import free_cached_memory, is_out_of_memory
+from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import TorchComm
 from accel_nb.runtime.distributed.current_world import current_world

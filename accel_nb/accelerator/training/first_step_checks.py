@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.sharded import local
+from accel_nb.runtime.distributed.sharded import local
 from accel_nb.strategies.base import Bundle
 
 _MARGIN = 8.0

@@ -16,7 +16,7 @@ from torch import Tensor
 from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 _MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
 _NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from accel_nb.accelerator.state.autosave import Autosave
+from accel_nb.accelerator.training.autosave import Autosave
 from accel_nb.accelerator.training.lr_control import first_rate, scale_rates, set_rates
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import CheckpointError
@@ -31,7 +31,7 @@ from accel_nb.telemetry.actions import (
     SetRate,
     StopAfterStep,
 )
-from accel_nb.telemetry.meters import StepMeter
+from accel_nb.telemetry.step_meter import StepMeter
 
 NO_MAP = "not mapped: the device has no allocator of its own to look into"
 

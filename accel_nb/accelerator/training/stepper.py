@@ -23,10 +23,10 @@ from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
-from accel_nb.telemetry.meters import StepMeter
+from accel_nb.telemetry.step_meter import StepMeter
 
 
 class Stepper:

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from accel_nb.bigmodel.loading.bnb import BnbQuantizationConfig
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
-from accel_nb.bigmodel.loading.meta import init_empty_weights
-from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.loading.quantized_files import prepare_for
+from accel_nb.bigmodel.meta import init_empty_weights
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.device_map import expect_forward, main_device, plan_device_map
 from accel_nb.bigmodel.planning.placement import Placement, describe_device_map, place_of
@@ -24,10 +25,9 @@ from accel_nb.bigmodel.planning.sizes import (
     to_torch_device,
 )
 from accel_nb.bigmodel.planning.workload import Demand, measure_demand, measure_pace
-from accel_nb.bigmodel.quantization.bnb import BnbQuantizationConfig
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model, quantized_layers, report_quantization
-from accel_nb.bigmodel.quantization.quantized_files import prepare_for
+from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.errors import ConfigError
 
 

@@ -10,16 +10,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.loading.meta import moved_parameter
-from accel_nb.bigmodel.loading.safetensors_reader import Checkpoint, FileTensor, open_checkpoint
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.loading.tensor_filling import fill_all
+from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload.dispatch import dispatch_model
-from accel_nb.bigmodel.offload.host_memory import empty_tensors
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.planning.placement import place_of
 from accel_nb.bigmodel.planning.sizes import Device, parse_dtype, to_torch_device
 from accel_nb.bigmodel.quantization.quantize import QuantizedLinear, quantized_layers
+from accel_nb.bigmodel.safetensors_reader import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
 from accel_nb.runtime.distributed.current_world import current_comm

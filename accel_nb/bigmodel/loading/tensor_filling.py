@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 import torch
 from torch import Tensor
 
-from accel_nb.bigmodel.loading.safetensors_reader import CHUNK_BYTES, FileTensor
+from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
 from accel_nb.runtime.process.hardware import num_usable_cores
 
 Job = tuple[FileTensor, Tensor]

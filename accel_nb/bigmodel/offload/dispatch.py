@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.modules.batchnorm import _NormBase
 
-from accel_nb.bigmodel.loading.meta import moved_parameter
-from accel_nb.bigmodel.loading.safetensors_reader import SUFFIX, FileTensor, ShardFile
+from accel_nb.bigmodel.meta import moved_parameter
 from accel_nb.bigmodel.offload.weight_prefetch import OffloadError, Piece, Unit, WeightStream
 from accel_nb.bigmodel.offload.weight_transfer import HostTensor, Lane, Source, build_lane
 from accel_nb.bigmodel.planning.device_map import check_device_map, main_device
@@ -33,6 +32,7 @@ from accel_nb.bigmodel.planning.sizes import (
     parse_bytes,
     to_torch_device,
 )
+from accel_nb.bigmodel.safetensors_reader import SUFFIX, FileTensor, ShardFile
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.process.hardware import num_usable_cores
 from accel_nb.runtime.tensors.nested import find_tensors, to_device

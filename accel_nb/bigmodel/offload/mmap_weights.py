@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from accel_nb.bigmodel.loading.safetensors_reader import FileTensor, ShardFile
-from accel_nb.bigmodel.offload.host_memory import ALIGNMENT
+from accel_nb.bigmodel.host_memory import ALIGNMENT
+from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
 
 _HOLE_BYTES = 64 << 10
 """Tensors that lie as near to each other are mapped at once."""

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.offload.host_memory import aligned
+from accel_nb.bigmodel.host_memory import aligned
 from accel_nb.bigmodel.offload.mmap_weights import Loan
 from accel_nb.bigmodel.offload.weight_transfer import HostTensor, Lane, Source, lend
 from accel_nb.errors import AccelNbError, MisuseError

@@ -17,10 +17,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from accel_nb.bigmodel.loading.safetensors_reader import CHUNK_BYTES, FileTensor
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.offload import mmap_weights, openmp
-from accel_nb.bigmodel.offload.host_memory import empty_tensors
 from accel_nb.bigmodel.offload.mmap_weights import Loan
+from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
 from accel_nb.runtime.process.hardware import num_usable_cores
 
 _MOST_THREADS = 8

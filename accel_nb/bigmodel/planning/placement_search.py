@@ -8,7 +8,7 @@ from itertools import combinations, cycle, islice, product
 
 from torch import nn
 
-from accel_nb.bigmodel.offload.host_memory import aligned
+from accel_nb.bigmodel.host_memory import aligned
 from accel_nb.bigmodel.planning.cost_model import ForwardTime, Pace, forward_time
 from accel_nb.bigmodel.planning.module_tree import Tree
 from accel_nb.bigmodel.planning.sizes import Device

@@ -17,9 +17,9 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from accel_nb.bigmodel.loading.safetensors_reader import CHUNK_BYTES, Checkpoint
 from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.sizes import parse_dtype
+from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, Checkpoint
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 

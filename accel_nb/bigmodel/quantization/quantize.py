@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.offload.host_memory import empty_tensors, give_back
+from accel_nb.bigmodel.host_memory import empty_tensors, give_back
 from accel_nb.bigmodel.planning.sizes import format_bytes, list_tensors, parse_dtype
 from accel_nb.bigmodel.quantization.kernels import Kernel, Quantization, build_kernel
 from accel_nb.errors import ConfigError

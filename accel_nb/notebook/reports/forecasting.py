@@ -31,8 +31,8 @@ def forecast_notebook(
     model = _model(request, names)
     if model is None:
         return None
-    from accel_nb.forecast.build import forecast_model
-    from accel_nb.forecast.served import ask_strategies
+    from accel_nb.forecast.model_building import forecast_model
+    from accel_nb.forecast.strategy_support import ask_strategies
 
     batch, batch_size = _batch(request, names)
     setting = find_setting(devices, inspect_machine(), config, batch_size=batch_size, memory=request.memory)
@@ -84,7 +84,7 @@ def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:
     """Return a batch and how many samples the loader yields; (None, 0) where nothing says what a batch is."""
     from torch.utils.data import DataLoader
 
-    from accel_nb.forecast.build import sample_of
+    from accel_nb.forecast.model_building import sample_of
     from accel_nb.runtime.tensors.nested import first_batch_size
 
     if request.data is not None:

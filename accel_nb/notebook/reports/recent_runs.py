@@ -12,7 +12,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.runs import Registry, Run
 from accel_nb.runs.record import read_metrics, read_run
 from accel_nb.runtime.process.secrets import HIDDEN
-from accel_nb.ui.table import Table
+from accel_nb.ui.series_table import Table
 
 MAX_RUNS = 20
 MAX_POINTS = 120

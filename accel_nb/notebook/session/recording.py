@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from accel_nb.config import Resolved
 from accel_nb.runs import Registry
-from accel_nb.ui.table import Table
+from accel_nb.ui.series_table import Table
 from accel_nb.ui.view import PanelState
 
 logger = logging.getLogger(__name__)

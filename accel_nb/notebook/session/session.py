@@ -16,16 +16,16 @@ from accel_nb.notebook.cells.call import read_result
 from accel_nb.notebook.cells.cell_analysis import read_cell
 from accel_nb.notebook.output.cell_output import make_output
 from accel_nb.notebook.output.rank_logs import RankLog
-from accel_nb.notebook.reports.post_mortem import post_mortem
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.environment_sync import GPU_VARIABLE, sees_other_gpus
 from accel_nb.notebook.session.error_translation import failure_of
 from accel_nb.notebook.session.interrupts import HeldTermination, counted_interrupts
 from accel_nb.notebook.session.namespace_session import Exchange
+from accel_nb.notebook.session.post_mortem import post_mortem
 from accel_nb.notebook.session.recording import record_run
+from accel_nb.notebook.session.replica_check import drift_lines
 from accel_nb.notebook.session.run_controls import Controls
 from accel_nb.notebook.session.run_state import Cell, Running, Shipment, status_of
-from accel_nb.notebook.worker.replica_check import drift_lines
 from accel_nb.pool.control.coordination import Wishes
 from accel_nb.pool.control.stop_escalation import Answer, Reason
 from accel_nb.pool.device_assignment import Claims
@@ -35,7 +35,7 @@ from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.sync.object_paths import root_of
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui import Panel
-from accel_nb.ui.earlier import EarlierRuns
+from accel_nb.ui.run_comparison import EarlierRuns
 
 PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
 PRELOAD = ("torch._dynamo", "accel_nb.notebook.worker.program:warm")

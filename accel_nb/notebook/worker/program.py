@@ -18,9 +18,9 @@ import torch
 
 from accel_nb.accelerator import Accelerator
 from accel_nb.accelerator.memory import memory_map, post_mortem
-from accel_nb.accelerator.memory.release import is_out_of_memory
 from accel_nb.accelerator.plain_cells.autoprepare import PlainCells, release_unreachable
 from accel_nb.accelerator.plain_cells.cell_warnings import remark_on, telling_of_unprepared
+from accel_nb.accelerator.process.memory_release import is_out_of_memory
 from accel_nb.accelerator.training.run_control import (
     NO_MAP,
     Steering,
@@ -42,11 +42,11 @@ from accel_nb.pool.sync.namespace_sync import Delivery, describe_failures
 from accel_nb.pool.sync.object_paths import root_of
 from accel_nb.pool.sync.result_transfer import Parcels, Returner, Snapshot
 from accel_nb.runtime.devices.device import allocator_snapshot
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.environment import patch_environment, set_variables
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import read_action
 from accel_nb.telemetry.events import current_sink
 

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from accel_nb.errors import PoolError
+from accel_nb.pool.channel import Channel, ChannelError
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, Seen, WorkerSpec
-from accel_nb.pool.local.channel import Channel, ChannelError
 from accel_nb.pool.messages import (
     Exited,
     Fork,

@@ -20,8 +20,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from accel_nb.pool.channel import Channel
 from accel_nb.pool.control.stack_report import where_is
-from accel_nb.pool.local.channel import Channel
 from accel_nb.pool.messages import (
     FINISHING,
     PLACE,
@@ -43,8 +43,8 @@ from accel_nb.pool.messages import (
     decode,
     encode,
 )
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import become_rank, restore_threads
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, MetricLogged, to_message
 from accel_nb.telemetry.ring import RingWriter
 

@@ -16,7 +16,7 @@ import threading
 import time
 from contextlib import suppress
 
-from accel_nb.pool.local.channel import Channel
+from accel_nb.pool.channel import Channel
 from accel_nb.pool.local.worker import TRACE_SIGNAL, run_worker
 from accel_nb.pool.messages import (
     Exited,

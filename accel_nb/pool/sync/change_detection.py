@@ -11,8 +11,8 @@ from typing import Any
 from accel_nb.pool.sync.object_kinds import is_loader, is_module, is_optimizer, is_scheduler, is_tensor
 from accel_nb.pool.sync.object_paths import content_of, fill
 from accel_nb.pool.sync.pickling import SharedId, digest, dump
-from accel_nb.runtime.tensors.sharded import divided, is_sharded, local, shape_of, whole
-from accel_nb.runtime.tensors.sharded import fill as fill_tensor
+from accel_nb.runtime.distributed.sharded import divided, is_sharded, local, shape_of, whole
+from accel_nb.runtime.distributed.sharded import fill as fill_tensor
 
 _PLAIN = bool | int | float | complex | str | bytes | None
 _TORCHS_OWN = frozenset(

@@ -29,7 +29,7 @@ import cloudpickle
 
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
 from accel_nb.pool.sync.object_paths import find
-from accel_nb.runtime.tensors.sharded import is_sharded, whole
+from accel_nb.runtime.distributed.sharded import is_sharded, whole
 
 Key = TypeVar("Key")
 

@@ -40,7 +40,7 @@ from accel_nb.pool.sync.namespace_sync import Delivery, Namespace, Watch, descri
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler, is_tensor, is_trained
 from accel_nb.pool.sync.object_paths import Attributes, content_of, find, generators_of, parts_of, root_of
 from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
-from accel_nb.runtime.tensors.sharded import is_reading, shape_of, whole
+from accel_nb.runtime.distributed.sharded import is_reading, shape_of, whole
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""

@@ -16,8 +16,8 @@ from torch import Tensor
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.devices.device import use
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.tensors.overlap import overwrite
+from accel_nb.runtime.world import World
 
 Operation = Literal["sum", "mean", "max", "min"]
 

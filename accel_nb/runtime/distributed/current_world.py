@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import torchrun_world
+from accel_nb.runtime.world import World
 
 
 def current_world() -> World:

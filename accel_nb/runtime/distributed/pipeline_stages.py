@@ -11,7 +11,7 @@ from torch import nn
 from torch.distributed.pipelining import ScheduleGPipe, SplitPoint, pipeline
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 
 class Stages:

@@ -25,8 +25,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from accel_nb.runtime.distributed.shared_group import original
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import launch_store
+from accel_nb.runtime.world import World
 
 logger = logging.getLogger(__name__)
 

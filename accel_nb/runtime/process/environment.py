@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from typing import TypeVar
 
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.secrets import names_secret
 
 OPTION_PREFIX = "ACCEL_NB_"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from accel_nb.runtime.devices.device import get_rng_state, seed_beside_torch, set_rng_state
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 Present = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
 """What `present` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 from accel_nb.strategies.ddp.comm_hooks import HookOptions, register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp

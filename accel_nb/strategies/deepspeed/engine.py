@@ -33,9 +33,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors import sharded
-from accel_nb.runtime.tensors.sharded import FlatPart
+from accel_nb.runtime.distributed.sharded import FlatPart
 from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
 from accel_nb.strategies.instance_patching import innermost_class
 

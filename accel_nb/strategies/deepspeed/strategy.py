@@ -18,17 +18,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.bigmodel.loading.safetensors_reader import open_checkpoint
+from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.full_tensors import whole_weights
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.config.deepspeed_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
 from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
 from accel_nb.strategies.fsdp.meta_weights import Filling

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from accel_nb.bigmodel.loading.safetensors_reader import Checkpoint, FileTensor
+from accel_nb.bigmodel.safetensors_reader import Checkpoint, FileTensor
 from accel_nb.errors import ConfigError
-from accel_nb.runtime.tensors import sharded
+from accel_nb.runtime.distributed import sharded
 
 
 class Filling:

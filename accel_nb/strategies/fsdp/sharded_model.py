@@ -21,10 +21,10 @@ from torch.distributed._composable.contract import REGISTRY_KEY, STATE_KEY
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
 
-from accel_nb.bigmodel.loading.safetensors_reader import Checkpoint
+from accel_nb.bigmodel.safetensors_reader import Checkpoint
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors import sharded
 from accel_nb.runtime.tensors.instance_class import PLAIN_CLASS
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather

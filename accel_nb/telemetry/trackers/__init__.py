@@ -1,9 +1,9 @@
 """Where logged values go beside the panel: experiment trackers, one run a job, written off the training thread."""
 
 from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, NoTracker
-from accel_nb.telemetry.trackers.choose import BUILT_IN, chosen_trackers
-from accel_nb.telemetry.trackers.feed import CLOSE_PATIENCE_S, TrackerFeed
 from accel_nb.telemetry.trackers.pictures import pictures
+from accel_nb.telemetry.trackers.selection import BUILT_IN, chosen_trackers
+from accel_nb.telemetry.trackers.worker_thread import CLOSE_PATIENCE_S, TrackerFeed
 
 __all__ = [
     "BUILT_IN",

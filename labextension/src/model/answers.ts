@@ -1,4 +1,4 @@
-/** What the kernel answers when a panel asks: `accel_nb/ui/asked.py`. Checked field by field, as every message. */
+/** What the kernel answers when a panel asks: `accel_nb/ui/queries.py`. Checked field by field, as every message. */
 
 import { asCount, asList, asNumber, asRecord, asText, ProtocolError } from './checks';
 import { parseBlocks, PROTOCOL_VERSION, type IBlock } from './protocol';

@@ -7,7 +7,7 @@ const MAX_SEGMENTS = 64;
 const MAX_BLOCKS = 512;
 const MAX_HOLDERS = 16;
 
-/** As `accel_nb/telemetry/blocks.py` numbers them. */
+/** As `accel_nb/telemetry/allocator_blocks.py` numbers them. */
 export const BLOCK_STATES = ['in use', 'awaiting a stream', 'free', 'small ones, mixed'] as const;
 
 export interface IMapBlock {

@@ -15,11 +15,11 @@ from torch.utils.data import DataLoader
 
 from accel_nb.checkpoint.layout import parse_json
 from accel_nb.errors import ConfigError, CorruptCheckpoint, MisuseError
+from accel_nb.forecast.measurement import Loss, measure_activations, measure_model
 from accel_nb.forecast.memory import Activations
 from accel_nb.forecast.plans import Forecast, Setting, forecast
 from accel_nb.forecast.request import Sample
 from accel_nb.forecast.sizes import Model, with_optimizer
-from accel_nb.forecast.trace import Loss, measure_activations, measure_model
 from accel_nb.runtime.process.rng import forked
 
 MAX_CONFIG_BYTES = 1 << 20

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from accel_nb.ui.table import KEPT_RAW, MAX_ROWS, Room, Table, extreme_rows
+from accel_nb.ui.series_table import KEPT_RAW, MAX_ROWS, Room, Table, extreme_rows
 
 
 def filled(values, max_rows: int = MAX_ROWS) -> Table:

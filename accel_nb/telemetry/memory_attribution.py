@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from accel_nb.runtime.distributed.sharded import local
 from accel_nb.runtime.tensors.nested import find_tensors
-from accel_nb.runtime.tensors.sharded import local
 
 _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
 

@@ -16,7 +16,7 @@ import torch
 from packaging.version import Version, parse
 from torch import Tensor, nn
 
-from accel_nb.accelerator.memory.release import free_cached_memory
+from accel_nb.accelerator.process.memory_release import free_cached_memory
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.checkpoint.export import save_plain
 from accel_nb.runtime.distributed.current_world import current_world

@@ -19,13 +19,13 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from accel_nb.launch.standing import Comparer
-from accel_nb.launch.task import FINISHING, Task
+from accel_nb.launch.rank_task import FINISHING, Task
+from accel_nb.launch.stall_reporter import Comparer
 from accel_nb.notebook.session.interrupts import Presses, counted_interrupts
 from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S, GRACE_S, PEER_PATIENCE_S, describe_exit
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import LAUNCH_STORE, all_variables, rank_variables
+from accel_nb.runtime.world import World
 
 POLL_S = 0.05
 TAIL_BYTES = 4096

@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import CheckpointSaved, Event, MetricLogged, Prepared
 
 if TYPE_CHECKING:
-    from accel_nb.telemetry.trackers.feed import TrackerFeed
+    from accel_nb.telemetry.trackers.worker_thread import TrackerFeed
 
 
 class Journal:
@@ -46,8 +46,8 @@ class Journal:
             return
         if self._feed is None:  # most scripts log nothing, and start without these
             from accel_nb.runs.record import METRICS
-            from accel_nb.telemetry.trackers.feed import TrackerFeed
             from accel_nb.telemetry.trackers.jsonl import JsonlTracker
+            from accel_nb.telemetry.trackers.worker_thread import TrackerFeed
 
             self._feed = TrackerFeed([JsonlTracker(METRICS, self._folder)], None)
         self._feed.log(values, step, {})

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from accel_nb.ui.earlier import EarlierRun
+from accel_nb.ui.run_comparison import EarlierRun
 from accel_nb.ui.view import Block, PanelState
 
 

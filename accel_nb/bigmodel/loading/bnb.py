@@ -10,12 +10,12 @@ import torch
 from torch import nn
 
 from accel_nb.bigmodel.loading.load import load_checkpoint_and_dispatch
+from accel_nb.bigmodel.loading.quantized_files import prepare_for, quantize_checkpoint
 from accel_nb.bigmodel.offload.dispatch import dispatch_model
 from accel_nb.bigmodel.planning.device_map import check_device_map, plan_device_map
 from accel_nb.bigmodel.planning.sizes import Device
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import quantize_model
-from accel_nb.bigmodel.quantization.quantized_files import prepare_for, quantize_checkpoint
 from accel_nb.errors import ConfigError
 
 _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}

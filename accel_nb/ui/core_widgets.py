@@ -12,9 +12,9 @@ from typing import Any
 
 from ipywidgets import HTML, Button, HBox, Image, Layout, VBox
 
+from accel_nb.ui.comm_routing import hear_beside_cells
 from accel_nb.ui.fallback import Painter, static_bundle
 from accel_nb.ui.picture import STATUS_COLOURS
-from accel_nb.ui.routing import hear_beside_cells
 from accel_nb.ui.view import PanelState
 
 LINE_INTERVAL_S = 0.5

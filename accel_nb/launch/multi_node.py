@@ -9,9 +9,9 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 
-from accel_nb.launch.local import POLL_S, TIMED_OUT, Ending
+from accel_nb.launch.local_job import POLL_S, TIMED_OUT, Ending
+from accel_nb.launch.rank_task import MODULE, Task
 from accel_nb.launch.request import Machines
-from accel_nb.launch.task import MODULE, Task
 from accel_nb.notebook.session.interrupts import counted_interrupts
 from accel_nb.pool.control.stop_escalation import FINISH_PATIENCE_S
 from accel_nb.runtime.process.environment import all_variables

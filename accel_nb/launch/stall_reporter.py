@@ -16,7 +16,7 @@ from typing import Any
 
 from accel_nb.pool.control.hang_detection import find_different, find_missing
 from accel_nb.pool.control.stack_report import where_is
-from accel_nb.runtime.distributed.world import World
+from accel_nb.runtime.world import World
 
 LOOK_S = 5.0
 PATIENCE = 4

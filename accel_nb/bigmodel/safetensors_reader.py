@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from accel_nb.bigmodel.offload.host_memory import empty_tensors
+from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.errors import ConfigError
 
 DTYPES = {

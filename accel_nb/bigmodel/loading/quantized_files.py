@@ -12,10 +12,9 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from accel_nb.bigmodel.host_memory import give_back
 from accel_nb.bigmodel.loading.load import match_slots
-from accel_nb.bigmodel.loading.safetensors_reader import SUFFIX, open_checkpoint, strict_json
 from accel_nb.bigmodel.offload.dispatch import offloaded_weights
-from accel_nb.bigmodel.offload.host_memory import give_back
 from accel_nb.bigmodel.planning.sizes import list_tensors, parse_dtype
 from accel_nb.bigmodel.quantization.kernels import Quantization
 from accel_nb.bigmodel.quantization.quantize import (
@@ -25,6 +24,7 @@ from accel_nb.bigmodel.quantization.quantize import (
     replace_layers,
     report_quantization,
 )
+from accel_nb.bigmodel.safetensors_reader import SUFFIX, open_checkpoint, strict_json
 from accel_nb.errors import ConfigError
 
 RECORD = "quantization.json"

@@ -14,7 +14,7 @@ from torch.nn.parameter import is_lazy
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from accel_nb.bigmodel.offload.host_memory import empty_tensors
+from accel_nb.bigmodel.host_memory import empty_tensors
 
 
 @contextmanager

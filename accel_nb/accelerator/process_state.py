@@ -25,8 +25,8 @@ from accel_nb.runtime.devices.device import choose_precision, use
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import Group
-from accel_nb.runtime.distributed.world import World
 from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.world import World
 
 if TYPE_CHECKING:
     from accel_nb.accelerator.training.accumulation import Window
