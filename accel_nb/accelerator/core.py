@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
-import time
-import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -16,6 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.checkpoint_methods import CheckpointMethods
+from accel_nb.accelerator.collective_methods import CollectiveMethods
+from accel_nb.accelerator.components import build_components
+from accel_nb.accelerator.description import describe_run, report_run
 from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
 from accel_nb.accelerator.options.plugins import (
     AutocastKwargs,
@@ -25,68 +26,78 @@ from accel_nb.accelerator.options.plugins import (
     ProfileKwargs,
     ProjectConfiguration,
     TorchDynamoPlugin,
-    checked_handlers,
-    layers_of,
     one_of_two,
     refuse_later,
 )
-from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
-from accel_nb.accelerator.prepare.compiling import Compiler
-from accel_nb.accelerator.prepare.preparer import Kinds, Preparer, describe_object, notes_on
-from accel_nb.accelerator.prepare.strategy_choice import Planner
-from accel_nb.accelerator.process.init_world import enter
+from accel_nb.accelerator.prepare.preparer import LoopPolicy, TrainingLoops
 from accel_nb.accelerator.process.memory_release import release_memory
-from accel_nb.accelerator.process.seeding import checked_types
 from accel_nb.accelerator.process_state import AcceleratorState, GradientState
-from accel_nb.accelerator.state.resuming import Resumer
-from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
-from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook, TrainingState
-from accel_nb.accelerator.tracking.metrics import RowHistory, cut_to_samples, gather_for_metrics
-from accel_nb.accelerator.tracking.run_tracking import Tracked, weakly
-from accel_nb.accelerator.training.autosave import Autosave
+from accel_nb.accelerator.settings import read_settings
+from accel_nb.accelerator.tracking.metrics import RowHistory
+from accel_nb.accelerator.tracking.run_tracking import Tracked
 from accel_nb.accelerator.training.join import joined
-from accel_nb.accelerator.training.lr_preview import RatePlanner
 from accel_nb.accelerator.training.profiling import Profiler, profiled
-from accel_nb.accelerator.training.run_control import Helm, current_steering
-from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.accelerator.training.trigger import Trigger
-from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
-from accel_nb.checkpoint.full_tensors import whole_weights
-from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
+from accel_nb.config import Resolved
 from accel_nb.config.sections import AutocastOptions
-from accel_nb.config.value_types import seconds_of
-from accel_nb.data.loader import BatchMeaning, Skipping, skip_first_batches
-from accel_nb.data.order import Share
-from accel_nb.errors import CheckpointError, ConfigError, MisuseError
+from accel_nb.data.loader import BatchMeaning
+from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
-from accel_nb.precision.fp8 import Float8Layers
-from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
 from accel_nb.runtime.distributed import sharded
-from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
-from accel_nb.runtime.distributed.communicator import Communicator, Operation
-from accel_nb.runtime.process import rng
+from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.built_accelerators import note_built
-from accel_nb.runtime.process.environment import option_variables
-from accel_nb.runtime.process.secrets import redact
-from accel_nb.runtime.tensors.tied import find_tied
 from accel_nb.runtime.world import World
-from accel_nb.strategies import Registry, Strategy, choose
-from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.choice import AUTO, with_options
+from accel_nb.strategies import Registry
 from accel_nb.strategies.instance_patching import plain_view
-from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
-from accel_nb.telemetry.memory import MemoryMeter
-from accel_nb.telemetry.step_meter import StepMeter
-from accel_nb.telemetry.trackers.selection import checked_choice
+from accel_nb.telemetry.events import Sink
 
 T = TypeVar("T")
 
 
-class Accelerator(Tracked):
+class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
     """Prepares models, optimizers, schedulers and loaders to train on every device of its world.
 
-    Every rank builds it and makes the same calls. Nothing is shared between accelerators: several may live side by
-    side, as long as each has its own objects.
+    Every rank builds it and makes the same calls. Accelerators share nothing: several may exist at the same time, if
+    each has its own objects. Options that are not given come from the cell's flags, or are defaults.
+
+    Args:
+        mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device really has.
+        gradient_accumulation_steps: Micro-batches for one optimizer step.
+        cpu: Train on the CPU although there is an accelerator.
+        strategy: A strategy's name, or ``auto``.
+        seed: Seed of Python, NumPy and torch; once a loader is divided each rank derives a stream of its own.
+        clip: Total norm to clip gradients to before each step.
+        batch: Whether a loader's batch is each worker's (``per-worker``) or that of all (``global``).
+        config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``, or the path of a
+            YAML file with options.
+        device_placement: Move models, optimizer state and batches to this rank's device.
+        split_batches: The same as ``batch``: True is ``global``, False is ``per-worker``.
+        step_scheduler_with_optimizer: False lets schedulers advance with each call, whatever the optimizer does.
+        rng_types: Give every rank rank 0's states of these generators when a loader's epoch begins: ``python``,
+            ``numpy``, ``torch``, ``cuda``. A loader's own ``generator`` always is rank 0's.
+        dataloader_config: How loaders are read; the ``data`` section of the options under well-known names.
+        gradient_accumulation_plugin: How gradients are accumulated, under well-known names.
+        dynamo_backend: Backend of torch.compile for prepared models.
+        dynamo_plugin: Options of torch.compile, under well-known names.
+        kwargs_handlers: At most one each of `AORecipeKwargs`, `AutocastKwargs`,
+            `DistributedDataParallelKwargs`, `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
+        project_dir: Folder of the run, as ``project_dir`` tells it.
+        project_config: Folders of the run, under well-known names.
+        comm: The communicator of an open world; found from the environment if not given.
+        world: This process's place, if neither the environment nor ``comm`` says it.
+        sink: Takes the events of training; by default the cell's.
+        registry: The strategies to choose from; by default those installed.
+        log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
+            ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
+            ``all`` that are installed, a tracker of your own, or a list of these.
+        deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
+        fsdp_plugin: Train by FSDP2, with options under well-known names.
+        deepspeed_plugins: Refused, as all that follow; there is one configuration.
+        megatron_lm_plugin: Not served.
+        torch_tp_plugin: Not served yet.
+        parallelism_config: Not served yet.
+
+    Raises `ConfigError`, with every problem at once, for values that cannot be and arguments that disagree.
     """
 
     def __init__(
@@ -123,175 +134,33 @@ class Accelerator(Tracked):
         torch_tp_plugin: object = None,
         parallelism_config: object = None,
     ) -> None:
-        """Resolve the options and enter the world; what is not given comes from the cell's flags, or is a default.
-
-        Args:
-            mixed_precision: ``no``, ``bf16``, ``fp16``, ``fp8``, or ``auto`` for the best that the device really has.
-            gradient_accumulation_steps: Micro-batches for one optimizer step.
-            cpu: Train on the CPU although there is an accelerator.
-            strategy: A strategy's name, or ``auto``.
-            seed: Seed of Python, NumPy and torch; once a loader is divided each rank derives a stream of its own.
-            clip: Total norm to clip gradients to before each step.
-            batch: Whether a loader's batch is each worker's (``per-worker``) or that of all (``global``).
-            config: Further options by name, such as ``{"ddp": {"find_unused_parameters": True}}``, or the path of a
-                YAML file with options.
-            device_placement: Move models, optimizer state and batches to this rank's device.
-            split_batches: The same as ``batch``: True is ``global``, False is ``per-worker``.
-            step_scheduler_with_optimizer: False lets schedulers advance with each call, whatever the optimizer does.
-            rng_types: Give every rank rank 0's states of these generators when a loader's epoch begins: ``python``,
-                ``numpy``, ``torch``, ``cuda``. A loader's own ``generator`` always is rank 0's.
-            dataloader_config: How loaders are read; the ``data`` section of the options under well-known names.
-            gradient_accumulation_plugin: How gradients are accumulated, under well-known names.
-            dynamo_backend: Backend of torch.compile for prepared models.
-            dynamo_plugin: Options of torch.compile, under well-known names.
-            kwargs_handlers: At most one each of `AORecipeKwargs`, `AutocastKwargs`,
-                `DistributedDataParallelKwargs`, `GradScalerKwargs`, `InitProcessGroupKwargs` and `ProfileKwargs`.
-            project_dir: Folder of the run, as ``project_dir`` tells it.
-            project_config: Folders of the run, under well-known names.
-            comm: The communicator of an open world; found from the environment if not given.
-            world: This process's place, if neither the environment nor ``comm`` says it.
-            sink: Takes the events of training; by default the cell's.
-            registry: The strategies to choose from; by default those installed.
-            log_with: Where `log` writes beside the panel, once `init_trackers` was called: ``jsonl``, ``tensorboard``,
-                ``wandb``, ``mlflow``, ``comet_ml``, ``clearml``, ``aim``, ``swanlab``, ``trackio``, ``dvclive``,
-                ``all`` that are installed, a tracker of your own, or a list of these.
-            deepspeed_plugin: Train by DeepSpeed's ZeRO, with options under well-known names or its own configuration.
-            fsdp_plugin: Train by FSDP2, with options under well-known names.
-            deepspeed_plugins: Refused, as all that follow; there is one configuration.
-            megatron_lm_plugin: Not served.
-            torch_tp_plugin: Not served yet.
-            parallelism_config: Not served yet.
-
-        Raises `ConfigError`, with every problem at once, for values that cannot be and arguments that disagree.
-        """
         refuse_later(
             {
-                "deepspeed_plugins": deepspeed_plugins,
-                "megatron_lm_plugin": megatron_lm_plugin,
-                "torch_tp_plugin": torch_tp_plugin,
-                "parallelism_config": parallelism_config,
+                "deepspeed_plugins": deepspeed_plugins, "megatron_lm_plugin": megatron_lm_plugin,
+                "torch_tp_plugin": torch_tp_plugin, "parallelism_config": parallelism_config,
             }
-        )
-        self._tracker_choice = checked_choice(log_with)
-        handlers = checked_handlers(kwargs_handlers)
-        arguments = {
-            "precision": mixed_precision,
-            "accumulate": gradient_accumulation_steps,
-            "strategy": strategy,
-            "seed": seed,
-            "clip": clip,
-            "batch": one_of_two("batch", batch, "split_batches", _BATCH[split_batches]),
-            "schedule": "calls" if step_scheduler_with_optimizer is False else None,
-            "compile.backend": None
-            if dynamo_backend is None
-            else str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
-        }
-        project = project_config or ProjectConfiguration()
-        folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
-        self._project = replace(project, project_dir=folder)
-        records = (
-            dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin,
-            self._project, *handlers,
         )  # fmt: skip
-        self._resolved = _resolve(config, arguments, records)
-        if step_scheduler_with_optimizer and self._resolved.config.schedule == "calls":
-            raise ConfigError(
-                "step_scheduler_with_optimizer=True from Accelerator(...) and schedule=calls from "
-                f"{self._resolved.origins['schedule']} disagree; remove one of the two"
-            )
-        self._profile_handler = next((item for item in handlers if isinstance(item, ProfileKwargs)), ProfileKwargs())
-        options = self._resolved.config
-        self._comm, self._group = enter(comm, world, cpu, options.group)
-        self._collectives = Collectives(self._comm, verify=options.debug)
-        if options.debug and self._comm.world.size > 1:
-            self._comm = VerifiedComm(self._comm)
-        self._world = self._comm.world
-        self._registry = registry or Registry()
-        divider = fsdp_plugin or deepspeed_plugin
-        is_alone = divider is not None and self._world.size == 1
-        if is_alone:
-            warnings.warn(
-                f"{type(divider).__name__}(...) divides a model among workers, and there is one: it trains as without",
-                stacklevel=2,
-            )
-        self._divider = divider
-        chosen = choose(AUTO if is_alone else options.strategy, self._world, self._registry)
-        self._device = chosen.capabilities.open_device(self._world)
-        self._sink = current_sink.get() if sink is None else sink
-        precision = build_precision(options.precision, self._device, autocast=options.autocast, scaler=options.scaler)
-        self._strategy: Strategy = chosen(getattr(options, chosen.name, None), precision)
-        self._strategy.open(self._world, self._comm)
-        self._planner: Planner | None = None
-        if options.strategy == AUTO:
-            self._planner = Planner(self._resolved, self._comm, self._device, precision.policy.name, self._registry)
-        # What the last plan chose, and why.
-        self._chosen: Mapping[str, Any] = {"strategy": chosen.name}
-        self._plan_line: str | None = None
-        self._stepper = Stepper(
-            self._strategy,
-            self._world,
-            self._comm,
-            accumulate=options.accumulate,
-            clip=options.clip,
-            meter=StepMeter(
-                self._world.rank,
-                self._device,
-                self._sink,
-                refuses_nan=options.sentinels and not precision.policy.loss_scaling,
-            ),
-            memory=MemoryMeter(self._world.rank, self._device, self._sink),
-            window=options.accumulation,
-            has_sentinels=options.sentinels,
-        )
-        self._compiler = Compiler(options.compile)
-        self._float8 = Float8Layers(self._device, options.fp8) if precision.policy.name == "fp8" else None
-        self._recomputer = Recomputer(options.activation_checkpointing)
-        self._rate_planner: RatePlanner | None = None
-        if self._world.is_main and not isinstance(self._sink, NullSink):
-            self._rate_planner = RatePlanner(self._sink, self._world.rank, self._stepper)
-        self._preparer = Preparer(
-            self,
-            self._stepper,
-            self._comm,
-            self._device,
-            compiler=self._compiler,
-            recomputer=self._recomputer,
-            float8=self._float8,
-            schedule=options.schedule,
-            data=options.data,
-            seed=options.seed,
-            is_placing=device_placement,
-            rng_types=checked_types(rng_types),
-            hearing=self._rate_planner,
-        )
-        if self._rate_planner is not None:
-            self._rate_planner.epoch_lengths = self._preparer.epoch_lengths
-        self._state = TrainingState(
-            self._comm, self._device, self._stepper, self._resolved, lambda preparer=self._preparer: preparer.objects
-        )
-        self._preparer.on_loader = self._state.adopt
-        self._state.tracked_run = weakly(self._tracked_run)
-        self._state.take_up_run = weakly(self._take_up_run)
-        self._trigger = Trigger(self._comm)
-        self._metric_owners: list[int] | None = None
-        self._row_history = RowHistory()
+        arguments = {
+            "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
+            "seed": seed, "clip": clip, "batch": one_of_two("batch", batch, "split_batches", _BATCH[split_batches]),
+            "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
+        }  # fmt: skip
+        plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin)
+        self._settings = settings = read_settings(
+            arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer,
+            handlers=kwargs_handlers, records=plugins, project=project_config, project_dir=project_dir,
+            sharding_plugin=fsdp_plugin or deepspeed_plugin, log_with=log_with,
+        )  # fmt: skip
+        self.components = parts = build_components(
+            self, settings, comm=comm, world=world, cpu=cpu, sink=sink, registry=registry, is_placing=device_placement,
+            rng_types=rng_types,
+        )  # fmt: skip
+        self._world, self._comm, self._collectives = parts.world, parts.comm, parts.collectives
+        self._device, self._sink, self._stepper, self._tracked = parts.device, parts.sink, parts.stepper, parts.tracked
+        self._project, self._tracker_choice = settings.project, settings.trackers
+        self._trigger, self._row_history = Trigger(parts.comm), RowHistory()
         self._is_closed = False
-        self._saved: list[Saved] = []
-        self._first_step = 0
-        self._state.on_saved = _noting(self._saved, self._sink, self._world.rank)
-        self._autosave: Autosave | None = None
-        steering = current_steering.get()
-        self._helm = None if steering is None else Helm(steering, self._stepper, self._stepper.meter)
-        self._hear_boundaries()
-        if isinstance(options.checkpoint.every, str):
-            self.checkpoint_every(seconds=seconds_of(options.checkpoint.every))
-        else:
-            self.checkpoint_every(steps=options.checkpoint.every)
-        self._resumer = Resumer(self._state, self._preparer)
-        self._resumer.begin_run(options.checkpoint.resume)
-        if options.seed is not None:
-            rng.set_seed(options.seed)
-        if options.checkpoint.dir is not None or options.checkpoint.resume is not None:
+        if settings.options.checkpoint.dir is not None or settings.options.checkpoint.resume is not None:
             note_built(self)
 
     # --- what it runs with ---
@@ -299,12 +168,12 @@ class Accelerator(Tracked):
     @property
     def resolved(self) -> Resolved:
         """The options and where each came from."""
-        return self._resolved
+        return self._settings.resolved
 
     @property
     def mixed_precision(self) -> str:
         """The precision that is really used: never ``auto``."""
-        return self._strategy.precision.policy.name
+        return self.components.strategy.precision.policy.name
 
     @property
     def gradient_accumulation_steps(self) -> int:
@@ -330,7 +199,9 @@ class Accelerator(Tracked):
     @property
     def state(self) -> AcceleratorState:
         """Where this rank stands and in which precision it trains, as a record to read."""
-        return AcceleratorState.of(self, self.mixed_precision, debug=self._resolved.config.debug, divider=self._divider)
+        return AcceleratorState.of(
+            self, self.mixed_precision, debug=self._settings.options.debug, divider=self._settings.sharding_plugin
+        )
 
     @property
     def deepspeed_plugin(self) -> DeepSpeedPlugin | None:
@@ -340,7 +211,7 @@ class Accelerator(Tracked):
     @property
     def gradient_state(self) -> GradientState:
         """Where the present micro-batch stands in its accumulation window, as a live view."""
-        return GradientState(self._stepper.window, self._resolved.config.accumulation)
+        return GradientState(self._stepper.window, self._settings.options.accumulation)
 
     @property
     def multi_device(self) -> bool:
@@ -355,43 +226,43 @@ class Accelerator(Tracked):
     @property
     def scaler(self) -> torch.amp.grad_scaler.GradScaler | None:
         """PyTorch's scaler of fp16 losses; None in other precisions."""
-        return self._strategy.precision.scaler
+        return self.components.strategy.precision.scaler
 
     @property
     def native_amp(self) -> bool:
         """Whether models compute under torch.autocast."""
-        return self._strategy.precision.policy.compute is not None
+        return self.components.strategy.precision.policy.compute is not None
 
     @property
     def split_batches(self) -> bool:
         """Whether a prepared loader's batch is that of all workers together."""
-        return self._resolved.config.batch == "global"
+        return self._settings.options.batch == "global"
 
     @property
     def dispatch_batches(self) -> bool | None:
         """Whether rank 0 alone reads loaders; None if that depends on the loader."""
-        return self._preparer.data.dispatch_batches
+        return self.components.preparer.data.dispatch_batches
 
     @property
     def even_batches(self) -> bool:
         """Whether all ranks take equally many samples; may be set for the loaders that are prepared from then on."""
-        return self._preparer.data.even_batches
+        return self.components.preparer.data.even_batches
 
     @even_batches.setter
     def even_batches(self, is_on: bool) -> None:
         if not isinstance(is_on, bool):
             raise MisuseError(f"even_batches is {is_on!r}; it is True or False")
-        self._preparer.data = self._preparer.data.model_copy(update={"even_batches": is_on})
+        self.components.preparer.data = self.components.preparer.data.model_copy(update={"even_batches": is_on})
 
     @property
     def use_seedable_sampler(self) -> bool:
         """Whether loaders shuffle in an order that depends on seed and epoch only."""
-        return self._preparer.data.use_seedable_sampler
+        return self.components.preparer.data.use_seedable_sampler
 
     @property
     def non_blocking(self) -> bool | None:
         """Whether the next batch is copied ahead of time; None if that depends on the loader."""
-        return self._preparer.data.non_blocking
+        return self.components.preparer.data.non_blocking
 
     @property
     def use_stateful_dataloader(self) -> bool:
@@ -416,7 +287,7 @@ class Accelerator(Tracked):
     @property
     def prepared_objects(self) -> tuple[Any, ...]:
         """Everything that is prepared, in the order in which it came."""
-        return tuple(self._preparer.objects)
+        return tuple(self.components.preparer.objects)
 
     def divided_tensors(self) -> list[Tensor]:
         """Return the prepared parameters, and tensors of optimizers, of which this rank holds a part.
@@ -465,14 +336,29 @@ class Accelerator(Tracked):
             for item, is_placed in zip(objects, device_placement or (), strict=False)
             if is_placed is not None
         }
-        batch = self._resolved.config.batch or "per-worker"
-        with self._preparer.placing(placing):
-            is_new = self._prepare(
-                objects, batch=batch, is_training=_always, begins_training=lambda _: self._preparer.begin_epoch()
+        preparer = self.components.preparer
+        with preparer.placing(placing):
+            is_new = self.prepare_jointly(
+                objects, batch=self._settings.options.batch or "per-worker", loops=TrainingLoops(preparer)
             )
         if is_new:
             self.report()
         return objects[0] if len(objects) == 1 else objects
+
+    def prepare_jointly(self, objects: Sequence[Any], *, batch: BatchMeaning, loops: LoopPolicy) -> list[Any]:
+        """Prepare objects, and return those that were not prepared before; every rank must call.
+
+        ``batch`` is the meaning of a loader's batch, and ``loops`` decides which loops train. For packages of accel_nb:
+        scripts call `prepare`.
+        """
+        if self._is_closed:
+            raise MisuseError("this Accelerator is closed; build a new one")
+        parts = self.components
+        before = set(map(id, parts.preparer.objects))
+        parts.selection.select(objects, batch, parts.stepper, parts.recomputer)
+        parts.stepper.keeps_sums = batch == "global" and self._world.size > 1
+        parts.preparer.prepare(objects, batch=batch, loops=loops)
+        return [item for item in parts.preparer.objects if id(item) not in before]
 
     def prepare_model(
         self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
@@ -483,8 +369,8 @@ class Accelerator(Tracked):
         not trained, such as a teacher. Ranks then need not all call.
         """
         if evaluation_mode:
-            with self._preparer.placing({} if device_placement is None else {id(model): device_placement}):
-                self._preparer.prepare_for_evaluation(model, self._strategy.precision)
+            with self.components.preparer.placing({} if device_placement is None else {id(model): device_placement}):
+                self.components.preparer.prepare_for_evaluation(model, self.components.strategy.precision)
             return model
         return self.prepare(model, device_placement=[device_placement])
 
@@ -554,11 +440,11 @@ class Accelerator(Tracked):
 
         What they have added up on each rank until then is averaged as well, by the next step at the latest.
         """
-        self._strategy.grad_sync(model, True)
+        self.components.strategy.grad_sync(model, True)
         try:
             yield
         finally:
-            self._strategy.grad_sync(model, self._stepper.window.averages)
+            self.components.strategy.grad_sync(model, self._stepper.window.averages)
 
     def join_uneven_inputs(
         self, joinables: Sequence[Any] | None = None, even_batches: bool | None = None
@@ -581,9 +467,10 @@ class Accelerator(Tracked):
                 "even_batches=True would repeat samples until ranks are even, which prepared loaders never do; "
                 "leave it out"
             )
-        if not self._strategy.capabilities.keeps_local:
+        strategy = self.components.strategy
+        if not strategy.capabilities.keeps_local:
             raise MisuseError(
-                f"uneven inputs cannot be joined under the strategy {self._strategy.name!r}, whose ranks hold a part "
+                f"uneven inputs cannot be joined under the strategy {strategy.name!r}, whose ranks hold a part "
                 "of the model each; prepare the loader, which gives every rank as many batches"
             )
         return joined(self._stepper, self._comm, self._collectives)
@@ -594,9 +481,9 @@ class Accelerator(Tracked):
         ``autocast_handler`` replaces options of the run in this context only.
         """
         if autocast_handler is None:
-            return self._strategy.precision.autocast()
+            return self.components.strategy.precision.autocast()
         changes = {name.removeprefix("autocast."): value for name, value in autocast_handler.as_options().items()}
-        options = AutocastOptions.model_validate({**self._resolved.config.autocast.model_dump(), **changes})
+        options = AutocastOptions.model_validate({**self._settings.options.autocast.model_dump(), **changes})
         return build_precision(self.mixed_precision, self._device, autocast=options).autocast()
 
     def clip_grad_norm_(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float = 2.0) -> Tensor:
@@ -610,7 +497,7 @@ class Accelerator(Tracked):
     def unscale_gradients(self, optimizer: torch.optim.Optimizer | None = None) -> None:
         """Undo the loss scaling in the gradients, of one optimizer or all, before they are read."""
         for known in self._stepper.bundle.optimizers if optimizer is None else [optimizer]:
-            self._strategy.unscale(known)
+            self.components.strategy.unscale(known)
 
     def unwrap_model(
         self, model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True
@@ -622,20 +509,21 @@ class Accelerator(Tracked):
         ``keep_fp32_wrapper=False`` leaves the run's precision away, ``keep_torch_compile=False`` compiled code; the
         latter raises `MisuseError` for a model whose blocks are compiled, as both have the same.
         """
-        if not keep_torch_compile and self._compiler.has_compiled_blocks(model):
+        parts = self.components
+        if not keep_torch_compile and parts.compiler.has_compiled_blocks(model):
             raise MisuseError(
                 f"the blocks of this {type(model).__name__} are compiled, and are those of the plain model too: "
                 "free_memory(model) gives it back without, or set compile.regional to false"
             )
-        precision = self._strategy.precision if keep_fp32_wrapper and model in self._preparer else None
-        return plain_view(model, precision, keeps_inner=keep_torch_compile and self._compiler.has_compiled(model))
+        precision = parts.strategy.precision if keep_fp32_wrapper and model in parts.preparer else None
+        return plain_view(model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled(model))
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Give objects back as they came (none named: all), and free cached device memory.
 
         Returns a None for each object, to overwrite the caller's names with.
         """
-        self._preparer.release(objects or self._preparer.objects)
+        self.components.preparer.release(objects or self.components.preparer.objects)
         return release_memory(*objects)
 
     def clear(self, *objects: Any) -> list[None]:
@@ -647,55 +535,7 @@ class Accelerator(Tracked):
         maps = (getattr(module, "hf_device_map", None) for module in model.modules())
         return any(isinstance(found, Mapping) and len(set(found.values())) > 1 for found in maps)
 
-    # --- checkpoints ---
-
-    def save_state(
-        self,
-        output_dir: str | os.PathLike[str] | None = None,
-        safe_serialization: bool = True,
-        *,
-        blocking: bool = True,
-    ) -> str:
-        """Save everything that the training needs to go on, and return where; every rank must call.
-
-        Args:
-            output_dir: The checkpoint's own folder or URL, in which it replaces any other checkpoint; none given:
-                ``step_N`` in ``checkpoint.dir``, where those of another run stay.
-            safe_serialization: Anything: tensors are kept in safetensors, whatever it says.
-            blocking: Return when the checkpoint is complete; else once the tensors are copied, and write meanwhile.
-
-        A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, for what cannot be
-        stored or written, and for a background save before this one that failed.
-        """
-        return self._state.save(output_dir, blocking=blocking)
-
-    def load_state(
-        self,
-        input_dir: str | os.PathLike[str] | None = None,
-        *,
-        strict: bool = True,
-        layout: Literal["accel_nb", "accelerate"] = "accel_nb",
-    ) -> LoadReport:
-        """Load a checkpoint, or the newest whole one of a folder, into what is prepared; every rank must call.
-
-        Any world size may load. Everything is verified first, and nothing is loaded unless all of it fits, or
-        ``strict`` is off. A prepared loader's next iteration goes on where the checkpoint was saved: what is left of
-        that epoch, each sample once.
-
-        ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
-        schedulers, loss scale, registered objects and random numbers. Its pickled files are read as tensors and plain
-        values only. It knows no position in the data, so loaders begin their epoch anew.
-
-        Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
-        """
-        if layout == "accel_nb":
-            return self._state.load(input_dir, strict=strict)
-        if layout != "accelerate" or input_dir is None:
-            raise MisuseError(
-                f"load_state was given the layout {layout!r} and the folder {input_dir!r}: a layout is 'accel_nb' or "
-                "'accelerate', and the latter needs a folder"
-            )
-        return self._state.load_foreign(input_dir, strict=strict)
+    # --- the run ---
 
     def checkpoint_every(self, steps: int | None = None, *, seconds: float | None = None) -> None:
         """Save in the background each time so many steps, or so many seconds, have passed; neither: when asked only.
@@ -703,57 +543,18 @@ class Accelerator(Tracked):
         A save is made when a loop over a prepared loader asks for its next batch, and goes to ``step_N`` in
         ``checkpoint.dir``. Every rank must call. Raises `MisuseError` without that folder.
         """
-        if steps is None and seconds is None and self._resolved.config.checkpoint.dir is None:
-            return
-        if self._resolved.config.checkpoint.dir is None:
-            raise MisuseError(
-                "checkpoint_every() needs a folder: set checkpoint.dir (flag --checkpoint, or "
-                "config={'checkpoint': {'dir': ...}})"
-            )
-        for name, value in (("steps", steps), ("seconds", seconds)):
-            if value is not None and (isinstance(value, bool) or not value > 0 or (name == "steps" and value % 1)):
-                raise MisuseError(f"checkpoint_every({name}={value!r}): give a number above 0, whole for steps")
-        stepper, state = self._stepper, self._state
-        self._autosave = Autosave(
-            self._comm,
-            lambda: state.save(None, blocking=False),
-            lambda: stepper.num_steps,
-            steps=steps,
-            seconds=seconds,
-            is_behind=lambda: state.is_behind,
-        )
-        self._state.on_loaded = self._autosave.go_on_from
-        self._hear_boundaries()
-
-    def _hear_boundaries(self) -> None:
-        """Have loops over prepared loaders tell when they are done with a batch, as far as anybody wants to know."""
-        stepper, autosave, helm = self._stepper, self._autosave, self._helm
-        if helm is not None:
-            helm.autosave = autosave
-        steer = None if helm is None else helm.boundary
-        if autosave is None:
-            self._preparer.set_boundary(steer)
-            return
-
-        def boundary() -> None:
-            if not stepper.is_joined:  # ranks that have run out of data answer no messages
-                autosave.boundary()
-                if steer is not None:
-                    steer()
-
-        self._preparer.set_boundary(boundary)
+        self.components.run.save_every(steps, seconds)
 
     def ask_for_checkpoint(self) -> None:
         """Save soon, at the end of a step: any rank may ask, in a signal handler too. Needs ``checkpoint.dir``."""
-        if self._autosave is not None:
-            self._autosave.ask()
+        self.components.run.request_checkpoint()
 
     def ask_to_stop(self) -> bool:
         """Save and raise KeyboardInterrupt at the end of a step, on every rank after the same one; any thread may ask.
 
         Returns False if this rank is in no loop that is about to end a step, or has no ``checkpoint.dir``.
         """
-        return self._autosave is not None and self._autosave.ask_to_stop()
+        return self.components.run.request_stop()
 
     def begin_run(self, resume: str | None = None) -> None:
         """Count epochs from here: a cell, or a script, begins; ``resume`` is what the option ``checkpoint.resume`` is.
@@ -763,222 +564,24 @@ class Accelerator(Tracked):
         With it, the checkpoint is loaded when the first loop that trains begins, and loops over epochs that it holds as
         finished pass empty.
         """
-        self._saved.clear()
-        if self._stepper.is_plain and self._resolved.config.checkpoint.dir is None and resume is None:
-            self._stepper.meter.step = 0
-        self._first_step = self._stepper.num_steps
-        if self._autosave is not None:
-            self._autosave.begin_run()
-        if self._helm is not None:
-            self._helm.begin_run()
-        if self._rate_planner is not None:
-            self._rate_planner.begin_run()
-        self._resumer.begin_run(resume)
+        self.components.run.begin(resume)
 
     def end_run(self) -> list[str]:
         """Wait for the save in the background, and return what was resumed and saved, one line each."""
-        self._stepper.flush()
-        self._state.wait()
-        lines = self._resumer.end_run()
-        autosave, where = self._autosave, self._resolved.config.checkpoint.dir
-        has_trained = self._stepper.num_steps > self._first_step
-        if autosave and autosave.has_interval and not autosave.is_reached and has_trained:
-            lines.append(
-                "--every had no effect: no prepared DataLoader was iterated to train; save_state() saves at once"
-            )
-        return lines + describe_saves(self._saved, where, 0 if autosave is None else autosave.num_late)
+        return self.components.run.end()
 
     def fingerprint(self) -> str | None:
         """Return a digest of the weights that were trained since `begin_run`, equal on ranks that hold the same ones.
 
-        None where nothing was trained, or each rank holds something of its own.
+        None if nothing was trained, or each rank holds something of its own.
         """
-        has_trained = self._stepper.num_steps > self._first_step
-        return self._stepper.fingerprint() if has_trained else None
+        return self.components.run.fingerprint()
 
     def end_interrupted_run(self) -> list[str]:
         """Return what a run that was interrupted leaves saved; waits for the other ranks only if all stopped."""
-        autosave = self._autosave
-        if autosave is None or self._stepper.num_steps == self._first_step:
-            return []
-        if autosave.stopped_step is None:
-            return [describe_nothing_saved(self._saved)]
-        try:
-            lines = self.end_run()
-        except (CheckpointError, RuntimeError) as error:  # a rank may have died meanwhile
-            return [f"stopped after step {autosave.stopped_step}, which was not saved: {error}"]
-        if autosave.problem is not None:
-            return [*lines, f"stopped after step {autosave.stopped_step}, which was not saved: {autosave.problem}"]
-        return [*lines, f"stopped after step {autosave.stopped_step}: --resume auto goes on from there"]
+        return self.components.run.end_interrupted()
 
-    def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
-        """Return what iterates a prepared loader without its first batches of this rank; they are not read.
-
-        After `load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
-        """
-        return skip_first_batches(dataloader, num_batches)
-
-    def wait_for_checkpoint(self) -> None:
-        """Wait until a save in the background is complete; every rank must call. Raises `CheckpointError`."""
-        self._state.wait()
-
-    def register_for_checkpointing(self, *objects: Any) -> None:
-        """Save and load objects with ``state_dict`` and ``load_state_dict`` too, in the order in which they came."""
-        self._state.register(objects)
-
-    def register_save_state_pre_hook(self, hook: SaveHook) -> HookHandle:
-        """Call ``hook(models, weights, url)`` before each save; what it takes out of ``weights`` is not saved.
-
-        ``url`` is the folder that is being written (of an object store: where the checkpoint will be). What the hook
-        writes there becomes part of the checkpoint, and is found by `register_load_state_pre_hook`.
-        """
-        return self._state.add_save_hook(hook)
-
-    def register_load_state_pre_hook(self, hook: LoadHook) -> HookHandle:
-        """Call ``hook(models, url)`` before each load; what it takes out of ``models`` is not loaded."""
-        return self._state.add_load_hook(hook)
-
-    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
-        """Return a copy of a model's whole state dict; every rank must call if the model is divided among them.
-
-        ``unwrap`` may be anything: keys are those of the plain model.
-        """
-        state = self._strategy.read_state(Bundle((model,)))["models"][0]
-        return dict(whole_weights(state, self._comm))
-
-    def save_model(
-        self,
-        model: nn.Module,
-        save_directory: str | os.PathLike[str],
-        max_shard_size: int | str = "5GB",
-        safe_serialization: bool = True,
-        *,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        """Write a model's weights as safetensors that other libraries load; rank 0 writes.
-
-        With ``dtype``, such as ``torch.bfloat16``, they are rounded to it on their way. Of a model that is divided
-        every rank must call: one tensor at a time is whole on the other ranks, and the tensors of one file,
-        ``max_shard_size``, on rank 0. Otherwise the other ranks do not wait; `wait_for_everyone` before they read.
-
-        Raises `MisuseError` for ``safe_serialization=False``, which would be pickles.
-        """
-        if not safe_serialization:
-            raise MisuseError(
-                "save_model(safe_serialization=False) is not served: it would write pickles. Leave it out for "
-                "safetensors, or write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
-            )
-        is_divided = self._strategy.capabilities.shards_params
-        if not is_divided and not self.is_main_process:
-            return
-        files = WeightFiles(save_directory, max_shard_size, dtype)
-        state = self._strategy.read_state(Bundle((model,)), copied=False)["models"][0]
-        for name, value in whole_weights(distinct(state, find_tied(model)), self._comm):
-            if self.is_main_process:
-                files.add(name, value)
-        if is_divided:
-            self._on_main(files.finish)
-        else:
-            files.finish()
-
-    def save(self, obj: Any, path: str | os.PathLike[str], safe_serialization: bool = False) -> None:
-        """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads.
-
-        With ``safe_serialization`` it is safetensors, whatever the ending. Every rank may call, or rank 0 alone; the
-        others do not wait: `wait_for_everyone` before they read the file.
-        """
-        if self.is_main_process:
-            save_plain(obj, path, as_safetensors=safe_serialization)
-
-    # --- between ranks ---
-
-    def gather(self, tensor: T) -> T:
-        """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
-
-        Tensors may be nested in tuples, lists, mappings and dataclasses, and go in one message. A scalar becomes a
-        tensor of one value for each rank. Every rank must call; raises `MisuseError` on all of them if structures,
-        dtypes or other dims differ.
-        """
-        return self._collectives.gather(tensor)
-
-    def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
-        """Gather what was computed from a prepared loader's batch: each sample once, in the loader's order.
-
-        Call it inside of the loop, for each batch; every rank must. Samples that were only filled in are left out. A
-        tensor that has as many rows for a short batch as for the one before it, such as ``loss.repeat(BATCH_SIZE)``, is
-        cut to the samples of the batch. What was computed from a batch that every rank has read whole, as in an
-        evaluation in a plain cell, is not gathered. With ``use_gather_object``, or where there is no tensor, values
-        travel as JSON, and lists are joined.
-        """
-        caller = sys._getframe(1)
-        site = caller.f_code, caller.f_lasti
-        share, reading = self._stepper.window.share, self._preparer.whole_reading
-        if reading.lasts(share):
-            if self._world.size > 1:
-                known = reading.num_samples
-                return input_data if known is None else cut_to_samples(input_data, known, self._row_history, site)
-            known = reading.num_samples
-            share = None if known is None else Share(known, known, is_last=False, is_filler=False)
-        if self._metric_owners is None:
-            self._metric_owners = self._find_owners()
-        return gather_for_metrics(
-            input_data, self._comm, self._collectives, share, self._metric_owners, self._row_history, site,
-            as_objects=use_gather_object,
-        )  # fmt: skip
-
-    def gather_object(self, value: Any) -> list[Any]:
-        """Return every rank's value in a list; if all are lists, their items in one list, as the known API does.
-
-        Values are plain Python, NumPy arrays and tensors (which come back on the CPU); nothing is pickled. Every rank
-        must call; raises `MisuseError` on all of them if one brings another type.
-        """
-        values = self._collectives.gather_objects(value)
-        if all(isinstance(item, list) for item in values):
-            return [item for items in values for item in items]
-        return values
-
-    def broadcast_object_list(self, values: list[Any], from_process: int = 0) -> list[Any]:
-        """Replace the items of a list by those of one rank's, in place, and return it; see `gather_object`."""
-        values[:] = self._collectives.broadcast_object(values, from_process)
-        return values
-
-    def reduce(self, tensor: T, reduction: Operation = "sum", scale: float = 1.0) -> T:
-        """Return the sum, mean, maximum or minimum over ranks, times ``scale``; every rank must call.
-
-        Shapes must be equal on all ranks; the option ``debug`` makes sure of it.
-        """
-        return self._collectives.reduce(tensor, reduction, scale)
-
-    def broadcast(self, tensor: T, from_process: int = 0) -> T:
-        """Return one rank's tensors on every rank; shapes and dtypes must be equal. Every rank must call."""
-        return self._collectives.broadcast(tensor, from_process)
-
-    def scatter(self, tensor: T | None, from_process: int = 0) -> T:
-        """Return this rank's share of one rank's tensors, divided along the first dim; every rank must call.
-
-        Shares differ by at most one. The other ranks give None, or the same structure, to get back their own types.
-        """
-        return self._collectives.scatter(tensor, from_process)
-
-    def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> T:
-        """Return tensors padded along ``dim`` to the longest on any rank; every rank must call."""
-        return self._collectives.pad_across(tensor, dim, pad_index, pad_first=pad_first)
-
-    def set_trigger(self) -> None:
-        """Set a flag that every rank sees at its next `check_trigger`; sends nothing and may be called by any rank."""
-        self._trigger.set()
-
-    def check_trigger(self, *, wait: bool = True) -> bool:
-        """Return whether any rank has set the flag, the same on every rank, and reset it; every rank must call.
-
-        Ranks compare a number of four bytes on their hosts: no device is waited for. A flag that was set before a
-        check is seen by that check. With ``wait=False`` ranks do not wait for each other either: a check starts a
-        comparison in the background and returns what the one before has found, so a flag is seen one check later. All
-        ranks must give the same ``wait``.
-        """
-        return self._trigger.check(wait=wait)
-
-    # --- telling ---
+    # --- reports ---
 
     @contextmanager
     def profile(
@@ -1024,7 +627,7 @@ class Accelerator(Tracked):
             "with_flops": with_flops,
             "with_modules": with_modules,
         }
-        handler = profile_handler if isinstance(profile_handler, ProfileKwargs) else self._profile_handler
+        handler = profile_handler if isinstance(profile_handler, ProfileKwargs) else self._settings.profile
         if profile_handler is not None and handler is not profile_handler:
             changes["output_trace_dir"] = profile_handler
         handler = replace(handler, **{name: value for name, value in changes.items() if value is not None})
@@ -1033,63 +636,21 @@ class Accelerator(Tracked):
         self.wait_for_everyone()
 
     def report(self, chosen: Collection[int] | None = None) -> None:
-        """Tell the sink what this rank runs with: the receipt, with the objects ``chosen`` by id, or all."""
-        facts = self.describe(chosen)
-        self._sink.emit(
-            Prepared(
-                rank=self._world.rank,
-                time=time.time(),
-                device=facts["device"],
-                strategy=facts["strategy"],
-                precision=facts["precision"],
-                objects=tuple(facts["objects"]),
-                notes=tuple(facts["notes"]),
-            )
-        )
+        """Report what this rank runs with as its receipt, with the objects ``chosen`` by id, or all."""
+        report_run(self.components, chosen)
 
     @property
     def has_diverged(self) -> bool:
         """Whether the ranks draw random numbers of their own since this accelerator divided a loader."""
         return self._stepper.has_diverged
 
-    def diverge(self) -> None:
-        """Before the first batch of a divided loader: give ranks above 0 numbers of their own; dropout must not repeat.
-
-        As long as no loader is divided every rank trains on the same, and must draw the same. The order of a divided
-        loader is rank 0's all the same.
-        """
-        if self._stepper.has_diverged:
-            return
-        self._stepper.has_diverged = True
-        place = self._data_place
-        if place.rank > 0:
-            rng.set_seed(rng.derive(int(torch.randint(2**62, ())), "rank", place.rank))
-
     def note_equal_rng(self) -> None:
-        """Hear that every rank has the same random numbers again."""
+        """Record that every rank has the same random numbers again; every rank must call."""
         self._stepper.has_diverged = False
 
     def describe(self, chosen: Collection[int] | None = None) -> dict[str, Any]:
         """Return what this rank runs with, as the receipt shows it, with the objects ``chosen`` by id, or all."""
-        preparer = self._preparer
-        objects = [item for item in preparer.objects if chosen is None or id(item) in chosen]
-        namespace = self._stepper.namespace or vars(sys.modules["__main__"])
-        names = {id(value): name for name, value in namespace.items() if not name.startswith("_")}
-        return {
-            "rank": self._world.rank,
-            "num_processes": self._world.size,
-            "device": str(self._device),
-            "strategy": self._strategy.name,
-            "strategy_options": self._strategy.describe(),
-            "precision": self.mixed_precision,
-            "accumulate": self.gradient_accumulation_steps,
-            "objects": [
-                describe_object(item, names.get(id(item)), preparer.batches)
-                for item in objects
-                if not isinstance(item, nn.Module) or any(True for _ in item.parameters())
-            ],
-            "notes": self._notes(objects),
-        }
+        return describe_run(self.components, chosen)
 
     def close(self, *, is_alone: bool = False) -> None:
         """Give everything back as it came and leave the world; may be called again.
@@ -1099,15 +660,7 @@ class Accelerator(Tracked):
         if self._is_closed:
             return
         self._is_closed = True
-        try:
-            self._state.close(is_alone=is_alone)
-        finally:
-            self.end_training()
-            self._stepper.flush()
-            self._preparer.release(self._preparer.objects)
-            self._strategy.close()
-            if self._group is not None:
-                self._group.close()
+        self.components.close(is_alone=is_alone)
 
     def __reduce__(self) -> Any:
         """Refuse to be copied or pickled: it belongs to this process and to what it has prepared."""
@@ -1118,130 +671,8 @@ class Accelerator(Tracked):
 
     def __repr__(self) -> str:
         place = f"rank {self._world.rank} of {self._world.size} on {self._device}"
-        return f"Accelerator({place}, strategy={self._strategy.name!r}, mixed_precision={self.mixed_precision!r})"
-
-    # --- inner workings ---
-
-    @property
-    def _data_place(self) -> World:
-        """This rank's place among those that read data of their own: ranks that share a model must draw the same."""
-        index, count = self._strategy.data_coords()
-        return World(rank=index, size=count)
-
-    def _find_owners(self) -> list[int]:
-        """Return, for each share of the data, the first rank that reads it; every rank must call, once."""
-        index, count = self._strategy.data_coords()
-        if count == self._world.size:
-            return list(range(count))
-        indices = [int(found) for found in self._comm.all_gather(torch.tensor([index]))]
-        return [indices.index(number) for number in range(count)]
-
-    def _prepare(
-        self,
-        objects: Sequence[Any],
-        *,
-        batch: BatchMeaning,
-        is_training: Callable[[], bool],
-        begins_training: Callable[[DataLoader[Any]], bool],
-    ) -> list[Any]:
-        """Prepare and return what was new."""
-        if self._is_closed:
-            raise MisuseError("this Accelerator is closed; build a new one")
-        before = set(map(id, self._preparer.objects))
-        if self._planner is not None and not (self._stepper.bundle.models or self._stepper.bundle.optimizers):
-            self._plan(self._planner, objects, batch)
-        self._stepper.keeps_sums = batch == "global" and self._world.size > 1
-        self._preparer.prepare(objects, batch=batch, is_training=is_training, begins_training=begins_training)
-        return [item for item in self._preparer.objects if id(item) not in before]
-
-    def _plan(self, planner: Planner, objects: Sequence[Any], batch: BatchMeaning) -> None:
-        """Take the strategy that suits the first models; nothing may be prepared yet."""
-        kinds = Kinds.of(objects)
-        if not kinds.models:
-            return
-        choice = planner.choose(kinds.outermost_models(), kinds.optimizers, kinds.loaders, batch)
-        self._plan_line = None if choice is None else choice.line
-        base = choose(AUTO, self._world, self._registry).name
-        options = {"strategy": base, **({} if choice is None else choice.options)}
-        if options == self._chosen:
-            return
-        self._chosen = options
-        config = with_options(self._resolved.config, options)
-        precision = self._strategy.precision
-        self._strategy.close()
-        self._strategy = self._registry.get(config.strategy)(getattr(config, config.strategy, None), precision)
-        self._strategy.open(self._world, self._comm)
-        self._stepper.follow(self._strategy)
-        self._recomputer.is_on = config.activation_checkpointing
-
-    def _notes(self, objects: Sequence[Any]) -> list[str]:
-        notes = notes_on(objects, self._world.size, self._device, self._preparer.whole)
-        if self._plan_line is not None:
-            notes.insert(0, self._plan_line)
-        models = [item for item in objects if isinstance(item, nn.Module)]
-        notes += [] if self._float8 is None else [line for model in models for line in self._float8.describe(model)]
-        notes += filter(None, map(self._compiler.describe, models))
-        notes += filter(None, map(self._recomputer.describe, models))
-        if models:
-            notes += [f"{name} {value}" for name, value in self._strategy.describe().items()]
-        if self._preparer.has_early_schedule and "schedule" not in self._resolved.given:
-            notes.append(
-                f"schedules advance once for each optimizer step: --schedule samples for one that was computed from a "
-                f"loader's length before prepare, {self._data_place.size} times as long"
-            )
-        if self.gradient_accumulation_steps > 1:
-            notes.append(f"accumulate {self.gradient_accumulation_steps} batches for one step")
-        if self._resolved.config.clip is not None:
-            notes.append(f"clip {self._resolved.config.clip:g}")
-        wanted = self._resolved.config.precision
-        if wanted == "auto":
-            notes.append(f"precision auto is {choose_precision(wanted, self._device)} on this device")
-        if self._resolved.config.data.non_blocking and self._device.type != "cuda":
-            notes.append(f"non_blocking has no effect: batches stay on the {self._device.type}")
-        if self.mixed_precision == "bf16" and not has_real_bf16(self._device):
-            notes.append("bf16 is emulated on this device, and slow: fp16 is faster")
-        return notes
-
-    def _on_main(self, write: Callable[[], None]) -> None:
-        """Run on rank 0; what it raises there, every rank raises."""
-        problem: Exception | None = None
-        if self.is_main_process:
-            try:
-                write()
-            except Exception as error:  # told to the others before it is raised
-                problem = error
-        told = self._comm.broadcast_json(None if problem is None else str(problem))
-        if problem is not None:
-            raise problem
-        if told is not None:
-            raise CheckpointError(f"rank 0: {told}")
-
-
-def _resolve(
-    config: Mapping[str, Any] | str | os.PathLike[str] | None, arguments: Mapping[str, Any], records: Sequence[Any]
-) -> Resolved:
-    if isinstance(config, str | os.PathLike):
-        config = {"config": os.fspath(config)}
-    own = layers_of(config, arguments, records)
-    if not own and (known := ambient_config()) is not None:
-        return known
-    return resolve([*(ambient_layers() or [environment_layer(option_variables())]), *own])
-
-
-def _noting(saved: list[Saved], sink: Sink, rank: int) -> Callable[[Saved], None]:
-    """Return what notes a checkpoint that is complete; does not refer to the accelerator."""
-
-    def note(item: Saved) -> None:
-        saved.append(item)
-        if rank == 0:
-            url, cost = redact(item.url), item.cost
-            sink.emit(CheckpointSaved(rank, item.step, time.time(), url, cost.stall_s, cost.write_s, cost.num_bytes))
-
-    return note
+        strategy = self.components.strategy.name
+        return f"Accelerator({place}, strategy={strategy!r}, mixed_precision={self.mixed_precision!r})"
 
 
 _BATCH: Mapping[bool | None, BatchMeaning | None] = {None: None, True: "global", False: "per-worker"}
-
-
-def _always() -> bool:
-    return True

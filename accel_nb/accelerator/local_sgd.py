@@ -30,8 +30,8 @@ class LocalSGD:
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
-        self._stepper = accelerator._stepper
-        self._comm = accelerator._comm
+        self._stepper = accelerator.components.stepper
+        self._comm = accelerator.components.comm
         self._accelerator = accelerator
         self._model = model
         self._period = local_sgd_steps

@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, It
 from accel_nb.config.sections import DataOptions
 from accel_nb.data.dispatch import dispatched
 from accel_nb.data.fetch import reader
+from accel_nb.data.index_batches import DrawnIndices, FetchedBatches, MatchedBatches
 from accel_nb.data.index_distribution import (
     IndexFeed,
     Place,
@@ -32,6 +33,7 @@ from accel_nb.data.index_distribution import (
     own_generators,
     start_together,
 )
+from accel_nb.data.loader_observer import LoaderObserver
 from accel_nb.data.order import Share, grouped, mark_last, num_groups
 from accel_nb.data.position import Drawing, Epoch, Position, Snapshots, is_stateful, present_drawing, put_back
 from accel_nb.data.prefetch import Ahead, Lane, Pair, SideStream
@@ -50,6 +52,7 @@ BatchMeaning = Literal["global", "per-worker"]
 
 __all__ = [
     "BatchMeaning",
+    "LoaderObserver",
     "Share",
     "begin_counting",
     "is_sharded",
@@ -57,7 +60,6 @@ __all__ = [
     "position_of",
     "problem_with",
     "resume_at",
-    "set_boundary",
     "shard",
     "skip_first_batches",
     "unshard",
@@ -74,16 +76,11 @@ def shard(
     comm: Communicator,
     batch: BatchMeaning,
     device: torch.device | str,
-    on_share: Callable[[Share | None], object],
-    is_training: Callable[[], bool],
-    begins_training: Callable[[DataLoader[Any]], bool] | None = None,
-    on_whole: Callable[[Iterator[Any] | None, int | None], object] | None = None,
+    observer: LoaderObserver,
     coords: tuple[int, int] | None = None,
     options: DataOptions | None = None,
     seed: int | None = None,
     lane: Lane | None = None,
-    num_trained: Callable[[], int] = lambda: 0,
-    on_boundary: Callable[[], object] | None = None,
     place_batch: Callable[[Any], Any] | None = None,
 ) -> DataLoader[T]:
     """Make ``loader`` yield this rank's share of each global batch, on ``device``; return the same object.
@@ -91,19 +88,13 @@ def shard(
     ``batch="global"``: each batch of the loader is divided among the ranks, and its length stays. ``"per-worker"``: as
     many consecutive batches as there are shares make a global one, one for each, and ``len`` shrinks accordingly.
 
-    - ``on_share`` is called just before each batch is yielded, and with None when the loader is exhausted.
-    - ``begins_training`` (if not given, ``is_training``) is called with the loader when an iteration starts: where it
-      returns False, the rank reads the whole loader as if it had not been sharded (on ``device``), without any message
-      and without ``on_share``. ``on_whole`` is then called with the iterator and the number of samples for each batch,
-      and with None at the end. ``is_training`` is asked where the length is.
+    - ``observer`` decides which loops train, and receives the events of all loops. A batch counts as trained on when
+      `LoaderObserver.num_trained` has grown by one since the batch was yielded, or when the next one is requested.
     - ``coords`` is which share of the data this rank reads, and how many there are; by default rank and world size.
       Ranks with the same coordinates read the same.
     - ``options`` is the section of the configuration about loaders; ``seed`` is what it falls back to for the order of
       ``use_seedable_sampler``. ``lane`` replaces the way in which batches are copied ahead of time.
-    - ``num_trained`` says how many micro-batches are in the weights or in an open window: a batch counts as trained on
-      when there is one more than when it was given out, or when the next one is asked for. ``on_boundary`` is
-      called when a loop is done with a batch, before the next one is read. ``place_batch`` returns a batch as it is
-      yielded, where that is more than moving it to ``device``.
+    - ``place_batch`` returns a batch as it is yielded, if that is more than moving it to ``device``.
     - Every rank must iterate the loader, in the same order among its loaders. Each epoch costs an all_gather at the
       first batch; generators of its own, a sampler that torch did not define, a stream that is read or dispatched in
       this process, further messages.
@@ -122,14 +113,10 @@ def shard(
     if comm.world.size > 1:
         _refuse_divided(loader)
     plain = type(loader)
-    begins = begins_training or (lambda _: is_training())
     options = options or DataOptions()
     index, count = coords or (comm.world.rank, comm.world.size)
     place = Place(comm, index, count, count if batch == "per-worker" else 1, options.even_batches)
-    sharding = _Sharding(
-        plain, place, torch.device(device), on_share, is_training, begins, on_whole, options, seed, lane, num_trained,
-        on_boundary, place_batch,
-    )  # fmt: skip
+    sharding = _Sharding(plain, place, torch.device(device), observer, options, seed, lane, place_batch)
     setattr(loader, _ATTRIBUTE, sharding)
     loader.__class__ = _sharded_class(plain, has_own_length=batch == "per-worker")
     return loader
@@ -151,11 +138,6 @@ def is_sharded(loader: object) -> bool:
 def num_left(loader: DataLoader[Any], position: Position) -> int | None:
     """Return how many samples of the epoch a sharded loader has left at ``position``, if that is known."""
     return _sharding(loader).num_left(loader, position)
-
-
-def set_boundary(loader: DataLoader[Any], on_boundary: Callable[[], object] | None) -> None:
-    """Call ``on_boundary`` when a loop over a sharded loader is done with a batch; None calls nothing."""
-    _sharding(loader).on_boundary = on_boundary
 
 
 def watch_batches(loader: DataLoader[Any], on_batch: Callable[[Any, Share], object] | None) -> None:
@@ -248,29 +230,20 @@ class _Sharding:
         plain: type[DataLoader[Any]],
         place: Place,
         device: torch.device,
-        on_share: Callable[[Share | None], object],
-        is_training: Callable[[], bool],
-        begins_training: Callable[[DataLoader[Any]], bool],
-        on_whole: Callable[[Iterator[Any] | None, int | None], object] | None,
+        observer: LoaderObserver,
         options: DataOptions,
         seed: int | None,
         lane: Lane | None,
-        num_trained: Callable[[], int],
-        on_boundary: Callable[[], object] | None,
         place_batch: Callable[[Any], Any] | None,
     ) -> None:
         self.plain = plain
-        self.on_share = on_share
-        self.on_boundary = on_boundary
+        self.observer = observer
         self.on_batch: Callable[[Any, Share], object] | None = None
         # The share delivered last; None before the first one of an iteration.
         self.latest: Share | None = None
         self._place = place
         self._comm = place.comm
         self._device = device
-        self._is_training = is_training
-        self._begins_training = begins_training
-        self._on_whole = on_whole
         self._options = options
         self._seed = seed if options.data_seed is None else options.data_seed
         self._lane = lane
@@ -281,7 +254,6 @@ class _Sharding:
         self._worker_seeds = torch.Generator()
         # What a dataset that divides itself gave this rank.
         self._own_part: Any = None
-        self._num_trained = num_trained
         self._place_batch = place_batch
         self._num_epochs = 0
         self._epoch: Epoch | None = None
@@ -292,7 +264,7 @@ class _Sharding:
 
     def length(self, loader: DataLoader[Any]) -> int:
         num_batches = self.plain.__len__(loader)
-        return self._num_groups(loader, num_batches) if self._is_training() else num_batches
+        return self._num_groups(loader, num_batches) if self.observer.is_training() else num_batches
 
     def total_batch_size(self, loader: DataLoader[Any]) -> int | None:
         size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
@@ -318,7 +290,7 @@ class _Sharding:
 
     def iterate(self, loader: DataLoader[Any], skipped: int | None = None) -> Iterator[Any]:
         move = self._mover(loader)
-        if not self._begins_training(loader):
+        if not self.observer.on_epoch_start(loader):
             whole = self._iterate_whole(loader, move)
             return whole if skipped is None else islice(whole, skipped, None)
         self.end_epoch(self._epoch)
@@ -333,7 +305,7 @@ class _Sharding:
         if skipped is not None:
             resumed = self._after(loader, skipped, resumed)
         self.latest = None
-        self._epoch = epoch = Epoch(self._place.group_size, self._num_trained, resumed)
+        self._epoch = epoch = Epoch(self._place.group_size, self.observer.num_trained, resumed)
         pairs = self._pairs(loader, epoch)
         lane = self._lane_for(loader)
         if lane is None:
@@ -437,9 +409,7 @@ class _Sharding:
             source = map(reader(loader), indices)
         else:
             source = self.plain.__iter__(loader)
-        if self._on_whole is not None:
-            return _Whole(source, self._on_whole, move)
-        return source if move is None else map(move, source)
+        return _Whole(source, self.observer, move)
 
     def _pairs(self, loader: DataLoader[Any], epoch: Epoch) -> Iterator[Pair]:
         """Start an epoch: this rank's batches, and what they are of their global batches."""
@@ -455,7 +425,7 @@ class _Sharding:
         if feed.deals and self._reads_here(loader):
             if is_new:
                 self._draw_base_seed(loader)
-            return _Fetched(feed, loader)
+            return FetchedBatches(feed, loader)
         inner = self._updated_inner(loader)
         # An epoch that goes on has drawn the seed of its workers before: the next draw is not of these.
         with nullcontext() if is_new else rng.forked(parts=("torch",)):
@@ -464,7 +434,7 @@ class _Sharding:
             feed.latest = None
             source = iter(inner)
         if feed.deals:
-            return _Matched(source, feed)
+            return MatchedBatches(source, feed)
         cutter = Cutter(self._place, loader.batch_size)
         return read_whole(source, feed.num_groups(), self._place, cutter, loader.drop_last)
 
@@ -610,7 +580,7 @@ class _Sharding:
             inner = self._updated_inner(loader)
             if feed is not None:
                 name = "sampler" if loader.batch_sampler is None else "batch_sampler"
-                inner.__dict__[name] = _Drawn(feed)
+                inner.__dict__[name] = DrawnIndices(feed)
             cutter = Cutter(place, loader.batch_size or getattr(loader.batch_sampler, "batch_size", None))
             drop_short = place.drops_short(loader.drop_last or bool(getattr(loader.batch_sampler, "drop_last", False)))
             expected = self._expected(loader, epoch) if feed is None else feed.num_groups()
@@ -637,20 +607,6 @@ class _Sharding:
             yield batch
 
 
-class _Drawn:
-    """The sampler of rank 0's inner loader, where rank 0 reads for all."""
-
-    def __init__(self, feed: IndexFeed) -> None:
-        self._feed = feed
-
-    def __iter__(self) -> Iterator[Any]:
-        # The loader may ask twice and use one: nothing happens before the first item.
-        yield from self._feed.draw()
-
-    def __len__(self) -> int:
-        return self._feed.num_items() or 0
-
-
 class Skipping:
     """A prepared loader without its first batches; everything else is the loader's."""
 
@@ -668,53 +624,6 @@ class Skipping:
         return getattr(self._loader, name)
 
 
-class _Fetched(Iterator[Pair]):
-    """The batches of this rank's indices, read in this process: what torch's own iterator does, and no more."""
-
-    __slots__ = ("_dataset", "_indices", "_read")
-
-    def __init__(self, feed: IndexFeed, loader: DataLoader[Any]) -> None:
-        self._indices = feed.pairs()
-        self._dataset = loader.dataset
-        self._read = reader(loader)
-
-    def __next__(self) -> Pair:
-        indices, share = next(self._indices)
-        try:
-            return self._read(indices), share
-        except IndexError as error:
-            _explain_range(error, indices, self._dataset)
-            raise
-
-
-class _Matched(Iterator[Pair]):
-    """The batches of the inner loader, each with the share that its indices were dealt as."""
-
-    __slots__ = ("_feed", "_shares", "_source")
-
-    def __init__(self, source: Iterator[Any], feed: IndexFeed) -> None:
-        self._source = source
-        self._feed = feed
-        self._shares = feed.latest  # None if the loader's own class starts on the first batch only
-
-    def __next__(self) -> Pair:
-        if self._shares is None:
-            self._feed.latest = None
-        try:
-            batch = next(self._source)
-        except StopIteration:
-            raise
-        except Exception:
-            if self._shares:
-                self._shares.popleft()  # the batch that failed; the caller may go on with the next one
-            raise
-        if self._shares is None:
-            self._shares = self._feed.latest
-        if not self._shares:
-            raise MisuseError("the loader yields more batches than its sampler draws: it cannot be divided by index")
-        return batch, self._shares.popleft()
-
-
 class _Delivery(Iterator[Any]):
     """What a loop over a sharded loader gets: each batch on the device, announced just before."""
 
@@ -730,17 +639,17 @@ class _Delivery(Iterator[Any]):
 
     def __next__(self) -> Any:
         sharding = self._sharding
-        if sharding.on_boundary is not None:
-            sharding.on_boundary()
+        observer = sharding.observer
+        observer.on_batch_end()
         try:
             batch, share = next(self._pairs)
         except StopIteration:
             sharding.end_epoch(self._epoch)
-            sharding.on_share(None)
+            observer.on_share(None)
             raise
         sharding.latest = share
         self._epoch.deliver(share)
-        sharding.on_share(share)
+        observer.on_share(share)
         if self._move is not None:
             batch = self._move(batch)
         if sharding.on_batch is not None:
@@ -749,36 +658,23 @@ class _Delivery(Iterator[Any]):
 
 
 class _Whole(Iterator[Any]):
-    """A loader that is read whole on every rank; whoever is told of it can see by its life that it is still read."""
+    """The iterator of a loader that is read whole; an observer may keep a weak reference to see whether it lives."""
 
-    __slots__ = ("__weakref__", "_move", "_on_whole", "_source")
+    __slots__ = ("__weakref__", "_move", "_observer", "_source")
 
-    def __init__(
-        self, source: Iterator[Any], on_whole: Callable[[Any, int | None], object], move: Callable[[Any], Any] | None
-    ) -> None:
+    def __init__(self, source: Iterator[Any], observer: LoaderObserver, move: Callable[[Any], Any] | None) -> None:
         self._source = source
-        self._on_whole = on_whole
+        self._observer = observer
         self._move = move
 
     def __next__(self) -> Any:
         try:
             batch = next(self._source)
         except StopIteration:
-            self._on_whole(None, None)
+            self._observer.on_whole_batch(None, None)
             raise
-        self._on_whole(self, first_batch_size(batch))
+        self._observer.on_whole_batch(self, first_batch_size(batch))
         return batch if self._move is None else self._move(batch)
-
-
-def _explain_range(error: IndexError, indices: Any, dataset: Any) -> None:
-    """Raise `MisuseError` if the sampler gave an index that the dataset does not have; else return."""
-    length = length_of(dataset)
-    outside = [index for index in indices if isinstance(index, int) and not -(length or 0) <= index < (length or 0)]
-    if length is not None and outside:
-        raise MisuseError(
-            f"the sampler gives index {outside[0]}, and the {type(dataset).__name__} has {length} samples, 0 to "
-            f"{length - 1}: build the sampler for this dataset, or correct the dataset's __len__"
-        ) from error
 
 
 def _refuse_divided(loader: DataLoader[Any]) -> None:

@@ -69,7 +69,7 @@ def step(accelerator: Accelerator, model: nn.Module, optimizer: torch.optim.Opti
 
 def state_goes_round(world: World, strategy: str, precision: str) -> bool:
     accelerator, model, optimizer, scheduler = build(world, strategy, precision, Recipe(optimizer="adamw"))
-    inner, bundle = accelerator._strategy, Bundle((model,), (optimizer,), (scheduler,))
+    inner, bundle = accelerator.components.strategy, Bundle((model,), (optimizer,), (scheduler,))
     step(accelerator, model, optimizer, 1)
     scheduler.step()
     saved = inner.read_state(bundle)
@@ -154,7 +154,7 @@ def leaves_no_trace(world: World, strategy: str, precision: str) -> dict[str, bo
     same = accelerator.prepare(model, optimizer, scheduler) == (model, optimizer, scheduler)
     step(accelerator, model, optimizer, 1)
     stream = io.BytesIO()
-    with sharded.together(accelerator._comm):  # as in a plain cell
+    with sharded.together(accelerator.components.comm):  # as in a plain cell
         torch.save(model, stream)
         stream.seek(0)
         copies = [copy.copy(model), copy.deepcopy(model), pickle.loads(pickle.dumps(model))]
@@ -279,11 +279,11 @@ def keeps_local(world: World, strategy: str) -> list[list[float]]:
     accelerator, model, optimizer, _ = build(world, strategy, "no", Recipe())
     found = []
     for is_local in (True, False):
-        accelerator._strategy.keep_local(model, is_local)
+        accelerator.components.strategy.keep_local(model, is_local)
         accelerator.backward(model(torch.full((2, 5), 1.0 + world.rank)).square().mean())
-        accelerator._stepper.finish(list(model.parameters()))
+        accelerator.components.stepper.finish(list(model.parameters()))
         found.append(torch.cat([parameter.grad.flatten() for parameter in model.parameters()]).tolist())
-        accelerator._stepper.window.attempt()
+        accelerator.components.stepper.window.attempt()
         optimizer.zero_grad()
     accelerator.close()
     return found
@@ -292,7 +292,7 @@ def keeps_local(world: World, strategy: str) -> list[list[float]]:
 def refuses_local(world: World, strategy: str) -> bool:
     accelerator, model, *_ = build(world, strategy, "no", Recipe())
     with pytest.raises(MisuseError, match=strategy):
-        accelerator._strategy.keep_local(model, True)
+        accelerator.components.strategy.keep_local(model, True)
     with pytest.raises(MisuseError, match=strategy):
         accelerator.join_uneven_inputs([])
     accelerator.close()

@@ -36,7 +36,7 @@ def stray(world: World) -> list[str]:
     accelerator = Accelerator(world=world)
     names = {"model": model, "optimizer": optimizer, "scale": scale}
     accelerator.prepare(model, optimizer)
-    accelerator._stepper.namespace = names
+    accelerator.components.stepper.namespace = names
     accelerator.backward(model(torch.ones(1, 2)).sum())
     optimizer.step()  # the stray parameter has no gradient yet
     accelerator.backward((model(torch.ones(1, 2)) * scale).sum())

@@ -129,12 +129,12 @@ def steers(world: World, stage: int) -> list[Tensor]:
     for module in (model, nn.ModuleList([model])) if stage == 3 else ():
         with pytest.raises(MisuseError, match="holds only a part of the model"):
             module.state_dict()  # here ranks need not read together, and would find divided parameters empty
-    with sharded.together(accelerator._comm):
+    with sharded.together(accelerator.components.comm):
         kept = {name: value.clone() for name, value in model.state_dict().items()}
-    saved = accelerator._strategy.read_state(accelerator._stepper.bundle)
+    saved = accelerator.components.strategy.read_state(accelerator.components.stepper.bundle)
     run(accelerator, model, optimizer, range(3, 5))
     model.load_state_dict(kept)
-    accelerator._strategy.write_state(accelerator._stepper.bundle, saved)
+    accelerator.components.strategy.write_state(accelerator.components.stepper.bundle, saved)
     run(accelerator, model, optimizer, range(3, 5))
     accelerator.close()
     return [*found, flat(model)]
@@ -215,7 +215,7 @@ def two_models(world: World) -> Tensor:
     for number in range(4):
         if number == 2:
             second.weight.requires_grad_(True)
-            accelerator._preparer.refresh()
+            accelerator.components.preparer.refresh()
         x = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))[world.rank :: world.size]
         accelerator.backward(third(second(torch.tanh(first(x)))).square().mean())
         one.step()

@@ -201,7 +201,7 @@ def in_turn(world: World) -> list[Tensor]:
     accelerator.prepare(first, one, second, two)
     run(accelerator, first, one, range(2))
     second.embed.requires_grad_(True)
-    accelerator._preparer.refresh()
+    accelerator.components.preparer.refresh()
     run(accelerator, second, two, range(2))
     run(accelerator, first, one, range(2, 4))
     accelerator.close()

@@ -146,7 +146,7 @@ class Training:
                 self.optimizer.step()
                 self.scheduler.step()
                 self.optimizer.zero_grad()
-            share = self.accelerator._stepper.window.share
+            share = self.accelerator.components.stepper.window.share
             ids += indices[: share.num_valid].tolist() if share else []
             self.losses.append(loss.item())
             if number == stop_after:
@@ -378,7 +378,7 @@ def train_on_written(world: World, folder: Path, log: Path, kill_at: int | None)
             accelerator.backward(model(values).square().mean())
             optimizer.step()
             optimizer.zero_grad()
-            step = accelerator._stepper.num_steps
+            step = accelerator.components.stepper.num_steps
             with dataset.path.open("a") as lines:
                 lines.write(f"step {step}\n")
             accelerator.save_state(blocking=False)
@@ -443,7 +443,7 @@ def train_few(world: World, folder: Path, length: int, num_epochs: int, loads: b
             accelerator.backward(model(values).square().mean())
             optimizer.step()
             optimizer.zero_grad()
-            share = accelerator._stepper.window.share
+            share = accelerator.components.stepper.window.share
             epochs[-1] += indices[: share.num_valid].tolist() if share else []
             if not loads and number == num_epochs - 1:
                 break

@@ -156,12 +156,29 @@ class Setup:
             comm=self.comm,
             batch=self.batch,
             device="cpu",
-            on_share=self.shares.append,
-            is_training=lambda: self.training,
+            observer=self,
             options=self.options,
             coords=self.coords,
             lane=self.lane,
         )
+
+    def is_training(self):
+        return self.training
+
+    def on_epoch_start(self, loader):
+        return self.training
+
+    def on_batch_end(self):
+        pass
+
+    def on_share(self, share):
+        self.shares.append(share)
+
+    def on_whole_batch(self, iterator, num_samples):
+        pass
+
+    def num_trained(self):
+        return 0
 
     def read(self, loader):
         """One epoch: per batch the samples and the share."""
@@ -809,14 +826,7 @@ def test_batches_go_to_the_device():
         seen = []
         loader = DataLoader(TensorDataset(torch.ones(4), torch.ones(4)), batch_size=2)
         for training in (True, False):
-            shard(
-                loader,
-                comm=comm,
-                batch="global",
-                device="meta",
-                on_share=seen.append,
-                is_training=lambda training=training: training,
-            )
+            shard(loader, comm=comm, batch="global", device="meta", observer=Setup(comm, training=training))
             seen += [tensor.device.type for batch in loader for tensor in batch]
         return [item for item in seen if isinstance(item, str)]
 

@@ -334,7 +334,7 @@ def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
     accelerator.end_run()
     assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_10", "step_13"]
     accelerator.begin_run()
-    assert accelerator._stepper.meter.is_reporting, "a logging interval is the cell's"
+    assert accelerator.components.stepper.meter.is_reporting, "a logging interval is the cell's"
     accelerator.close()
 
 

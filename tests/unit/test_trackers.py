@@ -15,7 +15,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from accel_nb import Accelerator, GeneralTracker
-from accel_nb.accelerator.tracking.run_tracking import SavedRun
+from accel_nb.accelerator.tracking.tracked_run import SavedRun
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.telemetry.trackers import TrackerFeed, pictures
 

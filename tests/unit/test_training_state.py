@@ -210,8 +210,8 @@ def test_a_failed_background_save_is_raised_by_the_next_call(tmp_path: Path) -> 
     with pytest.raises(CheckpointError, match="was not saved"):
         accelerator.save_state(tmp_path / "file" / "step_1", blocking=False)
     accelerator.save_state(tmp_path / "good", blocking=False)
-    accelerator._state._saver._job.join()  # type: ignore[union-attr]
-    accelerator._state._saver._job._problem = "the disk is gone"  # type: ignore[union-attr]
+    accelerator.components.state._saver._job.join()  # type: ignore[union-attr]
+    accelerator.components.state._saver._job._problem = "the disk is gone"  # type: ignore[union-attr]
     with pytest.raises(CheckpointError, match="the disk is gone"):
         accelerator.wait_for_checkpoint()
     accelerator.wait_for_checkpoint()

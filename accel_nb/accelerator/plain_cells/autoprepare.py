@@ -74,7 +74,7 @@ def release_unreachable(accelerator: Accelerator, namespace: dict[str, Any], wit
         return
     held = {id(item) for item in chain(trained_objects(namespace.values()), within)}
     held |= {id(item.optimizer) for item in objects if isinstance(item, LRScheduler) and id(item) in held}
-    accelerator._preparer.release([item for item in objects if id(item) not in held])
+    accelerator.components.preparer.release([item for item in objects if id(item) not in held])
 
 
 class PlainCells:
@@ -87,7 +87,7 @@ class PlainCells:
 
     def __init__(self, accelerator: Accelerator) -> None:
         self._accelerator = accelerator
-        self._stepper = accelerator._stepper
+        self._stepper = accelerator.components.stepper
         self._stepper.is_plain = True
         self._stepper.window.counts_batches = False  # a plain cell sums up batches as on one device
         # What this rank had of the batch that the latest cell ended in; None if that was not divided.
@@ -143,7 +143,7 @@ class PlainCells:
         holds = self._accelerator.holds_optimizers
         if not (found.optimizers or (holds and (found.loaders or found.schedulers))):
             return Found()
-        self._accelerator._preparer.refresh()
+        self._accelerator.components.preparer.refresh()
         self._prepare(found.objects)
         return found
 
@@ -166,7 +166,7 @@ class PlainCells:
         with ExitStack() as stack:
             self._replace_functions(stack)
             if self._stepper.world.size > 1:
-                stack.enter_context(sharded.together(accelerator._comm))
+                stack.enter_context(sharded.together(accelerator.components.comm))
             stack.callback(register_optimizer_step_pre_hook(_refuse_unprepared(accelerator)).remove)
             stack.callback(self._calls.close)
             stack.callback(self._proof.end)
@@ -228,9 +228,9 @@ class PlainCells:
         whole, and the receipt says so.
         """
         is_divided = self._is_divided(loader)
-        if self._accelerator._preparer.note_reading(loader, is_whole=not is_divided):
+        if self._accelerator.components.preparer.note_reading(loader, is_whole=not is_divided):
             self._accelerator.report(self._used)
-        return is_divided and self._accelerator._preparer.begin_epoch()
+        return is_divided and self._accelerator.components.preparer.begin_epoch()
 
     def _is_divided(self, loader: DataLoader[Any]) -> bool:
         if not torch.is_grad_enabled():
@@ -287,7 +287,7 @@ class PlainCells:
         return bool(self._loose[place])
 
     def _unprepared(self, objects: Iterable[Any]) -> Found:
-        prepared = self._accelerator._preparer
+        prepared = self._accelerator.components.preparer
         kinds = Kinds.of(without_divided(objects))
         known = set(map(id, kinds.optimizers))
         behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
@@ -304,11 +304,8 @@ class PlainCells:
 
     def _prepare(self, objects: Sequence[Any]) -> None:
         self._forget_pending(objects)
-        new = self._accelerator._prepare(
-            objects,
-            batch=self._accelerator.resolved.config.batch or "global",
-            is_training=self.is_training,
-            begins_training=self.begins_training,
+        new = self._accelerator.prepare_jointly(
+            objects, batch=self._accelerator.resolved.config.batch or "global", loops=self
         )
         self._used.update(map(id, new))
         if new:
@@ -371,7 +368,7 @@ class PlainCells:
             warn_of_evaluation_mode(self._accelerator)
         if self._read_whole and stepper.bundle.models:
             self._read_whole = False
-            if self._accelerator._preparer.whole_reading.lasts(stepper.window.share):
+            if self._accelerator.components.preparer.whole_reading.lasts(stepper.window.share):
                 stepper.window.take_share(None)  # of a loop that was left
             if stepper.window.share is None:
                 warn_of_whole(self._accelerator)
@@ -478,7 +475,7 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
     """Return a hook that stops an optimizer which nobody prepared from stepping on one worker's share of a batch."""
-    stepper = accelerator._stepper
+    stepper = accelerator.components.stepper
 
     def hook(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if stepper.window.share is None or id(optimizer) in stepper.gates or stepper.world.size == 1:
@@ -496,7 +493,7 @@ def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:
 
 
 def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    stepper = accelerator._stepper
+    stepper = accelerator.components.stepper
 
     @functools.wraps(plain)
     def clip_grad_norm_(parameters: Any, max_norm: float, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Tensor:
@@ -514,7 +511,7 @@ def _clip_norm(accelerator: Accelerator, plain: Callable[..., Tensor]) -> Callab
 
 
 def _clip_value(accelerator: Accelerator, plain: Callable[..., None]) -> Callable[..., None]:
-    stepper = accelerator._stepper
+    stepper = accelerator.components.stepper
 
     @functools.wraps(plain)
     def clip_grad_value_(parameters: Any, clip_value: float, *args: Any, **kwargs: Any) -> None:

@@ -36,7 +36,7 @@ class LossProof:
 
     def __init__(self, accelerator: Accelerator, calls: ModuleCalls) -> None:
         self._accelerator = accelerator
-        self._stepper = accelerator._stepper
+        self._stepper = accelerator.components.stepper
         self._calls = calls
         self._trace: LossTrace | None = None
         self._is_on = False

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -20,22 +20,24 @@ from torch.utils.data import DataLoader
 from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
 from accel_nb.accelerator.prepare.compiling import Compiler
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
+from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.tracking.metrics import WholeReading
+from accel_nb.accelerator.training.accumulation import Window
 from accel_nb.accelerator.training.optimizer_proxy import (
-    Hearing,
     OptimizerGate,
     gate_scheduler,
     release_scheduler,
     share_metric,
 )
 from accel_nb.accelerator.training.stepper import Stepper
-from accel_nb.config.sections import DataOptions
-from accel_nb.data.loader import BatchMeaning, set_boundary, shard, unshard
+from accel_nb.config.schema import Config
+from accel_nb.data.loader import BatchMeaning, shard, unshard
 from accel_nb.errors import MisuseError
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import shape_of
+from accel_nb.runtime.process import rng
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.instance_patching import give_forward, plain_class, plain_forward, take_forward_back
@@ -90,8 +92,56 @@ class Kinds:
         return self.others
 
 
+class LoopPolicy(Protocol):
+    """Decides which loops over prepared loaders train, and so read their rank's share only."""
+
+    def is_training(self) -> bool:
+        """Return whether a loop that started now would train; a loader's length depends on it."""
+        ...
+
+    def begins_training(self, loader: DataLoader[Any]) -> bool:
+        """Return whether the loop that starts over ``loader`` trains; prepares for its first batch if so.
+
+        Every rank must call.
+        """
+        ...
+
+
+class TrainingLoops:
+    """The policy of explicit code: every loop over a prepared loader trains."""
+
+    def __init__(self, preparer: Preparer) -> None:
+        self._preparer = preparer
+
+    def is_training(self) -> bool:
+        """Return True."""
+        return True
+
+    def begins_training(self, loader: DataLoader[Any]) -> bool:
+        """Prepare for the first batch, and return True."""
+        return self._preparer.begin_epoch()
+
+
+class _LoopEvents:
+    """Passes the events of loops over one loader to the parts that react to them. Batches are the hot path."""
+
+    def __init__(self, loops: LoopPolicy, window: Window, whole_reading: WholeReading, observer: RunObserver) -> None:
+        self._window = window
+        self._whole_reading = whole_reading
+        self.is_training = loops.is_training
+        self.on_epoch_start = loops.begins_training
+        self.on_share = window.take_share
+        self.on_batch_end = observer.on_batch_end
+
+    def num_trained(self) -> int:
+        return self._window.num_trained
+
+    def on_whole_batch(self, iterator: Iterator[Any] | None, num_samples: int | None) -> None:
+        self._whole_reading.take(iterator, self._window.share, num_samples)
+
+
 class Preparer:
-    """Prepares objects for one accelerator and remembers how to give them back."""
+    """Prepares the objects of one accelerator in place, and restores them when they are released."""
 
     def __init__(
         self,
@@ -103,12 +153,10 @@ class Preparer:
         compiler: Compiler,
         recomputer: Recomputer,
         float8: Float8Layers | None = None,
-        schedule: Literal["steps", "samples", "calls"] = "steps",
-        data: DataOptions | None = None,
-        seed: int | None = None,
+        options: Config,
         is_placing: bool = True,
         rng_types: Sequence[str] = (),
-        hearing: Hearing | None = None,
+        observer: RunObserver,
     ) -> None:
         self._owner = weakref.ref(owner)
         self._stepper = stepper
@@ -117,15 +165,15 @@ class Preparer:
         self._compiler = compiler
         self._recomputer = recomputer
         self._float8 = float8
-        self._schedule: Literal["steps", "samples", "calls"] = schedule
-        # How loaders are read that are prepared from now on.
-        self.data = data or DataOptions()
-        self._seed = seed
+        self._schedule = options.schedule
+        # The options of loaders that are prepared from now on.
+        self.data = options.data
+        self._seed = options.seed
         # Whether things are moved to the device: as a rule, and those that are told apart.
         self._is_placing = is_placing
         self._placing: Mapping[int, bool] = {}
         self._rng_types = tuple(rng_types)
-        self._hearing = hearing
+        self._observer = observer
         self.whole_reading = WholeReading()
         self._objects: dict[int, Any] = {}
         self._evaluated: set[int] = set()
@@ -137,10 +185,6 @@ class Preparer:
         self.batches: dict[int, str] = {}
         # The loaders that every rank reads whole, by id.
         self.whole: set[int] = set()
-        # Hear of a loader that was prepared, of an epoch that is to begin, and of a batch that a loop is done with.
-        self.on_loader: Callable[[DataLoader[Any]], object] = lambda loader: None
-        self.on_epoch: Callable[[], object] | None = None
-        self._on_boundary: Callable[[], object] | None = None
 
     def __contains__(self, item: object) -> bool:
         return id(item) in self._objects
@@ -164,12 +208,11 @@ class Preparer:
         objects: Sequence[Any],
         *,
         batch: BatchMeaning,
-        is_training: Callable[[], bool],
-        begins_training: Callable[[DataLoader[Any]], bool],
+        loops: LoopPolicy,
     ) -> None:
-        """Prepare what is not prepared yet, jointly; other kinds of objects are left as they are.
+        """Prepare objects that are not prepared yet, jointly; objects of other kinds stay as they are.
 
-        Where it fails, every object is as it was before, or as another accelerator has given it back.
+        If it fails, every object is as it was before, or as another accelerator has released it.
         """
         kinds = Kinds.of(item for item in objects if item not in self)
         for item in (*kinds.models, *kinds.optimizers, *kinds.schedulers, *kinds.loaders):
@@ -187,7 +230,7 @@ class Preparer:
             for scheduler in kinds.schedulers:
                 self._gate_scheduler(scheduler, batch)
             for loader in kinds.loaders:
-                self._shard(loader, batch, is_training, begins_training)
+                self._shard(loader, batch, loops)
             # The last that may fail: to undo what a strategy has finished, some need all ranks, and one may fail alone.
             self._stepper.strategy.wrap(bundle)
         except BaseException:
@@ -210,7 +253,7 @@ class Preparer:
                 is_early and self._comm.world.size > 1 and not isinstance(scheduler, ReduceLROnPlateau)
             )
         for loader in kinds.loaders:
-            self.on_loader(loader)
+            self._observer.on_loader_prepared(loader)
 
     def note_reading(self, loader: DataLoader[Any], *, is_whole: bool) -> bool:
         """Record whether every rank reads a loader whole; return whether that changes what the receipt says of it."""
@@ -219,13 +262,6 @@ class Preparer:
         (self.whole.add if is_whole else self.whole.discard)(id(loader))
         self.batches[id(loader)] = self._describe_batch(loader)
         return True
-
-    def set_boundary(self, hook: Callable[[], object] | None) -> None:
-        """Call ``hook`` whenever a loop over a prepared loader is done with a batch; None calls nothing."""
-        self._on_boundary = hook
-        for item in self._objects.values():
-            if isinstance(item, DataLoader):
-                set_boundary(item, hook)
 
     def refresh(self) -> None:
         """Prepare anew the models in which a layer was replaced, frozen or unfrozen; every rank must call."""
@@ -243,16 +279,26 @@ class Preparer:
         self._stepper.learn_anew(changed)
 
     def begin_epoch(self) -> bool:
-        """Get ready for the batches of a divided loader, and say that they may come; every rank must call."""
+        """Prepare for the first batch of a divided loader, and return True; every rank must call."""
         self.refresh()
-        if self.on_epoch is not None:
-            self.on_epoch()
-        owner = self._owner()
-        if owner is not None:
-            owner.diverge()
+        self._observer.on_epoch_start()
+        self.seed_ranks_apart()
         if self._rng_types:
             synchronize_rng_states(self._rng_types)
         return True
+
+    def seed_ranks_apart(self) -> None:
+        """Seed the generators of data ranks above 0 anew, once: dropout must not repeat between ranks.
+
+        While no loader is divided, every rank trains on the same batches and must draw the same numbers. The order of
+        a divided loader is rank 0's all the same.
+        """
+        if self._stepper.has_diverged:
+            return
+        self._stepper.has_diverged = True
+        data_rank, _ = self._stepper.strategy.data_coords()
+        if data_rank > 0:
+            rng.set_seed(rng.derive(int(torch.randint(2**62, ())), "rank", data_rank))
 
     @contextmanager
     def placing(self, chosen: Mapping[int, bool]) -> Iterator[None]:
@@ -381,36 +427,25 @@ class Preparer:
         if self._schedule != "calls":
             # Of a batch that all ranks share, one process would take as many steps. What is measured is no step.
             is_ahead = self._schedule == "samples" and batch == "per-worker" and not measures
-            gate_scheduler(scheduler, gate, self._comm.world.size if is_ahead else 1, self._hearing)
+            num_calls = self._comm.world.size if is_ahead else 1
+            gate_scheduler(scheduler, gate, num_calls, self._observer.schedule_observer)
         if plain_class(scheduler) is not type(scheduler):
             setattr(type(scheduler), _CLAIM, Claim(self._owner, release_scheduler))
 
-    def _shard(
-        self,
-        loader: DataLoader[Any],
-        batch: BatchMeaning,
-        is_training: Callable[[], bool],
-        begins_training: Callable[[DataLoader[Any]], bool],
-    ) -> None:
+    def _shard(self, loader: DataLoader[Any], batch: BatchMeaning, loops: LoopPolicy) -> None:
         self._multiplies = batch == "per-worker"
-        window, whole_reading = self._stepper.window, self.whole_reading
         strategy = self._stepper.strategy
-        coords = strategy.data_coords()
+        is_placed = self._is_placed(loader)
         shard(
             loader,
             comm=self._comm,
             batch=batch,
-            device=self._device if self._is_placed(loader) else "cpu",
-            on_share=window.take_share,
-            is_training=is_training,
-            begins_training=begins_training,
-            on_whole=lambda iterator, num_samples: whole_reading.take(iterator, window.share, num_samples),
-            coords=coords,
+            device=self._device if is_placed else "cpu",
+            observer=_LoopEvents(loops, self._stepper.window, self.whole_reading, self._observer),
+            coords=strategy.data_coords(),
             options=self.data,
             seed=self._seed,
-            num_trained=lambda: window.num_trained,
-            on_boundary=self._on_boundary,
-            place_batch=strategy.place if strategy.capabilities.places_batches and self._is_placed(loader) else None,
+            place_batch=strategy.place if strategy.capabilities.places_batches and is_placed else None,
         )
         setattr(type(loader), _CLAIM, Claim(self._owner, unshard))
         self.batches[id(loader)] = self._describe_batch(loader)

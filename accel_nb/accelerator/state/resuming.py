@@ -7,42 +7,42 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from accel_nb.accelerator.prepare.preparer import Preparer
 from accel_nb.accelerator.state.training_state import LoadReport, TrainingState
 from accel_nb.data.loader import begin_counting, num_left
 from accel_nb.errors import NoCheckpoint
 
 
 class Resumer:
-    """Loads once, when everything that trains is prepared: just before the first batch is asked for."""
+    """Loads the checkpoint that a run resumes from, once everything that trains is prepared."""
 
-    def __init__(self, state: TrainingState, preparer: Preparer) -> None:
+    def __init__(self, state: TrainingState) -> None:
         self._state = state
-        self._preparer = preparer
         self._from: str | None = None
         self._lines: list[str] = []
 
     def begin_run(self, resume: str | None) -> None:
-        """Count epochs from here, and let the run go on from ``resume``: a path, or ``auto``."""
+        """Count epochs from here; ``resume`` is a path, ``auto`` for the newest checkpoint, or None."""
         self._state.end_replay()
-        for loader in self._loaders():
+        for loader in self._state.loaders():
             begin_counting(loader)
         self._lines = []
         self._from = resume
-        self._preparer.on_epoch = None if resume is None else self._load
 
     def end_run(self) -> list[str]:
-        """Return what the run resumed, in words."""
+        """Return what the run resumed, one line each."""
         if self._from is not None:
             self._lines.append(
                 f"--resume {self._from} had no effect: no prepared DataLoader was iterated to train; load_state() "
                 "loads at once"
             )
-        lines, self._lines, self._from, self._preparer.on_epoch = self._lines, [], None, None
+        lines, self._lines, self._from = self._lines, [], None
         return lines
 
-    def _load(self) -> None:
-        wanted, self._from, self._preparer.on_epoch = self._from, None, None
+    def load_once(self) -> None:
+        """Load the checkpoint, if the run resumes from one and has not loaded it yet; every rank must call."""
+        if self._from is None:
+            return
+        wanted, self._from = self._from, None
         try:
             report = self._state.load(None if wanted == "auto" else wanted, strict=True, passes=True)
         except NoCheckpoint as error:
@@ -50,10 +50,7 @@ class Resumer:
                 raise
             self._lines.append(f"started anew: {error}")
             return
-        self._lines.append(describe(report, self._loaders()))
-
-    def _loaders(self) -> list[DataLoader[Any]]:
-        return [item for item in self._preparer.objects if isinstance(item, DataLoader)]
+        self._lines.append(describe(report, self._state.loaders()))
 
 
 def describe(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:

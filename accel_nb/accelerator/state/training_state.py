@@ -17,8 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from accel_nb.accelerator.state.run_observer import RunObserver
 from accel_nb.accelerator.state.save_report import Saved
 from accel_nb.accelerator.state.state_matching import fit_state, listed, with_tied
+from accel_nb.accelerator.tracking.tracked_run import TrackedRun
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.checkpoint.accelerate_format import ForeignState, is_foreign, read_foreign
 from accel_nb.checkpoint.background_save import Saver
@@ -79,8 +81,12 @@ class TrainingState:
         device: torch.device,
         stepper: Stepper,
         resolved: Resolved,
+        *,
         prepared: Callable[[], Sequence[Any]],
+        tracked: TrackedRun,
+        observer: RunObserver,
     ) -> None:
+        """``prepared`` returns every prepared object, in the order of preparation."""
         self._comm = comm
         self._device = device
         self._stepper = stepper
@@ -92,13 +98,8 @@ class TrainingState:
         self._registered: list[Any] = []
         self._save_hooks: dict[int, SaveHook] = {}
         self._load_hooks: dict[int, LoadHook] = {}
-        # Hears of each checkpoint that is complete.
-        self.on_saved: Callable[[Saved], object] = lambda saved: None
-        # Hears the step of a checkpoint that was loaded.
-        self.on_loaded: Callable[[int], object] | None = None
-        # What a checkpoint keeps of the run that trackers follow, and what takes it up again; every rank calls both.
-        self.tracked_run: Callable[[], Any] = lambda: None
-        self.take_up_run: Callable[[Any, int], list[str]] = lambda saved, step: []
+        self._tracked = tracked
+        self._observer = observer
         # The save that is on its way: its step, where it goes, and for how many seconds it held the training up.
         self._begun: tuple[int, str, float] | None = None
         # Of loaders that a checkpoint knows and that are not prepared yet, by their number.
@@ -179,7 +180,8 @@ class TrainingState:
         begun, self._begun = self._begun, None
         if begun is not None:
             step, url, stall_s = begun
-            self.on_saved(Saved(step, url, SaveCost(self._saver.num_bytes, stall_s, max(self._saver.took_s, stall_s))))
+            cost = SaveCost(self._saver.num_bytes, stall_s, max(self._saver.took_s, stall_s))
+            self._observer.on_checkpoint_saved(Saved(step, url, cost))
 
     def collect(self, url: str, draft_url: str | None = None) -> dict[str, Any]:
         """Return the state tree, whose tensors are the live ones; hooks are given ``draft_url``, or else ``url``."""
@@ -202,15 +204,15 @@ class TrainingState:
             "progress": {"step": self._stepper.num_steps, "held": window.num_held, "accumulate": window.size},
             "gradients": self._gradients() if window.num_held else None,
             "registered": [item.state_dict() for item in self._registered],
-            "data": [position_of(loader).to_json() for loader in self._loaders()],
-            "tracked": self.tracked_run(),
+            "data": [position_of(loader).to_json() for loader in self.loaders()],
+            "tracked": self._tracked.state(),
         }
 
     def adopt(self, loader: DataLoader[Any]) -> None:
         """Hear of a loader that was just prepared: one that the loaded checkpoint knows goes on from there."""
         if not self._waiting:
             return
-        number = next(index for index, known in enumerate(self._loaders()) if known is loader)
+        number = next(index for index, known in enumerate(self.loaders()) if known is loader)
         position, passes, on_resume = self._waiting.pop(number, (None, False, None))
         if position is None:
             return
@@ -263,9 +265,8 @@ class TrainingState:
         notes += self._restore_window(tree, checkpoint)
         notes += self._restore_random(tree, checkpoint)
         self._run = checkpoint.manifest.facts.run
-        notes += self.take_up_run(tree.get("tracked"), tree["progress"]["step"])
-        if self.on_loaded is not None:
-            self.on_loaded(tree["progress"]["step"])
+        notes += self._tracked.restore(tree.get("tracked"), tree["progress"]["step"])
+        self._observer.on_checkpoint_loaded(tree["progress"]["step"])
         report = LoadReport(
             checkpoint.url,
             tree["progress"]["step"],
@@ -322,11 +323,11 @@ class TrainingState:
             rng.restore(found.random[rank], self._device)
         else:
             notes.append(f"random numbers are those of now: {len(found.random)} processes saved theirs, {size} load")
-        if self.on_loaded is not None:
-            self.on_loaded(found.step)
+        self._observer.on_checkpoint_loaded(found.step)
         return LoadReport(found.url, found.step, max(len(found.random), 1), size, tuple(notes))
 
-    def _loaders(self) -> list[DataLoader[Any]]:
+    def loaders(self) -> list[DataLoader[Any]]:
+        """Return the prepared loaders, in the order of preparation."""
         return [item for item in self._prepared() if isinstance(item, DataLoader)]
 
     def _resume_loaders(
@@ -342,7 +343,7 @@ class TrainingState:
                 self._restore_random(tree, checkpoint)
 
         on_resume = restore if passes else None
-        loaders = self._loaders()
+        loaders = self.loaders()
         known = list(zip(loaders, positions, strict=False))
         for loader, position in known:
             problem = problem_with(loader, position)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
-from weakref import WeakMethod
 
 from torch import Tensor
 
 from accel_nb.accelerator.options.plugins import ProjectConfiguration
 from accel_nb.accelerator.process_state import Placed
+from accel_nb.accelerator.tracking.tracked_run import TrackedRun
 from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.telemetry.events import MetricLogged, Sink
@@ -26,41 +25,6 @@ from accel_nb.telemetry.trackers import (
 )
 
 _NO_OPTIONS: Mapping[str, Any] = {}
-_MAX_RUN_ID = 256
-
-
-@dataclass(frozen=True, slots=True)
-class SavedRun:
-    """What a checkpoint says of the run that was tracked: its name, and by which id each tracker knows it."""
-
-    project: str
-    run_ids: Mapping[str, str]
-    step: int
-
-    @classmethod
-    def from_json(cls, saved: Any, step: int) -> SavedRun | None:
-        """Read what `to_json` wrote; None where no run was tracked. What is no id by its form is left out."""
-        if not isinstance(saved, dict) or not isinstance(saved.get("project"), str):
-            return None
-        ids = saved.get("run_ids")
-        kept = {str(name): run_id for name, run_id in ids.items() if _is_id(run_id)} if isinstance(ids, dict) else {}
-        return cls(saved["project"], kept, step)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {"project": self.project, "run_ids": dict(self.run_ids)}
-
-
-def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that does not hold its object; it must not be called when that is gone."""
-    reference = WeakMethod(method)
-
-    def call(*values: Any) -> Any:
-        found = reference()
-        assert found is not None, "the object is gone"
-        return found(*values)
-
-    return call
 
 
 class Tracked(Placed):
@@ -70,9 +34,7 @@ class Tracked(Placed):
     _stepper: Stepper
     _project: ProjectConfiguration
     _tracker_choice: tuple[str | GeneralTracker, ...]
-    _feed: TrackerFeed | None = None
-    _run_name: str = ""
-    _saved_run: SavedRun | None = None
+    _tracked: TrackedRun
 
     @property
     def logging_dir(self) -> str | os.PathLike[str] | None:
@@ -90,10 +52,11 @@ class Tracked(Placed):
 
         Waits until they are open.
         """
-        if self._feed is None:
+        feed = self._tracked.feed
+        if feed is None:
             return []
-        self._feed.wait_started()
-        return list(self._feed.trackers)
+        feed.wait_started()
+        return list(feed.trackers)
 
     def init_trackers(
         self,
@@ -110,13 +73,10 @@ class Tracked(Placed):
         """
         if not self._world.is_main:
             return
-        if self._feed is not None:
+        if self._tracked.feed is not None:
             raise MisuseError("init_trackers: a run is being tracked already; end_training() ends it")
         trackers = chosen_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
-        self._feed = TrackerFeed(trackers, config) if trackers else None
-        self._run_name = project_name
-        if self._saved_run is not None:
-            self._go_on_with(self._saved_run)
+        self._tracked.start(project_name, TrackerFeed(trackers, config) if trackers else None)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
         """Return a tracker by name, or with ``unwrap`` the backend's own object, for what only that backend can do.
@@ -128,10 +88,10 @@ class Tracked(Placed):
             raise MisuseError(f"get_tracker({name!r}): log_with has {', '.join(self.log_with) or 'nothing'}")
         if not self._world.is_main:
             return NoTracker()
-        if self._feed is None:
+        if self._tracked.feed is None:
             raise MisuseError(f"get_tracker({name!r}): init_trackers has not been called")
-        found = next(tracker for tracker in self._feed.trackers if tracker.name == name)
-        self._feed.wait_started()
+        found = next(tracker for tracker in self._tracked.feed.trackers if tracker.name == name)
+        self._tracked.feed.wait_started()
         return found.tracker if unwrap else found
 
     def log(
@@ -150,7 +110,7 @@ class Tracked(Placed):
         if not self._stepper.meter.is_reporting:
             return
         at = self._stepper.num_steps if step is None else step
-        feed, rank, now = self._feed, self._world.rank, time.time()
+        feed, rank, now = self._tracked.feed, self._world.rank, time.time()
         # As fields where the sink takes them: making an event costs more than writing it.
         emit = getattr(self._sink, "emit_metric", None) or self._emit_metric
         plain: dict[str, Any] = {}
@@ -168,7 +128,7 @@ class Tracked(Placed):
     @property
     def _takes_texts(self) -> bool:
         """Whether trackers run, here or on the main rank."""
-        return self._feed is not None or bool(self._tracker_choice and not self._world.is_main)
+        return self._tracked.feed is not None or bool(self._tracker_choice and not self._world.is_main)
 
     def _emit_metric(self, rank: int, step: int, now: float, name: str, value: float) -> None:
         self._sink.emit(MetricLogged(rank, step, now, name, value))
@@ -185,29 +145,29 @@ class Tracked(Placed):
         or of floats from 0 to 1; several are a list or a batch. They are copied here. ``log_kwargs`` are keyword
         arguments of each tracker's ``log_images`` by its name. Raises `MisuseError` for anything else.
         """
-        if self._feed is not None:
+        if self._tracked.feed is not None:
             copies = {str(name): pictures(value) for name, value in values.items()}
             at = self._stepper.num_steps if step is None else step
-            self._feed.call("log_images", copies, step=at, by_name=log_kwargs or _NO_OPTIONS)
+            self._tracked.feed.call("log_images", copies, step=at, by_name=log_kwargs or _NO_OPTIONS)
 
     def log_table(
         self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
         """Send a table, row by row, to the trackers that keep them; every rank may call, and the main rank's counts."""
-        if self._feed is not None:
+        if self._tracked.feed is not None:
             rows = [list(row) for row in data]
             at = self._stepper.num_steps if step is None else step
-            self._feed.call("log_table", name, list(columns), rows, step=at)
+            self._tracked.feed.call("log_table", name, list(columns), rows, step=at)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
         """Keep a file or folder with the run, where trackers do; every rank may call, and the main rank's counts.
 
         It is read later: leave it as it is until `end_training`. Raises `MisuseError` if it is not there.
         """
-        if self._feed is not None:
+        if self._tracked.feed is not None:
             if not os.path.exists(path):
                 raise MisuseError(f"log_artifact: there is no {os.fspath(path)}")
-            self._feed.call("log_artifact", os.fspath(path), name=name)
+            self._tracked.feed.call("log_artifact", os.fspath(path), name=name)
 
     def end_training(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
         """End the run of the trackers: what was logged is written. Every rank may call; does nothing without a run.
@@ -215,41 +175,9 @@ class Tracked(Placed):
         Trackers that take longer than ``timeout_s`` seconds, as one that uploads large files may, are left behind, and
         that is said.
         """
-        if self._feed is not None:
-            feed, self._feed, self._saved_run = self._feed, None, None
+        feed = self._tracked.end()
+        if feed is not None:
             feed.close(timeout_s)
-
-    def _tracked_run(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of the run; the same on every rank, all of which call."""
-        run = self._saved_run
-        if self._feed is not None:
-            run = SavedRun(self._run_name, self._feed.run_ids(), self._stepper.num_steps)
-        values = None if run is None else run.to_json()
-        return self._comm.broadcast_json(values) if self._tracker_choice else values
-
-    def _take_up_run(self, saved: Any, step: int) -> list[str]:
-        """Go on with the run that a checkpoint names, now or when trackers come; returns what is to be noted."""
-        self._saved_run = SavedRun.from_json(saved, step)
-        if self._saved_run is None or self._feed is None:
-            return []
-        if not self._feed.has_begun:
-            return self._go_on_with(self._saved_run)
-        return [
-            f"{name} stays with the run that is open: values were logged before the checkpoint was loaded"
-            for name, run_id in self._feed.run_ids().items()
-            if self._saved_run.run_ids.get(name, run_id) != run_id
-        ]
-
-    def _go_on_with(self, saved: SavedRun) -> list[str]:
-        if self._run_name != saved.project:
-            return [f"trackers begin the run {self._run_name!r}: the checkpoint is of {saved.project!r}"]
-        if self._feed is not None:
-            self._feed.resume(saved.run_ids, saved.step)
-        return []
-
-
-def _is_id(value: Any) -> bool:
-    return isinstance(value, str) and 0 < len(value) <= _MAX_RUN_ID and value.isprintable()
 
 
 def _number(name: str, value: Any) -> float:

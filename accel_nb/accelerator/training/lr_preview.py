@@ -53,9 +53,9 @@ class RatePlanner:
     A call that ends one step, or one epoch, tells it; of other calls the second does.
     """
 
-    def __init__(self, sink: Sink, rank: int, stepper: Stepper) -> None:
-        # How many batches each prepared loader has.
-        self.epoch_lengths: Callable[[], Iterable[int]] = tuple
+    def __init__(self, sink: Sink, rank: int, stepper: Stepper, epoch_lengths: Callable[[], Iterable[int]]) -> None:
+        """``epoch_lengths`` returns how many batches each prepared loader has."""
+        self._epoch_lengths = epoch_lengths
         self._sink = sink
         self._rank = rank
         self._stepper = stepper
@@ -86,7 +86,7 @@ class RatePlanner:
             return
         window = self._stepper.window.size
         lengths = {
-            around for length in self.epoch_lengths() for around in (length // window, math.ceil(length / window))
+            around for length in self._epoch_lengths() for around in (length // window, math.ceil(length / window))
         }
         self._num_calls += 1
         if self._num_calls == 1 and num_steps > 1 and num_steps not in lengths:

@@ -1,0 +1,170 @@
+"""The methods of `Accelerator` that save and load: checkpoints, models and plain values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.components import Components
+from accel_nb.accelerator.process_state import Placed
+from accel_nb.accelerator.state.training_state import HookHandle, LoadHook, LoadReport, SaveHook
+from accel_nb.checkpoint.export import WeightFiles, distinct, save_plain
+from accel_nb.checkpoint.full_tensors import whole_weights
+from accel_nb.data.loader import Skipping, skip_first_batches
+from accel_nb.errors import CheckpointError, MisuseError
+from accel_nb.runtime.tensors.tied import find_tied
+from accel_nb.strategies.base import Bundle
+
+T = TypeVar("T")
+
+
+class CheckpointMethods(Placed):
+    """Saving and loading, as methods of an accelerator."""
+
+    components: Components
+
+    def save_state(
+        self,
+        output_dir: str | os.PathLike[str] | None = None,
+        safe_serialization: bool = True,
+        *,
+        blocking: bool = True,
+    ) -> str:
+        """Save everything that the training needs to go on, and return where; every rank must call.
+
+        Args:
+            output_dir: The checkpoint's own folder or URL, in which it replaces any other checkpoint; none given:
+                ``step_N`` in ``checkpoint.dir``, where those of another run stay.
+            safe_serialization: Anything: tensors are kept in safetensors, whatever it says.
+            blocking: Return when the checkpoint is complete; else once the tensors are copied, and write meanwhile.
+
+        A checkpoint is complete or it does not exist. Raises `CheckpointError`, on every rank, for what cannot be
+        stored or written, and for a background save before this one that failed.
+        """
+        return self.components.state.save(output_dir, blocking=blocking)
+
+    def load_state(
+        self,
+        input_dir: str | os.PathLike[str] | None = None,
+        *,
+        strict: bool = True,
+        layout: Literal["accel_nb", "accelerate"] = "accel_nb",
+    ) -> LoadReport:
+        """Load a checkpoint, or the newest whole one of a folder, into what is prepared; every rank must call.
+
+        Any world size may load. Everything is verified first, and nothing is loaded unless all of it fits, or
+        ``strict`` is off. A prepared loader's next iteration goes on where the checkpoint was saved: what is left of
+        that epoch, each sample once.
+
+        ``layout="accelerate"`` reads a folder that accelerate's ``save_state`` has written: weights, optimizers,
+        schedulers, loss scale, registered objects and random numbers. Its pickled files are read as tensors and plain
+        values only. It knows no position in the data, so loaders begin their epoch anew.
+
+        Raises `NoCheckpoint`, `CorruptCheckpoint` and `CheckpointError`.
+        """
+        if layout == "accel_nb":
+            return self.components.state.load(input_dir, strict=strict)
+        if layout != "accelerate" or input_dir is None:
+            raise MisuseError(
+                f"load_state was given the layout {layout!r} and the folder {input_dir!r}: a layout is 'accel_nb' or "
+                "'accelerate', and the latter needs a folder"
+            )
+        return self.components.state.load_foreign(input_dir, strict=strict)
+
+    def skip_first_batches(self, dataloader: DataLoader[T], num_batches: int = 0) -> Skipping:
+        """Return what iterates a prepared loader without its first batches of this rank; they are not read.
+
+        After `load_state` there is no need to: a prepared loader goes on by itself. Every rank must call.
+        """
+        return skip_first_batches(dataloader, num_batches)
+
+    def wait_for_checkpoint(self) -> None:
+        """Wait until a save in the background is complete; every rank must call. Raises `CheckpointError`."""
+        self.components.state.wait()
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """Save and load objects with ``state_dict`` and ``load_state_dict`` too, in the order in which they came."""
+        self.components.state.register(objects)
+
+    def register_save_state_pre_hook(self, hook: SaveHook) -> HookHandle:
+        """Call ``hook(models, weights, url)`` before each save; what it takes out of ``weights`` is not saved.
+
+        ``url`` is the folder that is being written (of an object store: where the checkpoint will be). What the hook
+        writes there becomes part of the checkpoint, and is found by `register_load_state_pre_hook`.
+        """
+        return self.components.state.add_save_hook(hook)
+
+    def register_load_state_pre_hook(self, hook: LoadHook) -> HookHandle:
+        """Call ``hook(models, url)`` before each load; what it takes out of ``models`` is not loaded."""
+        return self.components.state.add_load_hook(hook)
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> dict[str, Any]:
+        """Return a copy of a model's whole state dict; every rank must call if the model is divided among them.
+
+        ``unwrap`` may be anything: keys are those of the plain model.
+        """
+        state = self.components.strategy.read_state(Bundle((model,)))["models"][0]
+        return dict(whole_weights(state, self._comm))
+
+    def save_model(
+        self,
+        model: nn.Module,
+        save_directory: str | os.PathLike[str],
+        max_shard_size: int | str = "5GB",
+        safe_serialization: bool = True,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        """Write a model's weights as safetensors that other libraries load; rank 0 writes.
+
+        With ``dtype``, such as ``torch.bfloat16``, they are rounded to it on their way. Of a model that is divided
+        every rank must call: one tensor at a time is whole on the other ranks, and the tensors of one file,
+        ``max_shard_size``, on rank 0. Otherwise the other ranks do not wait; `wait_for_everyone` before they read.
+
+        Raises `MisuseError` for ``safe_serialization=False``, which would be pickles.
+        """
+        if not safe_serialization:
+            raise MisuseError(
+                "save_model(safe_serialization=False) is not served: it would write pickles. Leave it out for "
+                "safetensors, or write torch.save(accelerator.get_state_dict(model), PATH) on the main process"
+            )
+        is_divided = self.components.strategy.capabilities.shards_params
+        if not is_divided and not self.is_main_process:
+            return
+        files = WeightFiles(save_directory, max_shard_size, dtype)
+        state = self.components.strategy.read_state(Bundle((model,)), copied=False)["models"][0]
+        for name, value in whole_weights(distinct(state, find_tied(model)), self._comm):
+            if self.is_main_process:
+                files.add(name, value)
+        if is_divided:
+            self._on_main(files.finish)
+        else:
+            files.finish()
+
+    def save(self, obj: Any, path: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        """Write plain values and tensors on rank 0: ``.safetensors``, ``.json``, else what ``weights_only`` loads.
+
+        With ``safe_serialization`` it is safetensors, whatever the ending. Every rank may call, or rank 0 alone; the
+        others do not wait: `wait_for_everyone` before they read the file.
+        """
+        if self.is_main_process:
+            save_plain(obj, path, as_safetensors=safe_serialization)
+
+    def _on_main(self, write: Callable[[], None]) -> None:
+        """Run ``write`` on rank 0, and raise its error on every rank; every rank must call."""
+        problem: Exception | None = None
+        if self.is_main_process:
+            try:
+                write()
+            except Exception as error:  # raised on every rank below
+                problem = error
+        reported = self._comm.broadcast_json(None if problem is None else str(problem))
+        if problem is not None:
+            raise problem
+        if reported is not None:
+            raise CheckpointError(f"rank 0: {reported}")

@@ -1,0 +1,120 @@
+"""The methods of `Accelerator` that exchange values between ranks."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeVar
+
+import torch
+
+from accel_nb.accelerator.components import Components
+from accel_nb.accelerator.process_state import Placed
+from accel_nb.accelerator.tracking.metrics import RowHistory, cut_to_samples, gather_for_metrics
+from accel_nb.accelerator.training.trigger import Trigger
+from accel_nb.data.order import Share
+from accel_nb.runtime.distributed.communicator import Operation
+
+T = TypeVar("T")
+
+
+class CollectiveMethods(Placed):
+    """Collectives over nested tensors and plain values, as methods of an accelerator."""
+
+    components: Components
+    _trigger: Trigger
+    _row_history: RowHistory
+    _data_owners: list[int] | None = None
+
+    def gather(self, tensor: T) -> T:
+        """Return every rank's tensors joined along the first dim, in rank order; first dims may differ.
+
+        Tensors may be nested in tuples, lists, mappings and dataclasses, and go in one message. A scalar becomes a
+        tensor of one value for each rank. Every rank must call; raises `MisuseError` on all of them if structures,
+        dtypes or other dims differ.
+        """
+        return self._collectives.gather(tensor)
+
+    def gather_for_metrics(self, input_data: T, use_gather_object: bool = False) -> T:
+        """Gather what was computed from a prepared loader's batch: each sample once, in the loader's order.
+
+        Call it inside of the loop, for each batch; every rank must. Samples that were only filled in are left out. A
+        tensor that has as many rows for a short batch as for the one before it, such as ``loss.repeat(BATCH_SIZE)``, is
+        cut to the samples of the batch. What was computed from a batch that every rank has read whole, as in an
+        evaluation in a plain cell, is not gathered. With ``use_gather_object``, or where there is no tensor, values
+        travel as JSON, and lists are joined.
+        """
+        caller = sys._getframe(1)
+        site = caller.f_code, caller.f_lasti
+        share, reading = self.components.stepper.window.share, self.components.preparer.whole_reading
+        if reading.lasts(share):
+            if self._world.size > 1:
+                known = reading.num_samples
+                return input_data if known is None else cut_to_samples(input_data, known, self._row_history, site)
+            known = reading.num_samples
+            share = None if known is None else Share(known, known, is_last=False, is_filler=False)
+        if self._data_owners is None:
+            self._data_owners = self._find_data_owners()
+        return gather_for_metrics(
+            input_data, self._comm, self._collectives, share, self._data_owners, self._row_history, site,
+            as_objects=use_gather_object,
+        )  # fmt: skip
+
+    def gather_object(self, value: Any) -> list[Any]:
+        """Return every rank's value in a list; if all are lists, their items in one list, as the known API does.
+
+        Values are plain Python, NumPy arrays and tensors (which come back on the CPU); nothing is pickled. Every rank
+        must call; raises `MisuseError` on all of them if one brings another type.
+        """
+        values = self._collectives.gather_objects(value)
+        if all(isinstance(item, list) for item in values):
+            return [item for items in values for item in items]
+        return values
+
+    def broadcast_object_list(self, values: list[Any], from_process: int = 0) -> list[Any]:
+        """Replace the items of a list by those of one rank's, in place, and return it; see `gather_object`."""
+        values[:] = self._collectives.broadcast_object(values, from_process)
+        return values
+
+    def reduce(self, tensor: T, reduction: Operation = "sum", scale: float = 1.0) -> T:
+        """Return the sum, mean, maximum or minimum over ranks, times ``scale``; every rank must call.
+
+        Shapes must be equal on all ranks; the option ``debug`` makes sure of it.
+        """
+        return self._collectives.reduce(tensor, reduction, scale)
+
+    def broadcast(self, tensor: T, from_process: int = 0) -> T:
+        """Return one rank's tensors on every rank; shapes and dtypes must be equal. Every rank must call."""
+        return self._collectives.broadcast(tensor, from_process)
+
+    def scatter(self, tensor: T | None, from_process: int = 0) -> T:
+        """Return this rank's share of one rank's tensors, divided along the first dim; every rank must call.
+
+        Shares differ by at most one. The other ranks give None, or the same structure, to get back their own types.
+        """
+        return self._collectives.scatter(tensor, from_process)
+
+    def pad_across_processes(self, tensor: T, dim: int = 0, pad_index: float = 0, pad_first: bool = False) -> T:
+        """Return tensors padded along ``dim`` to the longest on any rank; every rank must call."""
+        return self._collectives.pad_across(tensor, dim, pad_index, pad_first=pad_first)
+
+    def set_trigger(self) -> None:
+        """Set a flag that every rank sees at its next `check_trigger`; sends nothing and may be called by any rank."""
+        self._trigger.set()
+
+    def check_trigger(self, *, wait: bool = True) -> bool:
+        """Return whether any rank has set the flag, the same on every rank, and reset it; every rank must call.
+
+        Ranks compare a number of four bytes on their hosts: no device is waited for. A flag that was set before a
+        check is seen by that check. With ``wait=False`` ranks do not wait for each other either: a check starts a
+        comparison in the background and returns what the one before has found, so a flag is seen one check later. All
+        ranks must give the same ``wait``.
+        """
+        return self._trigger.check(wait=wait)
+
+    def _find_data_owners(self) -> list[int]:
+        """Return the first rank that reads each share of the data; every rank must call, once."""
+        index, count = self.components.strategy.data_coords()
+        if count == self._world.size:
+            return list(range(count))
+        indices = [int(found) for found in self._comm.all_gather(torch.tensor([index]))]
+        return [indices.index(number) for number in range(count)]

@@ -1,0 +1,163 @@
+"""The components of an accelerator, and their construction from its settings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
+from accel_nb.accelerator.prepare.compiling import Compiler
+from accel_nb.accelerator.prepare.preparer import Preparer
+from accel_nb.accelerator.prepare.strategy_selection import StrategySelection
+from accel_nb.accelerator.process.init_world import enter
+from accel_nb.accelerator.process.seeding import checked_types
+from accel_nb.accelerator.settings import Settings
+from accel_nb.accelerator.state.training_state import TrainingState
+from accel_nb.accelerator.tracking.tracked_run import TrackedRun
+from accel_nb.accelerator.training.run_control import current_steering
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.accelerator.training_run import TrainingRun
+from accel_nb.config import Resolved
+from accel_nb.precision import build_precision
+from accel_nb.precision.fp8 import Float8Layers
+from accel_nb.runtime.distributed.collectives import Collectives, VerifiedComm
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.process_group import Group
+from accel_nb.runtime.process import rng
+from accel_nb.runtime.world import World
+from accel_nb.strategies import Registry, Strategy, choose
+from accel_nb.strategies.choice import AUTO
+from accel_nb.telemetry.events import Sink, current_sink
+from accel_nb.telemetry.memory import MemoryMeter
+from accel_nb.telemetry.step_meter import StepMeter
+
+
+@dataclass(frozen=True, slots=True)
+class Components:
+    """The parts that do the work of one accelerator. They are for the packages of accel_nb; scripts use the facade."""
+
+    resolved: Resolved
+    comm: Communicator
+    group: Group | None
+    """The process group, if the accelerator has opened it and so must close it."""
+    collectives: Collectives
+    device: torch.device
+    sink: Sink
+    stepper: Stepper
+    compiler: Compiler
+    float8: Float8Layers | None
+    recomputer: Recomputer
+    selection: StrategySelection
+    preparer: Preparer
+    tracked: TrackedRun
+    state: TrainingState
+    run: TrainingRun
+
+    @property
+    def world(self) -> World:
+        """This rank's place among all."""
+        return self.comm.world
+
+    @property
+    def strategy(self) -> Strategy:
+        """The present strategy; the first models may replace it."""
+        return self.stepper.strategy
+
+    @property
+    def data_world(self) -> World:
+        """This rank's place among the ranks that read data of their own; ranks that share a model read the same."""
+        index, count = self.strategy.data_coords()
+        return World(rank=index, size=count)
+
+    def close(self, *, is_alone: bool) -> None:
+        """Release what is prepared and leave the world; every rank must call, unless this one ``is_alone``."""
+        try:
+            self.state.close(is_alone=is_alone)
+        finally:
+            feed = self.tracked.end()
+            if feed is not None:
+                feed.close()
+            self.stepper.flush()
+            self.preparer.release(self.preparer.objects)
+            self.strategy.close()
+            if self.group is not None:
+                self.group.close()
+
+
+def build_components(
+    owner: object,
+    settings: Settings,
+    *,
+    comm: Communicator | None,
+    world: World | None,
+    cpu: bool,
+    sink: Sink | None,
+    registry: Registry | None,
+    is_placing: bool,
+    rng_types: Sequence[str | Enum] | None,
+) -> Components:
+    """Enter the world and build the components of the accelerator ``owner``; every rank must call."""
+    options = settings.options
+    comm, group = enter(comm, world, cpu, options.group)
+    collectives = Collectives(comm, verify=options.debug)
+    if options.debug and comm.world.size > 1:
+        comm = VerifiedComm(comm)
+    world = comm.world
+    registry = registry or Registry()
+    requested = AUTO if settings.ignores_plugin(world) else options.strategy
+    strategy_class = choose(requested, world, registry)
+    device = strategy_class.capabilities.open_device(world)
+    precision = build_precision(options.precision, device, autocast=options.autocast, scaler=options.scaler)
+    strategy = strategy_class(getattr(options, strategy_class.name, None), precision)
+    strategy.open(world, comm)
+    sink = current_sink.get() if sink is None else sink
+    stepper = _build_stepper(strategy, comm, device, sink, settings)
+    compiler, recomputer = Compiler(options.compile), Recomputer(options.activation_checkpointing)
+    float8 = Float8Layers(device, options.fp8) if precision.policy.name == "fp8" else None
+    run = TrainingRun(stepper, comm, sink, options.checkpoint, current_steering.get())
+    preparer = Preparer(
+        owner,
+        stepper,
+        comm,
+        device,
+        compiler=compiler,
+        recomputer=recomputer,
+        float8=float8,
+        options=options,
+        is_placing=is_placing,
+        rng_types=checked_types(rng_types),
+        observer=run,
+    )
+    meter = stepper.meter
+    tracked = TrackedRun(comm, lambda: meter.step, has_trackers=bool(settings.trackers))
+    state = TrainingState(
+        comm, device, stepper, settings.resolved, prepared=lambda: preparer.objects, tracked=tracked, observer=run
+    )
+    run.start(state, preparer)
+    if options.seed is not None:
+        rng.set_seed(options.seed)
+    selection = StrategySelection(strategy, settings.resolved, comm, device, registry)
+    return Components(
+        settings.resolved, comm, group, collectives, device, sink, stepper, compiler, float8, recomputer, selection,
+        preparer, tracked, state, run,
+    )  # fmt: skip
+
+
+def _build_stepper(
+    strategy: Strategy, comm: Communicator, device: torch.device, sink: Sink, settings: Settings
+) -> Stepper:
+    options, rank, precision = settings.options, comm.world.rank, strategy.precision
+    return Stepper(
+        strategy,
+        comm.world,
+        comm,
+        accumulate=options.accumulate,
+        clip=options.clip,
+        meter=StepMeter(rank, device, sink, refuses_nan=options.sentinels and not precision.policy.loss_scaling),
+        memory=MemoryMeter(rank, device, sink),
+        window=options.accumulation,
+        has_sentinels=options.sentinels,
+    )

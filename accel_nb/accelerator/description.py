@@ -1,0 +1,84 @@
+"""The description of a run for its receipt: device, strategy, precision, objects and notes."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+
+from accel_nb.accelerator.components import Components
+from accel_nb.accelerator.prepare.preparer import describe_object, notes_on
+from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.telemetry.events import Prepared
+
+
+def describe_run(components: Components, chosen: Collection[int] | None = None) -> dict[str, Any]:
+    """Return what this rank runs with, with the prepared objects whose ids are ``chosen``, or all."""
+    preparer, stepper = components.preparer, components.stepper
+    objects = [item for item in preparer.objects if chosen is None or id(item) in chosen]
+    namespace: Mapping[str, Any] = stepper.namespace or vars(sys.modules["__main__"])
+    names = {id(value): name for name, value in namespace.items() if not name.startswith("_")}
+    return {
+        "rank": components.world.rank,
+        "num_processes": components.world.size,
+        "device": str(components.device),
+        "strategy": components.strategy.name,
+        "strategy_options": components.strategy.describe(),
+        "precision": components.strategy.precision.policy.name,
+        "accumulate": stepper.window.size,
+        "objects": [
+            describe_object(item, names.get(id(item)), preparer.batches)
+            for item in objects
+            if not isinstance(item, nn.Module) or any(True for _ in item.parameters())
+        ],
+        "notes": _notes(components, objects),
+    }
+
+
+def report_run(components: Components, chosen: Collection[int] | None = None) -> None:
+    """Send the description to the sink; it becomes the receipt."""
+    facts = describe_run(components, chosen)
+    components.sink.emit(
+        Prepared(
+            rank=components.world.rank,
+            time=time.time(),
+            device=facts["device"],
+            strategy=facts["strategy"],
+            precision=facts["precision"],
+            objects=tuple(facts["objects"]),
+            notes=tuple(facts["notes"]),
+        )
+    )
+
+
+def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
+    options, device, preparer = components.resolved.config, components.device, components.preparer
+    notes = notes_on(objects, components.world.size, device, preparer.whole)
+    if components.selection.line is not None:
+        notes.insert(0, components.selection.line)
+    models = [item for item in objects if isinstance(item, nn.Module)]
+    if components.float8 is not None:
+        notes += [line for model in models for line in components.float8.describe(model)]
+    notes += filter(None, map(components.compiler.describe, models))
+    notes += filter(None, map(components.recomputer.describe, models))
+    if models:
+        notes += [f"{name} {value}" for name, value in components.strategy.describe().items()]
+    if preparer.has_early_schedule and "schedule" not in components.resolved.given:
+        notes.append(
+            f"schedules advance once for each optimizer step: --schedule samples for one that was computed from a "
+            f"loader's length before prepare, {components.data_world.size} times as long"
+        )
+    if components.stepper.window.size > 1:
+        notes.append(f"accumulate {components.stepper.window.size} batches for one step")
+    if options.clip is not None:
+        notes.append(f"clip {options.clip:g}")
+    if options.precision == "auto":
+        notes.append(f"precision auto is {choose_precision(options.precision, device)} on this device")
+    if options.data.non_blocking and device.type != "cuda":
+        notes.append(f"non_blocking has no effect: batches stay on the {device.type}")
+    if components.strategy.precision.policy.name == "bf16" and not has_real_bf16(device):
+        notes.append("bf16 is emulated on this device, and slow: fp16 is faster")
+    return notes

@@ -1,0 +1,57 @@
+"""The strategy of an accelerator: selected for its world, and again for its first models if the option is ``auto``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from accel_nb.accelerator.prepare.activation_checkpointing import Recomputer
+from accel_nb.accelerator.prepare.preparer import Kinds
+from accel_nb.accelerator.prepare.strategy_choice import Planner
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.config import Resolved
+from accel_nb.data.loader import BatchMeaning
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.strategies import Registry, Strategy, choose
+from accel_nb.strategies.choice import AUTO, with_options
+
+
+class StrategySelection:
+    """Replaces the strategy of a stepper by one that suits the models, before any of them is prepared."""
+
+    def __init__(
+        self, strategy: Strategy, resolved: Resolved, comm: Communicator, device: torch.device, registry: Registry
+    ) -> None:
+        self.line: str | None = None
+        """What was selected and why, for the receipt; None if nothing was planned."""
+        self._resolved = resolved
+        self._comm = comm
+        self._registry = registry
+        self._planner: Planner | None = None
+        if resolved.config.strategy == AUTO:
+            self._planner = Planner(resolved, comm, device, strategy.precision.policy.name, registry)
+        self._selected: Mapping[str, Any] = {"strategy": strategy.name}
+
+    def select(self, objects: Sequence[Any], batch: BatchMeaning, stepper: Stepper, recomputer: Recomputer) -> None:
+        """Select the strategy for the first models among ``objects``; every rank must call."""
+        if self._planner is None or stepper.bundle.models or stepper.bundle.optimizers:
+            return
+        kinds = Kinds.of(objects)
+        if not kinds.models:
+            return
+        choice = self._planner.choose(kinds.outermost_models(), kinds.optimizers, kinds.loaders, batch)
+        self.line = None if choice is None else choice.line
+        base = choose(AUTO, self._comm.world, self._registry).name
+        options = {"strategy": base, **({} if choice is None else choice.options)}
+        if options == self._selected:
+            return
+        self._selected = options
+        config = with_options(self._resolved.config, options)
+        before = stepper.strategy
+        before.close()
+        strategy = self._registry.get(config.strategy)(getattr(config, config.strategy, None), before.precision)
+        strategy.open(self._comm.world, self._comm)
+        stepper.follow(strategy)
+        recomputer.is_on = config.activation_checkpointing

@@ -1,0 +1,107 @@
+"""The options of one accelerator: resolved from its arguments, its records, and the layers around it."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from accel_nb.accelerator.options.fsdp_plugin import FullyShardedDataParallelPlugin
+from accel_nb.accelerator.options.plugins import (
+    DeepSpeedPlugin,
+    ProfileKwargs,
+    ProjectConfiguration,
+    checked_handlers,
+    layers_of,
+    one_of_two,
+)
+from accel_nb.config import Resolved, ambient_config, ambient_layers, environment_layer, resolve
+from accel_nb.config.schema import Config
+from accel_nb.errors import ConfigError
+from accel_nb.runtime.process.environment import option_variables
+from accel_nb.runtime.world import World
+from accel_nb.telemetry.trackers import GeneralTracker
+from accel_nb.telemetry.trackers.selection import checked_choice
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Resolved options, and the records that are no options: folders, profiling, trackers, and a sharding plugin."""
+
+    resolved: Resolved
+    project: ProjectConfiguration
+    profile: ProfileKwargs
+    trackers: tuple[str | GeneralTracker, ...]
+    sharding_plugin: FullyShardedDataParallelPlugin | DeepSpeedPlugin | None
+
+    @property
+    def options(self) -> Config:
+        """The resolved options."""
+        return self.resolved.config
+
+    def ignores_plugin(self, world: World) -> bool:
+        """Return whether a sharding plugin has no effect because there is one worker; warns if so."""
+        if self.sharding_plugin is None or world.size > 1:
+            return False
+        warnings.warn(
+            f"{type(self.sharding_plugin).__name__}(...) divides a model among workers, and there is one: it trains as "
+            "without",
+            stacklevel=4,
+        )
+        return True
+
+
+def read_settings(
+    arguments: Mapping[str, Any],
+    *,
+    config: Mapping[str, Any] | str | os.PathLike[str] | None,
+    step_scheduler_with_optimizer: bool | None,
+    handlers: Sequence[Any] | None,
+    records: Sequence[Any],
+    project: ProjectConfiguration | None,
+    project_dir: str | os.PathLike[str] | None,
+    sharding_plugin: FullyShardedDataParallelPlugin | DeepSpeedPlugin | None,
+    log_with: Any,
+) -> Settings:
+    """Resolve the options of an accelerator.
+
+    Args:
+        arguments: Values by option name; None where an argument was not given.
+        config: Further options by name, or the path of a YAML file.
+        step_scheduler_with_optimizer: False sets the option ``schedule`` to ``calls``.
+        handlers: Keyword records (``kwargs_handlers``), at most one of each class.
+        records: Plugins whose fields are options.
+        project: Folders of the run.
+        project_dir: Folder of the run; an error if ``project`` names another.
+        sharding_plugin: The one of ``records`` that selects a strategy.
+        log_with: Trackers, by name or as objects.
+
+    Raises `ConfigError` for values that are not allowed and for arguments that disagree.
+    """
+    checked = checked_handlers(handlers)
+    project = project or ProjectConfiguration()
+    folder = one_of_two("project_dir", project_dir, "ProjectConfiguration.project_dir", project.project_dir)
+    project = replace(project, project_dir=folder)
+    trackers = checked_choice(log_with)
+    given = {**arguments, "schedule": "calls" if step_scheduler_with_optimizer is False else None}
+    resolved = _resolve(config, given, [*records, project, *checked])
+    if step_scheduler_with_optimizer and resolved.config.schedule == "calls":
+        raise ConfigError(
+            "step_scheduler_with_optimizer=True from Accelerator(...) and schedule=calls from "
+            f"{resolved.origins['schedule']} disagree; remove one of the two"
+        )
+    profile = next((item for item in checked if isinstance(item, ProfileKwargs)), ProfileKwargs())
+    return Settings(resolved, project, profile, trackers, sharding_plugin)
+
+
+def _resolve(
+    config: Mapping[str, Any] | str | os.PathLike[str] | None, arguments: Mapping[str, Any], records: Sequence[Any]
+) -> Resolved:
+    if isinstance(config, str | os.PathLike):
+        config = {"config": os.fspath(config)}
+    own = layers_of(config, arguments, records)
+    if not own and (ambient := ambient_config()) is not None:
+        return ambient
+    return resolve([*(ambient_layers() or [environment_layer(option_variables())]), *own])

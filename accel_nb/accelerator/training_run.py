@@ -1,0 +1,183 @@
+"""The life of a run: where it begins, resumes, saves, is interrupted and ends."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from accel_nb.accelerator.prepare.preparer import Preparer
+from accel_nb.accelerator.state.resuming import Resumer
+from accel_nb.accelerator.state.save_report import Saved, describe_nothing_saved, describe_saves
+from accel_nb.accelerator.state.training_state import TrainingState
+from accel_nb.accelerator.training.autosave import Autosave
+from accel_nb.accelerator.training.lr_preview import RatePlanner
+from accel_nb.accelerator.training.run_control import Helm, Steering
+from accel_nb.accelerator.training.stepper import Stepper
+from accel_nb.config.sections import CheckpointOptions
+from accel_nb.config.value_types import seconds_of
+from accel_nb.errors import CheckpointError, MisuseError
+from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.process.secrets import redact
+from accel_nb.telemetry.events import CheckpointSaved, NullSink, Sink
+
+
+class TrainingRun:
+    """The runs of one accelerator, one after the other: each cell, script or launch is one.
+
+    It observes the run (`RunObserver`): saves by interval or on request, resumes from a checkpoint at the first epoch
+    that trains, and carries out what a user requests of a run under way. Every rank makes the same calls.
+    """
+
+    def __init__(
+        self, stepper: Stepper, comm: Communicator, sink: Sink, options: CheckpointOptions, steering: Steering | None
+    ) -> None:
+        self._stepper = stepper
+        self._comm = comm
+        self._sink = sink
+        self._options = options
+        self._autosave: Autosave | None = None
+        self._helm = None if steering is None else Helm(steering, stepper, stepper.meter)
+        self._state: TrainingState | None = None
+        self._resumer: Resumer | None = None
+        self._saved: list[Saved] = []
+        self._first_step = 0
+        self.schedule_observer: RatePlanner | None = None
+        """What reports the future of schedules; on the main rank, if someone reads its events."""
+
+    def start(self, state: TrainingState, preparer: Preparer) -> None:
+        """Begin the first run, once the parts that it drives exist."""
+        self._state = state
+        self._resumer = Resumer(state)
+        rank = self._comm.world.rank
+        if rank == 0 and not isinstance(self._sink, NullSink):
+            self.schedule_observer = RatePlanner(self._sink, rank, self._stepper, preparer.epoch_lengths)
+        every = self._options.every
+        if isinstance(every, str):
+            self.save_every(seconds=seconds_of(every))
+        else:
+            self.save_every(steps=every)
+        self._resumer.begin_run(self._options.resume)
+
+    # --- events ---
+
+    def on_loader_prepared(self, loader: DataLoader[Any]) -> None:
+        """Resume a loader that a loaded checkpoint has a position for."""
+        if self._state is not None:
+            self._state.adopt(loader)
+
+    def on_epoch_start(self) -> None:
+        """Load the checkpoint to resume from, before the first epoch that trains."""
+        if self._resumer is not None:
+            self._resumer.load_once()
+
+    def on_batch_end(self) -> None:
+        """Save where that is due, and do what was requested of the run."""
+        if self._autosave is not None and not self._stepper.is_joined:  # ranks without data answer no messages
+            self._autosave.boundary()
+        if self._helm is not None:
+            self._helm.boundary()
+
+    def on_checkpoint_saved(self, saved: Saved) -> None:
+        """Record a checkpoint and report it to the sink."""
+        self._saved.append(saved)
+        rank, cost = self._comm.world.rank, saved.cost
+        if rank == 0:
+            url = redact(saved.url)
+            self._sink.emit(
+                CheckpointSaved(rank, saved.step, time.time(), url, cost.stall_s, cost.write_s, cost.num_bytes)
+            )
+
+    def on_checkpoint_loaded(self, step: int) -> None:
+        """Count the interval between saves from the loaded step."""
+        if self._autosave is not None:
+            self._autosave.go_on_from(step)
+
+    # --- a run ---
+
+    @property
+    def has_trained(self) -> bool:
+        """Whether an optimizer step was made since the run began."""
+        return self._stepper.num_steps > self._first_step
+
+    def begin(self, resume: str | None) -> None:
+        """Begin a run; see `Accelerator.begin_run`."""
+        assert self._resumer is not None
+        self._saved.clear()
+        if self._stepper.is_plain and self._options.dir is None and resume is None:
+            self._stepper.meter.step = 0
+        self._first_step = self._stepper.num_steps
+        for part in (self._autosave, self._helm, self.schedule_observer):
+            if part is not None:
+                part.begin_run()
+        self._resumer.begin_run(resume)
+
+    def end(self) -> list[str]:
+        """Wait for the save in the background, and return what was resumed and saved, one line each."""
+        assert self._state is not None
+        assert self._resumer is not None
+        self._stepper.flush()
+        self._state.wait()
+        lines = self._resumer.end_run()
+        autosave = self._autosave
+        if autosave and autosave.has_interval and not autosave.is_reached and self.has_trained:
+            lines.append(
+                "--every had no effect: no prepared DataLoader was iterated to train; save_state() saves at once"
+            )
+        return lines + describe_saves(self._saved, self._options.dir, 0 if autosave is None else autosave.num_late)
+
+    def end_interrupted(self) -> list[str]:
+        """Return what an interrupted run has saved; waits for the other ranks only if all of them stopped."""
+        autosave = self._autosave
+        if autosave is None or not self.has_trained:
+            return []
+        if autosave.stopped_step is None:
+            return [describe_nothing_saved(self._saved)]
+        try:
+            lines = self.end()
+        except (CheckpointError, RuntimeError) as error:  # a rank may have died meanwhile
+            return [f"stopped after step {autosave.stopped_step}, which was not saved: {error}"]
+        if autosave.problem is not None:
+            return [*lines, f"stopped after step {autosave.stopped_step}, which was not saved: {autosave.problem}"]
+        return [*lines, f"stopped after step {autosave.stopped_step}: --resume auto goes on from there"]
+
+    def fingerprint(self) -> str | None:
+        """Return a digest of the weights that the run has trained; None if there are none, or ranks hold parts."""
+        return self._stepper.fingerprint() if self.has_trained else None
+
+    # --- saving and stopping on request ---
+
+    def save_every(self, steps: int | None = None, seconds: float | None = None) -> None:
+        """Set the interval between saves; see `Accelerator.checkpoint_every`."""
+        state, stepper, folder = self._state, self._stepper, self._options.dir
+        assert state is not None
+        if folder is None:
+            if steps is None and seconds is None:
+                return
+            raise MisuseError(
+                "checkpoint_every() needs a folder: set checkpoint.dir (flag --checkpoint, or "
+                "config={'checkpoint': {'dir': ...}})"
+            )
+        for name, value in (("steps", steps), ("seconds", seconds)):
+            if value is not None and (isinstance(value, bool) or not value > 0 or (name == "steps" and value % 1)):
+                raise MisuseError(f"checkpoint_every({name}={value!r}): give a number above 0, whole for steps")
+        self._autosave = Autosave(
+            self._comm,
+            lambda: state.save(None, blocking=False),
+            lambda: stepper.num_steps,
+            steps=steps,
+            seconds=seconds,
+            is_behind=lambda: state.is_behind,
+        )
+        if self._helm is not None:
+            self._helm.autosave = self._autosave
+
+    def request_checkpoint(self) -> None:
+        """Save at the end of a step soon; safe in signal handlers and threads."""
+        if self._autosave is not None:
+            self._autosave.ask()
+
+    def request_stop(self) -> bool:
+        """Save and stop at the end of a step soon; return whether this rank is in a loop that ends steps."""
+        return self._autosave is not None and self._autosave.ask_to_stop()

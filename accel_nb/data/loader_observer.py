@@ -1,0 +1,41 @@
+"""What a sharded loader asks and reports while loops read it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from torch.utils.data import DataLoader
+
+from accel_nb.data.order import Share
+
+
+class LoaderObserver(Protocol):
+    """Decides how loops read a sharded loader, and receives their events. Each batch makes two calls."""
+
+    def is_training(self) -> bool:
+        """Return whether a loop that started now would train; the loader's length depends on it."""
+        ...
+
+    def on_epoch_start(self, loader: DataLoader[Any]) -> bool:
+        """React to a loop that starts over ``loader``; return whether it trains.
+
+        If it does not, the rank reads the whole loader as if it were not sharded, without messages and `on_share`.
+        """
+        ...
+
+    def on_batch_end(self) -> None:
+        """React to a loop that has finished a batch, before the next one is read."""
+        ...
+
+    def on_share(self, share: Share | None) -> None:
+        """React to a batch that is about to be yielded, by its share; None: the loader is exhausted."""
+        ...
+
+    def on_whole_batch(self, iterator: Iterator[Any] | None, num_samples: int | None) -> None:
+        """React to a batch of ``num_samples`` of a loader that is read whole; None and None at its end."""
+        ...
+
+    def num_trained(self) -> int:
+        """Return how many micro-batches are in the weights or in an open accumulation window."""
+        ...
