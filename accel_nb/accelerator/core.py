@@ -145,10 +145,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
             "seed": seed, "clip": clip, "batch": one_of_two("batch", batch, "split_batches", _BATCH[split_batches]),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
-        plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin)
         self._settings = settings = read_settings(
             arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-            handlers=kwargs_handlers, records=plugins, project=project_config, project_dir=project_dir,
+            handlers=kwargs_handlers, records=(dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin), project=project_config, project_dir=project_dir,
             sharding_plugin=fsdp_plugin or deepspeed_plugin, log_with=log_with,
         )  # fmt: skip
         self.components = parts = build_components(
@@ -158,8 +157,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         self._world, self._comm, self._collectives = parts.world, parts.comm, parts.collectives
         self._device, self._sink, self._stepper, self._tracked = parts.device, parts.sink, parts.stepper, parts.tracked
         self._project, self._tracker_choice = settings.project, settings.trackers
-        self._trigger, self._row_history = Trigger(parts.comm), RowHistory()
-        self._is_closed = False
+        self._trigger, self._row_history, self._is_closed = Trigger(parts.comm), RowHistory(), False
         if settings.options.checkpoint.dir is not None or settings.options.checkpoint.resume is not None:
             note_built(self)
 
