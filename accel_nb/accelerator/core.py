@@ -135,20 +135,19 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         parallelism_config: object = None,
     ) -> None:
         refuse_later(
-            {
-                "deepspeed_plugins": deepspeed_plugins, "megatron_lm_plugin": megatron_lm_plugin,
-                "torch_tp_plugin": torch_tp_plugin, "parallelism_config": parallelism_config,
-            }
+            {"deepspeed_plugins": deepspeed_plugins, "megatron_lm_plugin": megatron_lm_plugin,
+             "torch_tp_plugin": torch_tp_plugin, "parallelism_config": parallelism_config}
         )  # fmt: skip
         arguments = {
             "precision": mixed_precision, "accumulate": gradient_accumulation_steps, "strategy": strategy,
             "seed": seed, "clip": clip, "batch": one_of_two("batch", batch, "split_batches", _BATCH[split_batches]),
             "compile.backend": dynamo_backend and str(getattr(dynamo_backend, "value", dynamo_backend)).lower(),
         }  # fmt: skip
+        plugins = (dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin)
         self._settings = settings = read_settings(
-            arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer,
-            handlers=kwargs_handlers, records=(dataloader_config, gradient_accumulation_plugin, dynamo_plugin, deepspeed_plugin, fsdp_plugin), project=project_config, project_dir=project_dir,
-            sharding_plugin=fsdp_plugin or deepspeed_plugin, log_with=log_with,
+            arguments, config=config, step_scheduler_with_optimizer=step_scheduler_with_optimizer, log_with=log_with,
+            handlers=kwargs_handlers, records=plugins, project=project_config, project_dir=project_dir,
+            sharding_plugin=fsdp_plugin or deepspeed_plugin,
         )  # fmt: skip
         self.components = parts = build_components(
             self, settings, comm=comm, world=world, cpu=cpu, sink=sink, registry=registry, is_placing=device_placement,
