@@ -5,6 +5,7 @@ workers; the plain run takes it as any other cell. The lines before the first ce
 
     # Which shape this is, in a few words.
     # outcome: equal                       or: told WORDS, refused WORDS
+    # outcome on 3: told WORDS              optional: another one on so many workers
     # compare: model, history              expressions whose values are compared after the last cell
     # share: running                       optional: values that are rank 0's share, which the receipt says
     # needs: sklearn                       optional: packages that the case imports
@@ -17,8 +18,8 @@ error.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Literal, get_args
@@ -28,7 +29,7 @@ Outcome = Literal["equal", "told", "refused"]
 Kind = Literal["equal", "told", "refused", "failed", "silent"]
 """The classes of what becomes of a case; the last two must be empty."""
 _CELL = re.compile(r"^# %%(?P<rest>.*)$", re.MULTILINE)
-_FIELD = re.compile(r"# (?P<name>outcome|compare|share|needs|runs): (?P<value>.+)")
+_FIELD = re.compile(r"# (?P<name>outcome(?: on \d+)?|compare|share|needs|runs): (?P<value>.+)")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,13 @@ class Case:
     share: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     is_fast: bool = False
+    exceptions: Mapping[int, tuple[Outcome, str]] = field(default_factory=dict)
+    """Outcomes that differ, by the number of workers."""
+
+    def on(self, workers: int) -> Case:
+        """Return the case with the outcome that is declared for so many workers."""
+        outcome, words = self.exceptions.get(workers, (self.outcome, self.words))
+        return replace(self, outcome=outcome, words=words)
 
     @property
     def group(self) -> str:
@@ -64,11 +72,7 @@ def read_case(name: str, text: str) -> Case:
     found = {match["name"]: match["value"].strip() for match in map(_FIELD.fullmatch, header.splitlines()) if match}
     if missing := {"outcome", "compare"} - found.keys():
         raise ValueError(f"{name}: the header lacks {' and '.join(sorted(missing))}")
-    outcome, _, words = found["outcome"].partition(" ")
-    if outcome not in get_args(Outcome):
-        raise ValueError(f"{name}: the outcome {outcome!r} is none of {', '.join(get_args(Outcome))}")
-    if (outcome == "equal") == bool(words):
-        raise ValueError(f"{name}: told and refused need the words that must appear, equal needs none")
+    outcome, words = _read_outcome(name, found["outcome"])
     if found.get("runs", "always") != "always":
         raise ValueError(f"{name}: runs is always or left out, not {found['runs']!r}")
     cells = tuple(_read_cell(name, mark.strip(), source) for mark, source in zip(rest[::2], rest[1::2], strict=True))
@@ -76,14 +80,28 @@ def read_case(name: str, text: str) -> Case:
         raise ValueError(f"{name}: no cell begins with '# %% accelerate'")
     return Case(
         name=name,
-        outcome=outcome,  # type: ignore[arg-type]
+        outcome=outcome,
         words=words,
         compare=_listed(found["compare"]),
         cells=cells,
         share=_listed(found.get("share", "")),
         needs=_listed(found.get("needs", "")),
         is_fast="runs" in found,
+        exceptions={
+            int(key.removeprefix("outcome on ")): _read_outcome(name, value)
+            for key, value in found.items()
+            if key.startswith("outcome on ")
+        },
     )
+
+
+def _read_outcome(name: str, text: str) -> tuple[Outcome, str]:
+    outcome, _, words = text.partition(" ")
+    if outcome not in get_args(Outcome):
+        raise ValueError(f"{name}: the outcome {outcome!r} is none of {', '.join(get_args(Outcome))}")
+    if (outcome == "equal") == bool(words):
+        raise ValueError(f"{name}: told and refused need the words that must appear, equal needs none")
+    return outcome, words  # type: ignore[return-value]
 
 
 @cache

@@ -28,6 +28,7 @@ class Corpus:
         for package in case.needs:
             if find_spec(package) is None:
                 pytest.skip(f"{package} is not installed")
+        case = case.on(workers)
         verdict = judge(case, notebook.plain(case), notebook.on_workers(case, workers))
         record_property("realworld", verdict.kind)
         problem = complaint(case, verdict)

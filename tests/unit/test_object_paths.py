@@ -246,6 +246,20 @@ def test_attributes_of_modules_follow_in_both_directions(sides):
     assert (there.losses, there.layer.extra) == ([1.0, 2.0], "x")
 
 
+def test_an_attribute_that_shared_memory_with_a_weight_does_not_overwrite_it(sides):
+    model = sides.kernel["model"] = torch.nn.utils.spectral_norm(torch.nn.Linear(3, 4))
+    assert model.weight.data_ptr() == model.weight_orig.data_ptr(), "spectral_norm shares memory until a forward"
+    sides.ship("model")
+    before = sides.snapshot("model")
+    there = sides.worker["model"]
+    there(torch.ones(2, 3)).sum().backward()
+    torch.optim.SGD(there.parameters(), lr=0.1).step()
+    assert sides.bring_back(before) == {}
+    assert torch.equal(model.weight_orig, there.weight_orig)
+    assert torch.equal(model.weight, there.weight)
+    assert not torch.equal(model.weight_orig, model.weight)
+
+
 def test_an_attribute_of_a_module_that_cannot_be_copied_stays_there(sides):
     model = sides.kernel["model"] = sides.kernel["Net"]()
     sides.ship("model", "Net")

@@ -34,6 +34,7 @@ from accel_nb.accelerator.plain_cells.module_calls import ModuleCalls
 from accel_nb.accelerator.plain_cells.object_graph import (
     frames_of_cell,
     is_called_by_user,
+    is_run_by_library,
     is_written_here,
     trained_objects,
 )
@@ -350,8 +351,11 @@ class PlainCells:
         return forgotten
 
     def _prepare_pending(self) -> None:
-        """Prepare what waits when the user's code calls a module: a graph must not hold weights of before."""
-        if self._pending and is_called_by_user():
+        """Prepare pending optimizers when the user's code calls a module: a graph must not hold the weights of before.
+
+        A library's trainer decides by itself how it trains, although it calls the user's code.
+        """
+        if self._pending and is_called_by_user() and not is_run_by_library(self._namespace):
             self._settle()
 
     def _attend(self, loss: Tensor) -> None:

@@ -136,7 +136,8 @@ class LossProof:
         self._trace = LossTrace(batch, share.num_samples)
         self._digest = self._random_states()
         self.known = _NOTHING
-        roots = {id(model) for model in self._stepper.bundle.models}
+        # Operations of modules without weights or buffers, such as most of torch's losses, are followed.
+        roots = {id(model) for model in self._stepper.bundle.models if _has_tensors(model)}
         trace = self._trace
 
         def around(plain: Forward, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -183,6 +184,12 @@ class LossProof:
         if self._has_hooks or any(_has_own_hooks(model) for model in self._stepper.bundle.models):
             self._said.add("hooks")
             warn_of_gradient_hooks(self._accelerator)
+
+
+def _has_tensors(model: nn.Module) -> bool:
+    return any(
+        value is not None for part in model.modules() for value in (*part._parameters.values(), *part._buffers.values())
+    )
 
 
 def _has_own_hooks(model: nn.Module) -> bool:

@@ -117,3 +117,14 @@ def frames_of_cell(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
         if frame.f_globals is namespace and frame.f_code.co_name == "<module>":
             return
         frame = frame.f_back
+
+
+def is_run_by_library(namespace: dict[str, Any]) -> bool:
+    """Return whether an installed package, other than torch, is among the callers up to the cell: a trainer, say."""
+    modules = (frame.f_globals.get("__name__", "") for frame in frames_of_cell(namespace))
+    return any(_is_installed(module) for module in modules if module.partition(".")[0] != "torch")
+
+
+def _is_installed(module: str) -> bool:
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and ("site-packages" in file or "dist-packages" in file)

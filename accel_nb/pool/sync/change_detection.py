@@ -213,15 +213,36 @@ def module_attributes(
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
     """Set attributes in place: containers and tensors that are there are filled, so that who holds them sees it."""
+    weights = {_storage(tensor) for tensor in module_tensors(module).values()}
     for path, own in attributes.items():
         part = module.get_submodule(path)
         for name, value in own.items():
             there = vars(part).get(name)
             old, new = (content_of(there), content_of(value)) if there is not value else (None, None)
-            if old is not None and new is not None and old[0] == new[0]:
+            if old is not None and new is not None and old[0] == new[0] and not _is_stale_alias(there, value, weights):
                 fill(there, new[1])
             elif there is not value:
                 setattr(part, name, value)
+
+
+def _is_stale_alias(there: Any, value: Any, weights: set[int | None]) -> bool:
+    """Return whether a tensor attribute shares memory with the weights ``weights``, and its new value does not.
+
+    `torch.nn.utils.spectral_norm` binds ``weight`` to the memory of ``weight_orig`` until the first forward. The
+    weights have their new values already: an attribute that still shares their memory is equal to its new value.
+    """
+    import torch
+
+    return is_tensor(there) and _storage(there) in weights - {None} and not torch.equal(there.detach(), value.detach())
+
+
+def _storage(tensor: Any) -> int | None:
+    """Return the address of a tensor's memory; None for one without memory of its own here."""
+    import torch
+
+    if is_sharded(tensor) or tensor.is_meta or tensor.layout is not torch.strided:
+        return None
+    return tensor.untyped_storage().data_ptr()
 
 
 def module_state(module: Any) -> dict[str, Any]:

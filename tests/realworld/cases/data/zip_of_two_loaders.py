@@ -1,5 +1,5 @@
 # Semi-supervised: a labelled and an unlabelled loader side by side, the smaller one cycled, both divide evenly.
-# outcome: equal
+# outcome: told not proven
 # compare: model
 # %%
 from itertools import cycle

@@ -1,5 +1,5 @@
 # Multi-task weights learned as log variances in a module of the cell.
-# outcome: equal
+# outcome: told not proven
 # compare: model, weighting
 # %%
 import torch

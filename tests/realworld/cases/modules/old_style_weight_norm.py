@@ -1,5 +1,5 @@
 # weight_norm and spectral_norm of the older kind (forward pre-hooks), made in an earlier cell.
-# outcome: equal
+# outcome: told changes buffers
 # compare: model
 # %%
 import torch

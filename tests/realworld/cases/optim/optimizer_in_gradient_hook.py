@@ -1,5 +1,5 @@
 # An optimizer for each parameter, stepped in post-accumulate-gradient hooks during the backward pass.
-# outcome: refused inside of the backward pass
+# outcome: equal
 # compare: model
 # %%
 import torch
