@@ -58,7 +58,7 @@ def _checked_folder(folder: str | os.PathLike[str]) -> Path:
 def _activity(name: str) -> ProfilerActivity:
     known = {kind.name.lower(): kind for kind in torch.profiler.supported_activities()}
     if name.lower() not in known:
-        raise MisuseError(f"the profiler has no activity {name!r} here; it has {', '.join(sorted(known))}")
+        raise MisuseError(f"the profiler has no activity {name!r}; it has {', '.join(sorted(known))}")
     return known[name.lower()]
 
 
