@@ -1,4 +1,4 @@
-"""Going on from a checkpoint when the first loop that trains begins, and what is said about it at the end."""
+"""Resuming from a checkpoint at the start of the first training loop, and the description of what was resumed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.errors import NoCheckpoint
 
 
 class Resumer:
-    """Loads once, when everything that trains is prepared: just before the first batch is asked for."""
+    """Loads a checkpoint once, when everything is prepared: just before the first batch of the first training loop."""
 
     def __init__(self, state: TrainingState, preparer: Preparer) -> None:
         self._state = state
@@ -23,7 +23,7 @@ class Resumer:
         self._lines: list[str] = []
 
     def begin_run(self, resume: str | None) -> None:
-        """Count epochs from here, and let the run go on from ``resume``: a path, or ``auto``."""
+        """Count epochs from now on, and resume from ``resume``: a path, or ``auto``."""
         self._state.end_replay()
         for loader in self._loaders():
             begin_counting(loader)
@@ -32,7 +32,7 @@ class Resumer:
         self._preparer.on_epoch = None if resume is None else self._load
 
     def end_run(self) -> list[str]:
-        """Return what the run resumed, in words."""
+        """Return a description of what was resumed, in lines."""
         if self._from is not None:
             self._lines.append(
                 f"--resume {self._from} had no effect: no prepared DataLoader was iterated to train; load_state() "
@@ -42,11 +42,11 @@ class Resumer:
         return lines
 
     def _load(self) -> None:
-        wanted, self._from, self._preparer.on_epoch = self._from, None, None
+        source, self._from, self._preparer.on_epoch = self._from, None, None
         try:
-            report = self._state.load(None if wanted == "auto" else wanted, strict=True, passes=True)
+            report = self._state.load(None if source == "auto" else source, strict=True, passes=True)
         except NoCheckpoint as error:
-            if wanted != "auto":
+            if source != "auto":
                 raise
             self._lines.append(f"started anew: {error}")
             return
@@ -57,19 +57,19 @@ class Resumer:
 
 
 def describe(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:
-    """Return what was resumed, from how many ranks to how many, and what of it is exact."""
+    """Return a line about what was resumed, the numbers of ranks before and now, and what is exact."""
     before, now = report.saved_world_size, report.world_size
     parts = [f"resumed step {report.step} from {report.url}"]
-    anew = False
+    is_parallel = False
     for loader, position in zip(loaders, report.positions, strict=False):
-        anew = anew or bool(loader.num_workers)
+        is_parallel = is_parallel or bool(loader.num_workers)
         if position.is_inside or position.epochs:
             left = num_left(loader, position) if position.is_inside else None
             rest = "" if left is None else f", {left:,} samples left"
             parts.append(f"epoch {position.epochs + 1}{rest}")
     parts.append(f"{before} -> {now} workers" if before != now else f"{now} worker{'s' if now > 1 else ''} as before")
     if before == now:
-        parts.append("exact to the bit" + (", but for what the loader's processes draw" if anew else ""))
+        parts.append("exact to the bit" + (", but for what the loader's processes draw" if is_parallel else ""))
     else:
         parts.append("exact: weights, optimizer, order of samples; not: rounding, random numbers of other workers")
     return " · ".join([*parts, *report.notes])

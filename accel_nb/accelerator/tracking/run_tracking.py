@@ -1,4 +1,4 @@
-"""Logging values: to the panel on every rank, to experiment trackers on the main one."""
+"""Logging of values: to the panel on every rank, to experiment trackers on the main rank."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _MAX_RUN_ID = 256
 
 @dataclass(frozen=True, slots=True)
 class SavedRun:
-    """What a checkpoint says of the run that was tracked: its name, and by which id each tracker knows it."""
+    """A checkpoint's record of the tracked run: its name, its id in each tracker, and the step."""
 
     project: str
     run_ids: Mapping[str, str]
@@ -39,7 +39,7 @@ class SavedRun:
 
     @classmethod
     def from_json(cls, saved: Any, step: int) -> SavedRun | None:
-        """Read what `to_json` wrote; None where no run was tracked. What is no id by its form is left out."""
+        """Read the values of `to_json`; None where no run was tracked. Malformed ids are left out."""
         if not isinstance(saved, dict) or not isinstance(saved.get("project"), str):
             return None
         ids = saved.get("run_ids")
@@ -47,24 +47,24 @@ class SavedRun:
         return cls(saved["project"], kept, step)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
+        """Return the values for the checkpoint, without the step."""
         return {"project": self.project, "run_ids": dict(self.run_ids)}
 
 
 def weakly(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a method that does not hold its object; it must not be called when that is gone."""
+    """Return a method with a weak reference to its object; it must not be called after the object is collected."""
     reference = WeakMethod(method)
 
     def call(*values: Any) -> Any:
         found = reference()
-        assert found is not None, "the object is gone"
+        assert found is not None, "the object was garbage collected"
         return found(*values)
 
     return call
 
 
 class Tracked(Placed):
-    """What an accelerator has to do with values that a script logs."""
+    """The methods of an accelerator that log values and control trackers."""
 
     _sink: Sink
     _stepper: Stepper
@@ -76,7 +76,7 @@ class Tracked(Placed):
 
     @property
     def logging_dir(self) -> str | os.PathLike[str] | None:
-        """Folder of the run's logs and traces: its own, or that of the run."""
+        """Folder of the run's logs and traces; by default ``project_dir``."""
         return self._project.project_dir if self._project.logging_dir is None else self._project.logging_dir
 
     @property
@@ -86,7 +86,7 @@ class Tracked(Placed):
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """The trackers of the running run; none before `init_trackers`, after `end_training`, and on other ranks.
+        """The trackers of the current run; none before `init_trackers`, after `end_training`, and on other ranks.
 
         Waits until they are open.
         """
@@ -103,25 +103,26 @@ class Tracked(Placed):
     ) -> None:
         """Begin a run with the trackers of ``log_with``; every rank may call, and the main rank does it.
 
-        ``config`` is stored with the run, without what is named like a secret. ``init_kwargs`` are keyword arguments
-        for each tracker by its name. Trackers are opened, written and closed in a thread of their own, from the first
-        value on: one that fails is reported once and gets no more values. A checkpoint that is loaded before that goes
-        on with its run, if it has this name. Raises `MisuseError` if a tracker lacks a folder.
+        ``config`` is stored with the run, without values whose names look like secrets. ``init_kwargs`` are keyword
+        arguments for each tracker by its name. Trackers are opened, written and closed in their own thread, from the
+        first value on. A tracker that fails is reported once and gets no more values. If a checkpoint of a run with
+        this name was loaded before the first value, that run is continued. Raises `MisuseError` if a tracker lacks a
+        folder.
         """
         if not self._world.is_main:
             return
         if self._feed is not None:
-            raise MisuseError("init_trackers: a run is being tracked already; end_training() ends it")
+            raise MisuseError("init_trackers: a run is being tracked already; end it with end_training()")
         trackers = chosen_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
         self._feed = TrackerFeed(trackers, config) if trackers else None
         self._run_name = project_name
         if self._saved_run is not None:
-            self._go_on_with(self._saved_run)
+            self._continue_run(self._saved_run)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a tracker by name, or with ``unwrap`` the backend's own object, for what only that backend can do.
+        """Return a tracker by name, or with ``unwrap`` the backend's own object, for functions of that backend only.
 
-        Waits until the trackers are open. On ranks other than the main one it is a tracker that does nothing. Raises
+        Waits until the trackers are open. On other ranks than the main rank it is a tracker that does nothing. Raises
         `MisuseError` for a name that is not in ``log_with``, and before `init_trackers`.
         """
         if name not in self.log_with:
@@ -142,21 +143,21 @@ class Tracked(Placed):
     ) -> None:
         """Report values by name; reading a tensor waits for its device.
 
-        Numbers are drawn in the panel and go to the trackers; texts and dictionaries of numbers to the trackers alone.
-        ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is the number of
-        optimizer steps if not given. Raises `MisuseError` for other values. Between the steps of a logging interval
-        that was set while the cell runs nothing is read and nothing is reported.
+        Numbers are drawn in the panel and sent to the trackers; texts and dictionaries of numbers are sent to the
+        trackers only. ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is
+        the number of optimizer steps by default. If a logging interval was set while the cell runs, nothing is read
+        and reported between its steps. Raises `MisuseError` for other values.
         """
         if not self._stepper.meter.is_reporting:
             return
         at = self._stepper.num_steps if step is None else step
         feed, rank, now = self._feed, self._world.rank, time.time()
-        # As fields where the sink takes them: making an event costs more than writing it.
+        # Without an event object if the sink supports it: making one costs more than writing it.
         emit = getattr(self._sink, "emit_metric", None) or self._emit_metric
         plain: dict[str, Any] = {}
         for name, value in values.items():
             if type(value) is not float:
-                if isinstance(value, (str, dict)) and self._takes_texts:
+                if isinstance(value, (str, dict)) and self._accepts_texts:
                     plain[name] = value
                     continue
                 value = _number(name, value)
@@ -166,7 +167,7 @@ class Tracked(Placed):
             feed.log(plain, at, log_kwargs or _NO_OPTIONS)
 
     @property
-    def _takes_texts(self) -> bool:
+    def _accepts_texts(self) -> bool:
         """Whether trackers run, here or on the main rank."""
         return self._feed is not None or bool(self._tracker_choice and not self._world.is_main)
 
@@ -179,11 +180,11 @@ class Tracked(Placed):
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Send pictures by name to the trackers that keep them; every rank may call, and the main rank's count.
+        """Send images by name to the trackers that support them; every rank may call, the main rank's are used.
 
-        A picture is one of PIL, an array (height, width[, channels]) or a tensor ([channels, ]height, width), of bytes
-        or of floats from 0 to 1; several are a list or a batch. They are copied here. ``log_kwargs`` are keyword
-        arguments of each tracker's ``log_images`` by its name. Raises `MisuseError` for anything else.
+        An image is a PIL image, an array (height, width[, channels]) or a tensor ([channels, ]height, width), of bytes
+        or of floats from 0 to 1; several are a list or a batch. They are copied in the call. ``log_kwargs`` are keyword
+        arguments of each tracker's ``log_images`` by its name. Raises `MisuseError` for other values.
         """
         if self._feed is not None:
             copies = {str(name): pictures(value) for name, value in values.items()}
@@ -193,16 +194,16 @@ class Tracked(Placed):
     def log_table(
         self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Send a table, row by row, to the trackers that keep them; every rank may call, and the main rank's counts."""
+        """Send a table, as rows, to the trackers that support it; every rank may call, the main rank's is used."""
         if self._feed is not None:
             rows = [list(row) for row in data]
             at = self._stepper.num_steps if step is None else step
             self._feed.call("log_table", name, list(columns), rows, step=at)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Keep a file or folder with the run, where trackers do; every rank may call, and the main rank's counts.
+        """Store a file or folder with the run in trackers that support it; every rank may call, the main rank does it.
 
-        It is read later: leave it as it is until `end_training`. Raises `MisuseError` if it is not there.
+        It is read later: do not change it until `end_training`. Raises `MisuseError` if it does not exist.
         """
         if self._feed is not None:
             if not os.path.exists(path):
@@ -210,17 +211,17 @@ class Tracked(Placed):
             self._feed.call("log_artifact", os.fspath(path), name=name)
 
     def end_training(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
-        """End the run of the trackers: what was logged is written. Every rank may call; does nothing without a run.
+        """End the run and write all logged values. Every rank may call; does nothing without a run.
 
-        Trackers that take longer than ``timeout_s`` seconds, as one that uploads large files may, are left behind, and
-        that is said.
+        Trackers that take longer than ``timeout_s`` seconds, for example to upload large files, are abandoned with a
+        warning.
         """
         if self._feed is not None:
             feed, self._feed, self._saved_run = self._feed, None, None
             feed.close(timeout_s)
 
     def _tracked_run(self) -> dict[str, Any] | None:
-        """Return what a checkpoint keeps of the run; the same on every rank, all of which call."""
+        """Return the record of the run for a checkpoint, equal on every rank; every rank must call."""
         run = self._saved_run
         if self._feed is not None:
             run = SavedRun(self._run_name, self._feed.run_ids(), self._stepper.num_steps)
@@ -228,19 +229,19 @@ class Tracked(Placed):
         return self._comm.broadcast_json(values) if self._tracker_choice else values
 
     def _take_up_run(self, saved: Any, step: int) -> list[str]:
-        """Go on with the run that a checkpoint names, now or when trackers come; returns what is to be noted."""
+        """Continue the run of a loaded checkpoint, now or in `init_trackers`; return notes for the user."""
         self._saved_run = SavedRun.from_json(saved, step)
         if self._saved_run is None or self._feed is None:
             return []
         if not self._feed.has_begun:
-            return self._go_on_with(self._saved_run)
+            return self._continue_run(self._saved_run)
         return [
-            f"{name} stays with the run that is open: values were logged before the checkpoint was loaded"
+            f"{name} continues the open run: values were logged before the checkpoint was loaded"
             for name, run_id in self._feed.run_ids().items()
             if self._saved_run.run_ids.get(name, run_id) != run_id
         ]
 
-    def _go_on_with(self, saved: SavedRun) -> list[str]:
+    def _continue_run(self, saved: SavedRun) -> list[str]:
         if self._run_name != saved.project:
             return [f"trackers begin the run {self._run_name!r}: the checkpoint is of {saved.project!r}"]
         if self._feed is not None:
