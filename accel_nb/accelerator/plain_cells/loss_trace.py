@@ -193,7 +193,7 @@ class LossTrace(TorchDispatchMode):
 
 
 def _mixed(reason: str) -> Mixed:
-    """Return a `Mixed` with the line of the user's code that is running."""
+    """Return a `MixedSamples` with the line of the user's code that is running."""
     frame = frame_of_user()
     return Mixed(reason, None if frame is None else frame.f_lineno)
 

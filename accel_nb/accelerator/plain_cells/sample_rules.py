@@ -1,6 +1,6 @@
 """Rules by which tensors depend on the samples of a batch: how each PyTorch operation propagates the dependence.
 
-`result_of` returns the dependence of an operation's result on the samples, from the dependences of its arguments. An
+`propagate` returns the dependence of an operation's result on the samples, from the dependences of its arguments. An
 operation that is not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules
 can be computed from shares of the batch.
 """
@@ -497,14 +497,14 @@ def _masked(call: Call, known: list[Dependence], output: Tensor) -> Dependence |
     return Rows(0, 0, 0) if len(rows) == 1 == len(set(known)) else None
 
 
-def _normalised(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _normalized(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
     source = call.arguments["input"]
     own = call.of(source)
     is_inside = isinstance(own, Rows) and own.dim < source.dim() - len(call.arguments["normalized_shape"])
     return own if is_inside and len(known) == 1 else None
 
 
-def _batch_normalised(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _batch_normalized(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
     is_plain = not call.arguments.get("training", False) and known == [Rows(0)]
     return Rows(0) if is_plain else None
 
@@ -520,7 +520,7 @@ def _put(call: Call, known: list[Dependence], output: Tensor) -> Dependence | No
 
 _RULES = {
     "_cdist_forward": _distances,
-    "_native_batch_norm_legit": _batch_normalised,
+    "_native_batch_norm_legit": _batch_normalized,
     "_native_batch_norm_legit_no_training": lambda call, known, output: Rows(0) if known == [Rows(0)] else None,
     "addmm": _product,
     "baddbmm": _product,
@@ -535,8 +535,8 @@ _RULES = {
     "masked_select": _masked,
     "mm": _product,
     "mv": _product,
-    "native_batch_norm": _batch_normalised,
-    "native_layer_norm": _normalised,
+    "native_batch_norm": _batch_normalized,
+    "native_layer_norm": _normalized,
     "scatter": _gathered,
     "scatter_add": _gathered,
     "stack": _joined,

@@ -177,7 +177,7 @@ class Window:
         return self._last_decision  # another optimizer after the same backward pass
 
     def attempt(self) -> tuple[bool, int, float]:
-        """End the micro-batch, since an optimizer is about to step, and return its `moment`."""
+        """End the micro-batch, since an optimizer is about to step, and return its `step_decision`."""
         if self._size == 1 and not self._in_block:  # every micro-batch is a window
             number = self.number
             self._last_decision = decision = (True, number, 1.0)

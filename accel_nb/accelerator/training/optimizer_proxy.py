@@ -50,7 +50,7 @@ class OptimizerGate:
         # Numbers of the last window whose gradients were finished, and of the last one in which the optimizer stepped.
         self.finished_in = -1
         self.stepped_in = -1
-        # What strategies get: the models, and this optimizer alone.
+        # The argument for calls of the strategy: the prepared models and this optimizer alone.
         self.bundle = Bundle((), (optimizer,))
         # Parameters that belong to no prepared module (group, index, parameter); how many groups were searched.
         self.strays: Sequence[tuple[int, int, Tensor]] = ()
@@ -207,5 +207,5 @@ def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -
 
 
 def release_scheduler(scheduler: LRScheduler) -> LRScheduler:
-    """Undo `gate_scheduler`."""
+    """Undo `wrap_scheduler`."""
     return restore(scheduler)
