@@ -1,4 +1,4 @@
-"""Local SGD: each rank steps by itself, and every few steps the weights are averaged."""
+"""Local SGD: ranks step with their own gradients, and weights are averaged every few steps."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ if TYPE_CHECKING:
 
 
 class LocalSGD:
-    """Trains a prepared model on each rank by itself; call `step` after each of the optimizer's.
+    """Trains a prepared model without averaging gradients; call `step` after each optimizer step.
 
-    In the block gradients are not averaged. Every ``local_sgd_steps`` optimizer steps, and at the end of the block, the
-    parameters and floating point buffers are, in a few large messages; at the end the optimizer's state is too, so that
-    ranks go on equal. Every rank must make as many steps. With one rank, or ``enabled=False``, nothing is changed.
+    Inside of the block parameters and floating point buffers are averaged instead, in a few large messages: after every
+    ``local_sgd_steps`` optimizer steps, and at the end of the block. At the end the optimizer's state is averaged too,
+    so that all ranks continue equally. Every rank must make the same number of steps. With one rank, or
+    ``enabled=False``, nothing is changed.
 
-    With ``local_sgd_steps=1`` and SGD, with or without momentum, this is what averaging gradients gives.
+    With ``local_sgd_steps=1`` and SGD, with or without momentum, the result is that of averaging gradients.
 
     Raises `MisuseError` for a model that is not prepared, a strategy that shards it, a number of steps below 1, and
-    float16, whose loss scale would differ from rank to rank.
+    float16, whose loss scale would differ between ranks.
     """
 
     def __init__(self, accelerator: Accelerator, model: nn.Module, local_sgd_steps: int, enabled: bool = True) -> None:
@@ -47,7 +48,7 @@ class LocalSGD:
                 f"the strategy {strategy.name!r} holds a part of the model on each rank: nothing to average"
             )
         if self._is_enabled and strategy.precision.policy.loss_scaling:
-            raise MisuseError("ranks that step by themselves would scale losses differently in fp16; use bf16 or no")
+            raise MisuseError("in fp16 each rank of LocalSGD would have another loss scale; use bf16 or no")
 
     def __enter__(self) -> LocalSGD:
         """Stop averaging gradients."""
@@ -58,7 +59,7 @@ class LocalSGD:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Average once more and go back to averaging gradients."""
+        """Average weights and optimizer state, and resume averaging gradients."""
         if not self._is_enabled:
             return
         self._stepper.keep_local([self._model], False)
@@ -67,7 +68,7 @@ class LocalSGD:
                 all_reduce_together(self._comm, [*self._weights(), *self._optimizer_state()], "mean")
 
     def step(self) -> None:
-        """Count an optimizer step, and average when it is time; does nothing inside of an accumulation window."""
+        """Count an optimizer step, and average weights where due; do nothing inside of an accumulation window."""
         if not self._is_enabled or not self._accelerator.sync_gradients:
             return
         self._num_steps += 1
@@ -80,10 +81,10 @@ class LocalSGD:
         yield from (value for value in self._model.buffers() if value.is_floating_point())
 
     def _optimizer_state(self) -> Iterator[Tensor]:
-        mine = set(map(id, self._model.parameters()))
+        own = set(map(id, self._model.parameters()))
         for optimizer in self._stepper.bundle.optimizers:
             for parameter, state in optimizer.state.items():
-                if id(parameter) in mine:
+                if id(parameter) in own:
                     yield from (value for value in state.values() if _is_averaged(value))
 
 

@@ -1,7 +1,7 @@
-"""Which world a process is in, and what follows from its place there; read-only views, none of them shared.
+"""Read-only views of this process's rank in its world, under the names that accelerate has for them.
 
-`PartialState`, `AcceleratorState` and `GradientState` are the well-known names. Each is built from the open world or
-from an accelerator whenever it is asked for, so that two accelerators in one process never disturb each other.
+`PartialState`, `AcceleratorState` and `GradientState` hold no shared state. Each object is built from the open world or
+from one accelerator, so that two accelerators in one process do not affect each other.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class DistributedType(str, Enum):
-    """What a world trains on; each value equals its own name as text."""
+    """Kind of devices or strategy that a world trains with; each value equals its own name as text."""
 
     NO = "NO"
     MULTI_CPU = "MULTI_CPU"
@@ -45,7 +45,7 @@ class DistributedType(str, Enum):
     FSDP = "FSDP"
     XLA = "XLA"
     MEGATRON_LM = "MEGATRON_LM"
-    # Of hardware that accel_nb does not train on; scripts compare with them.
+    # Of hardware that accel_nb does not train on; present since scripts compare with them.
     MULTI_HPU = "MULTI_HPU"
     MULTI_MLU = "MULTI_MLU"
     MULTI_MUSA = "MULTI_MUSA"
@@ -59,7 +59,7 @@ class DistributedType(str, Enum):
 
 
 class Placed:
-    """What anything that has a place in a world can tell and do: who is main, who goes first, who gets which part."""
+    """Properties and methods that depend on this process's rank: ranks, order of execution, division of inputs."""
 
     _world: World
     _comm: Communicator
@@ -73,7 +73,7 @@ class Placed:
 
     @property
     def num_processes(self) -> int:
-        """How many ranks train together."""
+        """The number of ranks that train together."""
         return self._world.size
 
     @property
@@ -108,32 +108,32 @@ class Placed:
 
     @property
     def distributed_type(self) -> DistributedType:
-        """What this world trains on: ``NO`` alone, else ``MULTI_GPU`` or ``MULTI_CPU``."""
+        """``NO`` for one rank, else ``MULTI_GPU`` or ``MULTI_CPU``."""
         if self._world.size == 1:
             return DistributedType.NO
         return DistributedType.MULTI_GPU if self._device.type == "cuda" else DistributedType.MULTI_CPU
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
-        """Give the block this rank's contiguous part of a list, tuple, tensor, array, or dict of these.
+        """Yield this rank's contiguous part of a list, tuple, tensor, array, or dict of these.
 
-        Parts differ by at most one item, and are empty where there are fewer items than ranks; with ``apply_padding``
-        the last item is repeated until all are equally long. The input itself is left as it is.
+        Lengths of parts differ by at most one. Parts are empty if there are fewer items than ranks; with
+        ``apply_padding`` the last item is repeated until all parts have the same length. The input is not changed.
         """
         yield split(inputs, self.process_index, self.num_processes, pad=apply_padding)
 
     def wait_for_everyone(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has made this call."""
         self._collectives.barrier()
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
-        """Run the block on rank 0 before the others: a download that they find done."""
+        """Run the block on rank 0 before the others, for example to download files once."""
         yield from self._ordered(self.is_main_process)
 
     @contextmanager
     def local_main_process_first(self) -> Iterator[None]:
-        """Run the block on each machine's first rank before its others."""
+        """Run the block on each machine's first rank before the others."""
         yield from self._ordered(self.is_local_main_process)
 
     def on_main_process(self, function: Function) -> Function:
@@ -174,17 +174,17 @@ class Placed:
 
 
 class PartialState(Placed):
-    """This process's place among its ranks, without anything to train.
+    """This process's rank and device, without anything to train.
 
-    Under ``torchrun`` it opens the process group, if nobody has; `destroy_process_group` closes it. Every rank must
-    build it then. ``backend`` and ``timeout`` count only where it opens the group.
+    Under ``torchrun`` it opens the process group if none is open; then every rank must build it, and
+    `destroy_process_group` closes the group. ``backend`` and ``timeout`` are used only where it opens the group.
     """
 
     def __init__(self, cpu: bool = False, *, backend: str | None = None, timeout: timedelta | None = None) -> None:
         given = {"group.backend": backend, "group.timeout": None if timeout is None else timeout.total_seconds()}
-        self._stand(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu)
+        self._set_up(_resolve({name: value for name, value in given.items() if value is not None}).config, cpu)
 
-    def _stand(self, config: Config, cpu: bool) -> None:
+    def _set_up(self, config: Config, cpu: bool) -> None:
         self._comm, self._group = enter(None, None, cpu, config.group)
         self._collectives = Collectives(self._comm, verify=config.debug)
         self._world = self._comm.world
@@ -193,12 +193,12 @@ class PartialState(Placed):
 
     @property
     def backend(self) -> str | None:
-        """What carries messages between ranks; None for a process alone."""
+        """The backend of the process group; None for a single process."""
         return Group.name_of_open() if Group.is_open() else None
 
     @property
     def initialized(self) -> bool:
-        """Whether the state is complete, which it always is."""
+        """Return True: the state is complete when it is built."""
         return True
 
     @property
@@ -207,12 +207,12 @@ class PartialState(Placed):
         return self._device
 
     def set_device(self) -> None:
-        """Make this rank's device the process's current one, as building the state has done already."""
+        """Make this rank's device the process's current device; building the state does so already."""
         use(self._device)
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:
-        """Do nothing: no state is shared, so there is none to forget; transformers and older notebooks call it."""
+        """Do nothing, since no state is shared; transformers and older notebooks call it."""
 
     def destroy_process_group(self) -> None:
         """Close the process group if this object has opened it; every rank must call."""
@@ -221,22 +221,22 @@ class PartialState(Placed):
             self._group = None
 
     def __repr__(self) -> str:
-        place = f"rank {self._world.rank} of {self._world.size} on {self._device}"
-        return f"{type(self).__name__}({place}, {self.distributed_type})"
+        rank = f"rank {self._world.rank} of {self._world.size} on {self._device}"
+        return f"{type(self).__name__}({rank}, {self.distributed_type})"
 
 
 class AcceleratorState(PartialState):
-    """A place and the precision to train in; `Accelerator.state` is that of an accelerator."""
+    """This process's rank and device, and the precision to train in; see also `Accelerator.state`."""
 
     deepspeed_plugin: DeepSpeedPlugin | None = None
-    """What an accelerator was given to train by DeepSpeed."""
+    """The DeepSpeed plugin of the accelerator, if it has one."""
 
     fsdp_plugin: FullyShardedDataParallelPlugin | None = None
-    """What an accelerator was given to train by FSDP2."""
+    """The FSDP2 plugin of the accelerator, if it has one."""
 
     def __init__(self, mixed_precision: str | None = None, cpu: bool = False) -> None:
         config = _resolve({} if mixed_precision is None else {"precision": str(mixed_precision)}).config
-        self._stand(config, cpu)
+        self._set_up(config, cpu)
         self.mixed_precision = choose_precision(config.precision, self._device)
 
     @classmethod
@@ -248,7 +248,7 @@ class AcceleratorState(PartialState):
         debug: bool,
         divider: DeepSpeedPlugin | FullyShardedDataParallelPlugin | None = None,
     ) -> AcceleratorState:
-        """Return the state of an accelerator: it opens nothing, and owns nothing."""
+        """Return the state of an accelerator; it opens no process group and owns none."""
         state = cls.__new__(cls)
         state._comm, state._collectives, state._group = placed._comm, placed._collectives, None
         state._world, state._device, state.debug = placed._world, placed._device, debug
@@ -260,8 +260,8 @@ class AcceleratorState(PartialState):
         return state
 
 
-class _HasPlugin(Protocol):
-    """What a gradient state reads of the options."""
+class _AccumulationOptions(Protocol):
+    """The options that a `GradientState` reads."""
 
     @property
     def tail(self) -> str: ...
@@ -271,12 +271,12 @@ class _HasPlugin(Protocol):
 
 
 class GradientState:
-    """Where an accelerator stands in its accumulation window: a live view, to read only."""
+    """The position of an accelerator in its accumulation window: a live view, read-only."""
 
-    def __init__(self, window: Window | None = None, options: _HasPlugin | None = None) -> None:
+    def __init__(self, window: Window | None = None, options: _AccumulationOptions | None = None) -> None:
         if window is None or options is None:
             raise MisuseError(
-                "a GradientState is that of one accelerator: read accelerator.gradient_state instead of building one"
+                "a GradientState belongs to an accelerator: read accelerator.gradient_state instead of building one"
             )
         self._window = window
         self._options = options
@@ -293,7 +293,7 @@ class GradientState:
 
     @property
     def adjust_scheduler(self) -> bool:
-        """Whether schedulers wait for the end of a window, which they do."""
+        """Return True: schedulers step at the end of a window."""
         return True
 
     @property
@@ -313,12 +313,12 @@ class GradientState:
 
     @property
     def end_of_dataloader(self) -> bool:
-        """Whether the present batch is the last one of its loader."""
+        """Whether the current batch is the last one of its loader."""
         return self._window.share is not None and self._window.share.is_last
 
     @property
     def remainder(self) -> int:
-        """How many samples the present global batch has on all ranks, if it is the loader's last; else -1."""
+        """How many samples the current global batch has on all ranks, if it is the loader's last; else -1."""
         share = self._window.share
         return share.total_samples if share is not None and share.is_last else -1
 
@@ -332,7 +332,7 @@ def _resolve(given: dict[str, Any]) -> Any:
 
 
 def _only_if(is_here: bool, function: Any) -> Any:
-    # Does not refer to the accelerator: a decorated function must not keep one alive.
+    # The result must not reference the accelerator, so that a decorated function does not keep it alive.
     @functools.wraps(function)
     def here_only(*args: Any, **kwargs: Any) -> Any:
         return function(*args, **kwargs) if is_here else None

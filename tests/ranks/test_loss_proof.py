@@ -358,7 +358,7 @@ def two_loaders(world: World, num_extra: int) -> list[str]:
             (F.mse_loss(model(batch[0]), batch[1]) + model(other).pow(2).mean()).backward()
             optimizer.step()
     accelerator.close()
-    return [str(item.message) for item in caught if "uneven in different ways" in str(item.message)]
+    return [str(item.message) for item in caught if "divided in different proportions" in str(item.message)]
 
 
 @pytest.mark.parametrize(("num_extra", "num_warnings"), [(0, 0), (-1, 1)])

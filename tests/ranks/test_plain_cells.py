@@ -411,7 +411,7 @@ def test_a_loader_whose_loop_cannot_be_read_is_read_whole_and_said() -> None:
     first, second = run_ranks(step_function_that_cannot_be_seen, 2)
     assert first[0] == pytest.approx(flat(model), abs=1e-10)
     assert second[0] == pytest.approx(flat(model), abs=1e-10)
-    assert any("read the loader whole" in message for message in first[1])
+    assert any("read all batches of the loader" in message for message in first[1])
 
 
 def writes_in_every_way(world: World, folder: str, is_main_ahead: bool) -> dict[str, Any]:

@@ -128,7 +128,7 @@ def test_parameters_that_do_not_fit_are_refused():
     with pytest.raises(MisuseError, match="batch_size, gradient_accumulation_steps"):
         find_executable_batch_size(lambda batch_size: 1, keep_global_batch=True)
     train = find_executable_batch_size(lambda batch_size, model: 1)
-    with pytest.raises(MisuseError, match="gives batch_size, so leave these out"):
+    with pytest.raises(MisuseError, match="passes batch_size, so leave these out"):
         train(128, "model")
     with pytest.raises(MisuseError, match="leave these out"):
         train("model", batch_size=1)

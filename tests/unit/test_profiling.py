@@ -40,7 +40,7 @@ def test_bad_folders_activities_and_schedules_are_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(MisuseError, match="cannot be written"), accelerator.profile(tmp_path / "file"):
         pass
-    with pytest.raises(MisuseError, match="no activity 'gpu'; it knows cpu"), accelerator.profile(activities=["gpu"]):
+    with pytest.raises(MisuseError, match="no activity 'gpu'; it has cpu"), accelerator.profile(activities=["gpu"]):
         pass
     with (
         pytest.raises(MisuseError, match="no waits; it has skip_first"),

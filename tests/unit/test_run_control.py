@@ -340,7 +340,7 @@ def test_an_accelerator_does_what_is_asked_between_two_steps(tmp_path: Any):
 
 def test_without_a_folder_nothing_is_saved_and_the_run_goes_on():
     accelerator, _, _, told = steered({2: SaveNow(), 3: Inspect(("a", "b"))}, 1)
-    assert told == ["2: not saved: --checkpoint DIR says where checkpoints go", "3: a = 'a'\nb = 'b'"]
+    assert told == ["2: not saved: give the folder for checkpoints with --checkpoint DIR", "3: a = 'a'\nb = 'b'"]
     accelerator.close()
 
 

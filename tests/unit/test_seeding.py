@@ -51,7 +51,7 @@ def test_states_are_kept_where_there_is_nobody_else():
 
 @pytest.mark.parametrize(
     ("types", "message"),
-    [(["tpu"], "no random states called tpu"), ("cuda", "no CUDA generator"), ("generator", "needs it")],
+    [(["tpu"], "no random states called tpu"), ("cuda", "no CUDA generator"), ("generator", "without a generator")],
 )
 def test_states_that_are_not_there_are_refused(types, message):
     with pytest.raises(MisuseError, match=message):

@@ -270,7 +270,7 @@ def test_a_run_of_another_name_and_one_that_is_open_are_not_taken_over(tmp_path:
     third.log({"loss": 0.0})
     report = third.load_state(tmp_path / "kept")
     third.close()
-    assert any("known stays with the run that is open" in note for note in report.notes)
+    assert any("known continues the open run" in note for note in report.notes)
     assert not any(item[0] == "resume" for item in open_one.told if isinstance(item, tuple))
 
 

@@ -1,1 +1,1 @@
-"""Device memory: releasing it, mapping it, and reporting on it when it has run out."""
+"""Device memory: maps of it, and reports when it has run out."""

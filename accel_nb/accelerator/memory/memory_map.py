@@ -1,4 +1,4 @@
-"""What one rank's device holds at the end of a step: the allocator's blocks, and who holds most."""
+"""Memory map of one rank's device at the end of a step: the allocator's blocks, and the largest holders."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def map_memory(
     device: torch.device | str,
     source: str,
 ) -> MemoryMapped:
-    """Return the map of a device out of a snapshot of its allocator.
+    """Return the memory map of a device from a snapshot of its allocator.
 
-    ``source`` is the cell's text, which says at which line a name was bound. Walks the objects that names lead to, so
-    it is for a moment when somebody asks.
+    ``source`` is the cell's text, to find the line at which a name was bound. Visits all objects that are reachable
+    from names, so it is slow and runs on request only.
     """
     device = torch.device(device)
     found = fold(snapshot, device.index or 0)

@@ -1,4 +1,4 @@
-"""What a rank says about itself when its memory has run out; JSON-ready, sizes in bytes."""
+"""Report of a rank that has run out of memory: which objects hold how many bytes, ready for JSON."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from accel_nb.bigmodel.planning.sizes import host_room
 from accel_nb.runtime.devices.device import memory
 from accel_nb.telemetry.memory_attribution import Holdings
 
-_ASKED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
+_REQUESTED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
 _UNITS = {"b": 1, "k": 2**10, "m": 2**20, "g": 2**30, "t": 2**40}
 _MAX_HOLDERS = 5
 
@@ -36,9 +36,9 @@ def examine(
     device: torch.device | str,
     source: str,
 ) -> dict[str, Any] | None:
-    """Return who holds what, or None for an error that does not say that memory has run out.
+    """Return the report of an out-of-memory error; None for another error.
 
-    To be called while the error's frames still hold what they held; `let_go` frees that.
+    To be called while the error's frames still reference their objects; `release_error_memory` frees them.
     """
     if not is_out_of_memory(error):
         return None
@@ -69,7 +69,7 @@ def examine(
 def hold(
     accelerators: Sequence[Accelerator], namespace: Mapping[str, Any], *, device: torch.device, source: str
 ) -> tuple[Holdings, list[nn.Module]]:
-    """Count what models, optimizers and variables hold on a device; return it with the models that there are."""
+    """Count the bytes that models, optimizers and variables hold on a device; return them and the models."""
     objects = [*(item for known in accelerators for item in known.prepared_objects), *namespace.values()]
     models = [item for item in objects if isinstance(item, nn.Module)]
     held = Holdings(device)
@@ -81,7 +81,7 @@ def hold(
 
 
 def largest(held: Holdings, number: int) -> list[tuple[str, int]]:
-    """Return what holds most and how many bytes, the largest first."""
+    """Return the names of the largest holders and their bytes, the largest first."""
     rows = [(f"`{name}`", size) for name, size in held.names.items()]
     rows += [(f"weights, gradients and optimizer state of {module}", size) for module, size in held.modules.items()]
     rows += [(f"kept for the backward pass behind {module}", size) for module, size in held.behind.items()]
@@ -89,17 +89,17 @@ def largest(held: Holdings, number: int) -> list[tuple[str, int]]:
 
 
 def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]) -> None:
-    """Free what the frames of a told error hold, so that the next cell has the memory.
+    """Free the objects that the frames of a reported error reference, so that the next cell has their memory.
 
-    Tensors that the cell has ``bound`` keep their values and lose their graphs: a ``loss`` would hold all activations
-    until the next one is there, for which there is then no room.
+    Tensors that the cell has ``bound`` keep their values and lose their graphs: a ``loss`` would keep all activations
+    until the next forward pass has computed another, for which there would be no memory.
     """
-    told: BaseException | None = error
-    while told is not None:
-        traceback.clear_frames(told.__traceback__)
-        for frame in _frames(told):
-            _ = frame.f_locals  # a frame that was looked at keeps a copy of its variables until it is looked at again
-        told = told.__cause__ or told.__context__
+    current: BaseException | None = error
+    while current is not None:
+        traceback.clear_frames(current.__traceback__)
+        for frame in _frames(current):
+            _ = frame.f_locals  # refreshes the copy of the variables that f_locals keeps since it was read before
+        current = current.__cause__ or current.__context__
     for name in bound:
         value = namespace.get(name)
         if isinstance(value, Tensor) and value.grad_fn is not None:
@@ -112,13 +112,13 @@ def let_go(error: BaseException, namespace: dict[str, Any], bound: Sequence[str]
 
 
 def asked_bytes(text: str) -> int | None:
-    """Return how much an allocator's message says was asked for; None if it does not."""
-    found = _ASKED.search(text)
+    """Return the bytes that were requested, by the text of an allocator's error; None if it does not contain them."""
+    found = _REQUESTED.search(text)
     return None if found is None else int(float(found[1]) * _UNITS[found[2][0].lower()])
 
 
 def _frames(error: BaseException) -> Iterator[types.FrameType]:
-    """Yield the frames that the error has passed, the outermost first."""
+    """Yield the frames of an error's traceback, the outermost first."""
     step = error.__traceback__
     while step is not None:
         yield step.tb_frame
@@ -126,17 +126,17 @@ def _frames(error: BaseException) -> Iterator[types.FrameType]:
 
 
 def _line(frames: Sequence[types.FrameType]) -> str:
-    """Return the innermost line that the user has written, with its place."""
-    mine = [frame for frame in frames if is_written_here(frame.f_globals.get("__name__"))]
-    if not mine:
+    """Return the innermost line of the user's code, with its number and function."""
+    own = [frame for frame in frames if is_written_here(frame.f_globals.get("__name__"))]
+    if not own:
         return ""
-    code, number = mine[-1].f_code, mine[-1].f_lineno
+    code, number = own[-1].f_code, own[-1].f_lineno
     where = "" if code.co_name == "<module>" else f" of {code.co_name}"
     return f"line {number}{where}: {linecache.getline(code.co_filename, number).strip()[:120]}"
 
 
 def _module(frames: Sequence[types.FrameType], models: Sequence[nn.Module]) -> str:
-    """Return the module that was computing, by its path in the model."""
+    """Return the module whose forward was running, by its path in the model."""
     paths = {id(module): path for model in models for path, module in model.named_modules()}
     for frame in reversed(frames):
         module = frame.f_locals.get("self")
@@ -146,7 +146,7 @@ def _module(frames: Sequence[types.FrameType], models: Sequence[nn.Module]) -> s
 
 
 def _bound_at(source: str) -> dict[str, int]:
-    """Return the last line of a cell at which each name is bound, or something is added to it."""
+    """Return the last line of a cell at which each name is bound, or an item is added to it."""
     try:
         nodes = list(ast.walk(ast.parse(source)))
     except SyntaxError:

@@ -1,1 +1,1 @@
-"""Option records under the names that users of `accelerate` know."""
+"""Option records with the names that `accelerate` has for them."""

@@ -1,4 +1,4 @@
-"""FSDP under the names that scripts for `accelerate` choose and set it by."""
+"""The FSDP plugin, with the names of `accelerate`."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from accel_nb.errors import ConfigError
 
 @dataclass(frozen=True)
 class FullyShardedDataParallelPlugin:
-    """Trains by PyTorch's FSDP2; giving it chooses the strategy. A process alone divides nothing, and says so.
+    """Selects PyTorch's FSDP2 as the strategy. A single process shards nothing, and warns of it.
 
-    Members of torch's enumerations are taken as well as their names.
+    Values may be members of torch's enumerations or their names. "Ignored" means that any value is accepted and has no
+    effect, since it makes no difference for FSDP2.
 
     Args:
-        fsdp_version: Anything: it is FSDP2.
-        sharding_strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``. Hybrid ones want ``fsdp.hybrid_shard_size`` instead.
-        reshard_after_forward: Let go of parameters between forward and backward.
+        fsdp_version: Ignored: it is always FSDP2.
+        sharding_strategy: ``FULL_SHARD`` or ``SHARD_GRAD_OP``. For hybrid ones set ``fsdp.hybrid_shard_size`` instead.
+        reshard_after_forward: Free gathered parameters between forward and backward.
         auto_wrap_policy: ``transformer_based_wrap``, ``size_based_wrap``, ``no_wrap``, or a `functools.partial` of
-            torch's function for one of the first two. None given: repeated blocks.
-        transformer_cls_names_to_wrap: Class names of the modules that are gathered at a time.
-        min_num_params: How many parameters a module has that is gathered by size.
-        cpu_offload: Keep parameters, gradients and optimizer state in host memory; a policy of torch stands for True.
-        activation_checkpointing: Compute activations again instead of keeping them.
-        mixed_precision_policy: Refused: ``mixed_precision`` and ``fsdp.reduce_dtype`` say it.
-        ignored_modules: Refused, as the next one: nothing stands for them.
-        param_init_fn: Refused.
-        state_dict_config: Anything, as all that follow: what they choose between makes no difference here.
-        optim_state_dict_config: Anything.
-        state_dict_type: Anything.
-        backward_prefetch: Anything.
-        forward_prefetch: Anything.
-        limit_all_gathers: Anything.
-        use_orig_params: Anything.
-        sync_module_states: Anything.
-        cpu_ram_efficient_loading: Anything.
+            torch's function for one of the first two. By default repeated blocks are wrapped.
+        transformer_cls_names_to_wrap: Class names of the modules to wrap.
+        min_num_params: How many parameters a module must have to be wrapped by size.
+        cpu_offload: Keep parameters, gradients and optimizer state in host memory; an offload policy of torch means
+            True.
+        activation_checkpointing: Recompute activations in the backward pass instead of storing them.
+        mixed_precision_policy: Not supported: use ``mixed_precision`` and ``fsdp.reduce_dtype``.
+        ignored_modules: Not supported.
+        param_init_fn: Not supported: use ``fsdp.weights``.
+        state_dict_config: Ignored.
+        optim_state_dict_config: Ignored.
+        state_dict_type: Ignored.
+        backward_prefetch: Ignored.
+        forward_prefetch: Ignored.
+        limit_all_gathers: Ignored.
+        use_orig_params: Ignored.
+        sync_module_states: Ignored.
+        cpu_ram_efficient_loading: Ignored.
     """
 
     fsdp_version: int | None = None
@@ -69,14 +71,14 @@ class FullyShardedDataParallelPlugin:
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema.
 
-        Raises `ConfigError`, with every problem, for values that no option stands for.
+        Raises `ConfigError`, with all problems, for values that have no corresponding option.
         """
         given = {
             item.name.removeprefix("fsdp_"): _plain(value)
             for item in fields(self)
             if (value := getattr(self, item.name)) is not None
         }
-        given |= _named(given.get("auto_wrap_policy"))
+        given |= _policy_fields(given.get("auto_wrap_policy"))
         if "cpu_offload" in given:
             given["cpu_offload"] = _is_offloading(given["cpu_offload"])
         options: dict[str, Any] = {"strategy": "fsdp"}
@@ -92,7 +94,7 @@ class FullyShardedDataParallelPlugin:
         return options
 
 
-_NOTHING = "nothing stands for it; leave it out"
+_NOTHING = "there is no option for it; leave it out"
 _REFUSED = {
     "mixed_precision_policy": "give mixed_precision, and fsdp.reduce_dtype for what gradients are averaged in",
     "ignored_modules": _NOTHING,
@@ -104,8 +106,8 @@ def _plain(value: Any) -> Any:
     return value.name if isinstance(value, Enum) else value
 
 
-def _named(policy: Any) -> dict[str, Any]:
-    """Return what a wrap policy that is a function says, by the names of the policies that are words."""
+def _policy_fields(policy: Any) -> dict[str, Any]:
+    """Return the fields that correspond to a wrap policy that is a function."""
     if not callable(policy):
         return {}
     known = policy if isinstance(policy, functools.partial) else functools.partial(policy)
@@ -123,7 +125,7 @@ def _named(policy: Any) -> dict[str, Any]:
 
 
 def _is_offloading(value: Any) -> Any:
-    """Return whether torch's records of offloading say so; those of FSDP2 offload by being given."""
+    """Return whether a value enables offloading: a bool, ``CPUOffload``, or FSDP2's ``CPUOffloadPolicy``."""
     if isinstance(value, bool):
         return value
     return getattr(value, "offload_params", type(value).__name__ == "CPUOffloadPolicy")

@@ -1,7 +1,7 @@
-"""Records by which options can be given under well-known names; each is a view of the one schema.
+"""Records of options with the names of `accelerate`; each sets options of the one schema.
 
-A field that is left at None stays as the options of the run say. What has no counterpart here is refused with the
-reason, in `Record.as_options`, which is called when an `Accelerator` is built with the record.
+A field that is None leaves the option of the run unchanged. Fields without a corresponding option raise an error with
+the reason, in `OptionRecord.as_options`, which is called when an `Accelerator` is built with the record.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed"
 
 
 class Record(Protocol):
-    """What every record is: something that gives options."""
+    """A record that can be converted to options."""
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema."""
@@ -32,16 +32,17 @@ class Record(Protocol):
 
 @dataclass(frozen=True)
 class DataLoaderConfiguration:
-    """How `Accelerator.prepare` reads loaders; what is None stays as the options of the run say.
+    """How `Accelerator.prepare` reads loaders; None leaves an option of the run unchanged.
 
     Args:
-        split_batches: A loader's batch is that of all workers together (``batch="global"``); False: each worker's.
-        dispatch_batches: Rank 0 alone reads, and sends each rank its share.
-        even_batches: All ranks take equally many samples, some of them twice; else exact, weighted shares.
+        split_batches: A loader's batch is divided among all workers (``batch="global"``); False: each worker reads
+            whole batches.
+        dispatch_batches: Only rank 0 reads, and sends each rank its share.
+        even_batches: All ranks get the same number of samples, some of them twice; else exact, weighted shares.
         use_seedable_sampler: Shuffle in an order that depends on seed and epoch only.
         data_seed: Seed of that order.
-        non_blocking: Copy the next batch to a GPU while the present one is trained on.
-        use_stateful_dataloader: Only False: prepared loaders need no loader of another package.
+        non_blocking: Copy the next batch to a GPU while the current one is trained on.
+        use_stateful_dataloader: Only False: the state of prepared loaders is saved without it.
     """
 
     split_batches: bool | None = None
@@ -72,7 +73,8 @@ class GradientAccumulationPlugin:
     Args:
         num_steps: Micro-batches for one optimizer step.
         adjust_scheduler: Only True: schedulers count optimizer steps.
-        sync_with_dataloader: Step at the end of a loader, though the window is short; False: go on with it.
+        sync_with_dataloader: Step at the end of a loader, though the window is short; False: continue the window in
+            the next epoch.
         sync_each_batch: Average gradients over ranks after every micro-batch.
     """
 
@@ -101,13 +103,13 @@ class GradientAccumulationPlugin:
 
 @dataclass(frozen=True)
 class ProjectConfiguration:
-    """Where the files of a run go; `Accelerator.project_dir` and `Accelerator.logging_dir` tell it to the script.
+    """Folders for the files of a run; see also `Accelerator.project_dir` and `Accelerator.logging_dir`.
 
     Args:
         project_dir: Folder of the run.
-        logging_dir: Folder of its logs and traces; none given: the folder of the run.
+        logging_dir: Folder of its logs and traces; by default the folder of the run.
         automatic_checkpoint_naming: Keep checkpoints as ``step_N`` in ``checkpoints`` of the folder of the run.
-        total_limit: How many of them are kept.
+        total_limit: How many of these checkpoints are kept.
     """
 
     project_dir: str | os.PathLike[str] | None = None
@@ -134,7 +136,7 @@ class AutocastKwargs:
 
     Args:
         enabled: Compute in the run's precision.
-        cache_enabled: Keep the low precision copies of weights within one region.
+        cache_enabled: Cache the low precision copies of weights within one region.
     """
 
     enabled: bool | None = None
@@ -147,13 +149,13 @@ class AutocastKwargs:
 
 @dataclass(frozen=True)
 class GradScalerKwargs:
-    """Options of the loss scaling of fp16, with PyTorch's own names.
+    """Options of the loss scaling of fp16, with PyTorch's names.
 
     Args:
-        init_scale: The first scale.
-        growth_factor: What it grows by after a while without overflow.
-        backoff_factor: What it shrinks by when gradients overflow.
-        growth_interval: How many steps a while is.
+        init_scale: The initial scale.
+        growth_factor: Factor for the scale after ``growth_interval`` steps without overflow.
+        backoff_factor: Factor for the scale when gradients overflow.
+        growth_interval: Number of steps without overflow after which the scale grows.
         enabled: Scale losses.
     """
 
@@ -170,11 +172,11 @@ class GradScalerKwargs:
 
 @dataclass(frozen=True)
 class InitProcessGroupKwargs:
-    """Options of the process group, where the accelerator opens it itself.
+    """Options of the process group, used if the accelerator opens it.
 
     Args:
-        backend: ``gloo`` or ``nccl``; none given: that of the device.
-        init_method: Only ``env://``: the world is that of the environment.
+        backend: ``gloo`` or ``nccl``; by default the one for the device.
+        init_method: Only ``env://``: rank and world size are read from the environment.
         timeout: How long a rank waits for the others.
     """
 
@@ -186,7 +188,7 @@ class InitProcessGroupKwargs:
         """Return the options that are given, by their names in the schema."""
         if self.init_method not in (None, "env://"):
             raise ConfigError(
-                f"init_method={self.init_method!r} from InitProcessGroupKwargs(...) is not served: ranks meet through "
+                f"init_method={self.init_method!r} from InitProcessGroupKwargs(...) is not served: ranks connect by "
                 "the variables that torchrun and our own launcher set (env://); leave it out"
             )
         seconds = self.timeout.total_seconds() if isinstance(self.timeout, timedelta) else self.timeout
@@ -194,7 +196,7 @@ class InitProcessGroupKwargs:
 
 
 class DDPCommunicationHookType(str, Enum):
-    """What compresses gradients on their way between ranks; each value equals its own text."""
+    """Compression of gradients in communication between ranks; each value equals its own text."""
 
     NO = "no"
     FP16 = "fp16"
@@ -215,19 +217,19 @@ _POWER_SGD = {
 
 @dataclass(frozen=True)
 class DistributedDataParallelKwargs:
-    """Options of PyTorch's DistributedDataParallel, with PyTorch's own names.
+    """Options of PyTorch's DistributedDataParallel, with PyTorch's names.
 
     Args:
         dim: Only 0: batches are divided along their first dim.
         broadcast_buffers: Copy rank 0's buffers to every rank before each forward pass.
         bucket_cap_mb: Size of the gradient buckets, in MiB.
-        find_unused_parameters: Look in every backward pass for parameters that took no part.
-        check_reduction: Only False: PyTorch does nothing with it any more.
-        gradient_as_bucket_view: Only True: gradients always lie in the buckets, which saves a copy of all of them.
-        static_graph: Promise that every step uses the same parameters in the same order.
-        comm_hook: What compresses gradients on their way.
-        comm_wrapper: Number format around the comm hook.
-        comm_state_option: Options of PowerSGD, by the names of PyTorch's ``PowerSGDState``.
+        find_unused_parameters: Search in every backward pass for parameters that got no gradient.
+        check_reduction: Only False: PyTorch ignores it.
+        gradient_as_bucket_view: Only True: gradients are always views of the buckets, which saves a copy of them.
+        static_graph: Assume that every step uses the same parameters in the same order.
+        comm_hook: Compression of gradients.
+        comm_wrapper: Dtype in which the comm hook's values are sent.
+        comm_state_option: Options of PowerSGD, with the names of PyTorch's ``PowerSGDState``.
     """
 
     dim: int = 0
@@ -249,7 +251,7 @@ class DistributedDataParallelKwargs:
             for name, served, reason in (
                 ("dim", (0,), "batches are divided along their first dim"),
                 ("check_reduction", (False,), "PyTorch ignores it"),
-                ("gradient_as_bucket_view", (None, True), "gradients always lie in the buckets"),
+                ("gradient_as_bucket_view", (None, True), "gradients are always views of the buckets"),
             )
             if getattr(self, name) not in served
         ]
@@ -278,8 +280,8 @@ class AORecipeKwargs:
     """How linear layers compute in 8-bit floating point (``mixed_precision="fp8"``), by torchao.
 
     Args:
-        config: A ``torchao.float8.Float8LinearConfig``; only what is one of torchao's own recipes.
-        module_filter_func: Not served: layers that stay in bf16 are given by name.
+        config: A ``torchao.float8.Float8LinearConfig``, which must equal one of torchao's recipes.
+        module_filter_func: Not supported: layers that stay in bf16 are given by name.
         pad_inner_dim: Only True: rows are padded where the hardware needs it.
         enable_fsdp_float8_all_gather: Gather weights in float8 under FSDP2; the recipe tensorwise only.
     """
@@ -323,15 +325,15 @@ class AORecipeKwargs:
 
 
 def _recipe_of(config: Any) -> str | None:
-    """Return the name of the recipe that a config of torchao's is, whether emulated and padded or not."""
-    made = replace(config, emulate=False, pad_inner_dim=False, enable_fsdp_float8_all_gather=False)
+    """Return the name of the torchao recipe that a config equals, apart from emulation and padding; else None."""
+    normalized = replace(config, emulate=False, pad_inner_dim=False, enable_fsdp_float8_all_gather=False)
     names = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-    return next((name for name in names if type(config).from_recipe_name(name) == made), None)
+    return next((name for name in names if type(config).from_recipe_name(name) == normalized), None)
 
 
 @dataclass(frozen=True)
 class ProfileKwargs:
-    """How `Accelerator.profile` profiles; see there for what each field is."""
+    """Options of `Accelerator.profile`; the fields are described there."""
 
     activities: Sequence[str] | None = None
     schedule_option: Mapping[str, int] | Callable[[int], Any] | None = None
@@ -344,7 +346,7 @@ class ProfileKwargs:
     output_trace_dir: str | os.PathLike[str] | None = None
 
     def as_options(self) -> dict[str, Any]:
-        """Return nothing: it says how to profile, and changes nothing about a run."""
+        """Return no options: the record applies to `Accelerator.profile` only."""
         return {}
 
 
@@ -354,12 +356,12 @@ class TorchDynamoPlugin:
 
     Args:
         backend: ``inductor``, ``eager``, ... in upper or lower case; ``no`` compiles nothing.
-        mode: How much time compiling may take.
-        fullgraph: Refuse models that cannot be compiled as one graph.
-        dynamic: Compile for shapes that vary; none given: when the second shape is met.
-        options: Only None: the options of a backend have no place among those of a run.
+        mode: The mode of torch.compile.
+        fullgraph: Raise an error for models that cannot be compiled as one graph.
+        dynamic: Compile for varying shapes; by default when a second shape occurs.
+        options: Only None: there are no options of the run for those of a backend.
         disable: Compile nothing.
-        use_regional_compilation: Compile repeated blocks instead of the whole.
+        use_regional_compilation: Compile repeated blocks instead of the whole model.
     """
 
     backend: str | Enum | None = None
@@ -374,8 +376,8 @@ class TorchDynamoPlugin:
         """Return the options that are given, by their names in the schema."""
         if self.options:
             raise ConfigError(
-                "options from TorchDynamoPlugin(...) is not served: a backend's own options have no place among those "
-                "of a run; give mode, or set them in torch._inductor.config"
+                "options from TorchDynamoPlugin(...) is not served: the run has no options for a backend's own; give "
+                "mode, or set them in torch._inductor.config"
             )
         backend = "no" if self.disable else plain(self.backend)
         return _given(
@@ -391,17 +393,18 @@ class TorchDynamoPlugin:
 
 @dataclass(frozen=True)
 class DeepSpeedPlugin:
-    """Trains by DeepSpeed's ZeRO; giving it chooses the strategy. A process alone divides nothing, and says so.
+    """Selects DeepSpeed's ZeRO as the strategy. A single process shards nothing, and warns of it.
 
     Args:
-        hf_ds_config: A DeepSpeed configuration: the path of its JSON, or the dictionary. ``auto`` leaves a value open.
+        hf_ds_config: A DeepSpeed configuration: the path of its JSON file, or a dictionary. A value ``auto`` is taken
+            from the options of the run.
         gradient_accumulation_steps: Micro-batches for one optimizer step.
         gradient_clipping: Total norm to clip gradients to before each step.
-        zero_stage: What is divided: 1 optimizer state, 2 gradients too, 3 parameters too.
+        zero_stage: What is sharded: 1 optimizer state, 2 gradients too, 3 parameters too.
         offload_optimizer_device: ``none`` or ``cpu``.
         offload_param_device: ``none`` or ``cpu``; stage 3.
-        zero3_init_flag: Only False or None: models are built as they are, and divided from there.
-        zero3_save_16bit_model: Anything: `Accelerator.save_model` gathers weights by itself.
+        zero3_init_flag: Only False or None: models are built unsharded, and sharded after that.
+        zero3_save_16bit_model: Ignored: `Accelerator.save_model` gathers the weights.
     """
 
     hf_ds_config: str | os.PathLike[str] | Mapping[str, Any] | None = None
@@ -416,8 +419,8 @@ class DeepSpeedPlugin:
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema.
 
-        Raises `ConfigError`, with every problem, for values of the file that have no option, and for arguments that
-        disagree with it.
+        Raises `ConfigError`, with all problems, for values of the file that have no corresponding option, and for
+        arguments that contradict the file.
         """
         found = self.differences()
         problems = [f"{name} of {self._source}: {reason}" for name, reason in found.left.items()]
@@ -445,14 +448,14 @@ class DeepSpeedPlugin:
         return {"strategy": "deepspeed", **found.options, **arguments}
 
     def differences(self) -> Imported:
-        """Return what becomes of each value of ``hf_ds_config``; its ``table()`` is for reading."""
+        """Return how each value of ``hf_ds_config`` is converted; print its ``table()`` to read it."""
         if self.hf_ds_config is None:
             return Imported()
         return import_deepspeed(self.deepspeed_config, self._source)
 
     @property
     def deepspeed_config(self) -> Mapping[str, Any]:
-        """The configuration that was given, as a dictionary; what DeepSpeed is told is made from the options."""
+        """The given configuration as a dictionary; the configuration for DeepSpeed is generated from the options."""
         given = self.hf_ds_config
         return {} if given is None else given if isinstance(given, Mapping) else read_document(given)
 
@@ -470,9 +473,9 @@ HANDLERS = (
     InitProcessGroupKwargs,
     ProfileKwargs,
 )
-"""What ``kwargs_handlers`` may hold, one of each kind."""
+"""Classes of ``kwargs_handlers``; one object of each is allowed."""
 
-_LATER = {
+_REFUSED = {
     "deepspeed_plugins": "several configurations at a time are not served; give one as deepspeed_plugin",
     "megatron_lm_plugin": "Megatron-LM is not served; leave it out",
     "parallelism_config": "meshes of several dimensions are not served yet; leave it out",
@@ -481,8 +484,8 @@ _LATER = {
 
 
 def refuse_later(given: Mapping[str, object]) -> None:
-    """Raise `ConfigError` for arguments, known from elsewhere, that this version does not serve."""
-    problems = [f"{name} was given to Accelerator(...): {_LATER[name]}" for name in given if given[name] is not None]
+    """Raise `ConfigError` for arguments of accelerate that this version does not support."""
+    problems = [f"{name} was given to Accelerator(...): {_REFUSED[name]}" for name in given if given[name] is not None]
     if problems:
         raise ConfigError(problems)
 
@@ -490,9 +493,9 @@ def refuse_later(given: Mapping[str, object]) -> None:
 def layers_of(
     config: Mapping[str, Any] | None, arguments: Mapping[str, Any], records: Sequence[Record | None]
 ) -> list[Layer]:
-    """Return what the arguments of an `Accelerator` say as layers of options.
+    """Return the arguments of an `Accelerator` as layers of options.
 
-    Raises `ConfigError` for two records of a kind, and where records and arguments disagree.
+    Raises `ConfigError` where records and arguments disagree.
     """
     given: list[tuple[str, Mapping[str, Any]]] = [
         ("Accelerator(config=...)", dict(config or {})),
@@ -505,7 +508,7 @@ def layers_of(
 
 
 def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
-    """Return the ``kwargs_handlers``; raises `ConfigError` for other kinds, and for two of one kind."""
+    """Return the ``kwargs_handlers``; raises `ConfigError` for other classes, and for two of one class."""
     found: list[Any] = []
     problems: list[str] = []
     for handler in handlers or ():
@@ -525,14 +528,14 @@ def checked_handlers(handlers: Sequence[object] | None) -> list[Any]:
 
 
 def one_of_two(name: str, argument: Any, other: str, record: Any) -> Any:
-    """Return what an argument or a record says; raises `ConfigError` if both speak, and differ."""
+    """Return the value that is set of an argument and a record; raises `ConfigError` if both are set and differ."""
     if argument is not None and record is not None and argument != record:
         raise ConfigError(f"{name}={argument!r} and {other}={record!r} disagree; remove one of the two")
     return record if argument is None else argument
 
 
 def plain(value: Any) -> Any:
-    """Return the value of a member of an enumeration, and anything else as it is."""
+    """Return the value of a member of an enumeration; other values unchanged."""
     return value.value if isinstance(value, Enum) else value
 
 
@@ -549,7 +552,7 @@ def _offloaded(device: str | None) -> str | None:
 
 
 def _short(record: Any) -> str:
-    """Return a record with the fields that were given only."""
+    """Return the text of a record with only the fields that were set."""
     shown = ", ".join(
         f"{item.name}={getattr(record, item.name)!r}"
         for item in fields(record)

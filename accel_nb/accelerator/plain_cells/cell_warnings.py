@@ -1,4 +1,4 @@
-"""What a plain cell is told while it runs: where it is not divided among the workers, or cannot equal one device."""
+"""Warnings of a plain cell: where it is not divided among the workers, or its result may differ from one device."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _SHAPE_ERRORS = (RuntimeError, ValueError, IndexError, TypeError, AssertionError
 
 
 def remark_on(error: BaseException, share: Share | None) -> str | None:
-    """Return what an error may have to do with a batch that was divided; None if no batch was, or it cannot be.
+    """Return a hint for an error that the division of a batch may have caused; None if it cannot be the cause.
 
-    ``share`` is what this rank had of the batch when the error was raised.
+    ``share`` is this rank's share of the batch when the error was raised.
     """
     if share is None or share.num_samples >= share.total_samples:
         return None
@@ -45,10 +45,10 @@ def remark_on(error: BaseException, share: Share | None) -> str | None:
 
 @contextmanager
 def telling_of_unprepared(world: World) -> Iterator[None]:
-    """While the block runs on many ranks, warn if the first optimizer that the user's code steps is not prepared."""
+    """Warn if the first optimizer that the user's code steps inside of the block, on several ranks, is not prepared."""
     has_stepped = world.size == 1 or not world.is_main
 
-    def look(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def check(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         nonlocal has_stepped
         if has_stepped or not is_called_by_user():
             return
@@ -61,7 +61,7 @@ def telling_of_unprepared(world: World) -> Iterator[None]:
                 stacklevel=4,
             )
 
-    handle = register_optimizer_step_pre_hook(look)
+    handle = register_optimizer_step_pre_hook(check)
     try:
         yield
     finally:
@@ -69,11 +69,11 @@ def telling_of_unprepared(world: World) -> Iterator[None]:
 
 
 def warn_of_lonely(accelerator: Accelerator) -> None:
-    """Warn that an optimizer steps what no prepared model holds."""
+    """Warn that an optimizer steps parameters of no prepared model."""
     _warn(
         accelerator,
-        "an optimizer was made whose model the cell's preparation does not see: every worker trains it alone, with "
-        "all of the data. Bind the model to a name of the cell, or of the function that trains it",
+        "an optimizer was made for a model that was not found and so is not prepared: every worker trains it alone, "
+        "with all of the data. Bind the model to a name of the cell, or of the function that trains it",
     )
 
 
@@ -81,14 +81,14 @@ def warn_of_loose(accelerator: Accelerator, names: Sequence[str]) -> None:
     """Warn that tensors in no module are trained."""
     _warn(
         accelerator,
-        f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads the "
-        "loader whole and trains them with all of the data: the result is that of one device, but no faster. Make "
-        "them parameters of a module to divide the work",
+        f"{', '.join(names)}: these tensors require gradients and belong to no module, so every worker reads all "
+        "batches of the loader and trains them with all of the data: the result is that of one device, but no faster. "
+        "Make them parameters of a module to divide the work",
     )
 
 
 def warn_of_unproven_loss(accelerator: Accelerator, problem: str) -> None:
-    """Warn that a loss may not be a sum or a mean over samples; ``problem`` says what stands in the way."""
+    """Warn that a loss may not be a sum or a mean over samples; ``problem`` is the reason."""
     _warn(
         accelerator,
         f"this loss is not proven to be a sum or a mean over samples ({problem}): each worker computes it from its own "
@@ -101,16 +101,16 @@ def warn_of_random_numbers(accelerator: Accelerator) -> None:
     _warn(
         accelerator,
         "random numbers are drawn for each batch (noise, augmentation, sampling): each worker draws its own, so the "
-        "result is not equal to that of one device, but one that another seed could give",
+        "result differs from that of one device, as with another seed",
     )
 
 
 def warn_of_buffers(accelerator: Accelerator) -> None:
-    """Warn that a forward pass changes buffers by what it sees of a batch."""
+    """Warn that a forward pass changes buffers depending on the share of the batch."""
     _warn(
         accelerator,
-        "the model changes buffers in its forward pass (running statistics, codebooks): those of the first worker "
-        f"count, which have seen its share of each batch, and may differ from one device. {WAYS_OUT}",
+        "the model changes buffers in its forward pass (running statistics, codebooks): those of the first worker, "
+        f"computed from its share of each batch, are kept, and may differ from one device. {WAYS_OUT}",
     )
 
 
@@ -118,18 +118,18 @@ def warn_of_unequal_shares(accelerator: Accelerator) -> None:
     """Warn that a step used batches of several loaders that were not divided in the same proportion."""
     _warn(
         accelerator,
-        "a step used batches of several loaders whose shares were uneven in different ways, as those of short last "
-        "batches are, and a loss has one weight for all of them: it may differ from one device. drop_last=True, or "
+        "a step used batches of several loaders that were divided in different proportions, as short last batches "
+        "are, and a loss has one weight for all of them: it may differ from one device. drop_last=True, or "
         f"batch sizes that the number of workers divides, avoid that; {WAYS_OUT}",
     )
 
 
 def warn_of_gradient_hooks(accelerator: Accelerator) -> None:
-    """Warn that hooks see gradients of a share."""
+    """Warn that hooks get the gradients of one share only."""
     _warn(
         accelerator,
-        "hooks on gradients run on each worker before the workers' gradients are averaged: what they change or read is "
-        f"of one share of the batch, which may differ from one device. {WAYS_OUT}",
+        "hooks on gradients run on each worker before the workers' gradients are averaged: they read or change the "
+        f"gradients of one share of the batch, and the result may differ from one device. {WAYS_OUT}",
     )
 
 
@@ -137,9 +137,9 @@ def warn_of_evaluation_mode(accelerator: Accelerator) -> None:
     """Warn that a loop trains a model in evaluation mode, and that its first epoch was not divided."""
     _warn(
         accelerator,
-        "this loop trains while the model is in evaluation mode, so every worker reads this epoch whole: the result is "
-        "that of one device, but no faster. Its next epochs are divided; model.train() before the loop divides this "
-        "one too",
+        "this loop trains while the model is in evaluation mode, so every worker reads all batches of this epoch: the "
+        "result is that of one device, but no faster. Its next epochs are divided; model.train() before the loop "
+        "divides this one too",
     )
 
 
@@ -147,18 +147,18 @@ def warn_of_whole(accelerator: Accelerator) -> None:
     """Warn that a loader that trains is not divided."""
     _warn(
         accelerator,
-        "every worker read the loader whole, since the code that iterates it does not lead to a backward pass that "
-        "can be seen: the result is that of one device, but no faster. Iterate the loader in the function, or the "
+        "every worker read all batches of the loader, since no call of backward was found in the code that iterates "
+        "it: the result is that of one device, but no faster. Iterate the loader in the function, or the "
         "top-level statement, that calls loss.backward()",
     )
 
 
-def _warn(accelerator: Accelerator, words: str) -> None:
-    """Warn on the main rank of several, at the user's own line, also where the notebook ignores warnings."""
+def _warn(accelerator: Accelerator, message: str) -> None:
+    """Warn on the main rank, if there are several, at the user's line; also where the notebook ignores warnings."""
     if not (accelerator.is_main_process and accelerator.num_processes > 1):
         return
     frame = frame_of_user()
-    place = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    location = ("<cell>", 1) if frame is None else (frame.f_code.co_filename, frame.f_lineno)
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        warnings.warn_explicit(words, UserWarning, *place)
+        warnings.warn_explicit(message, UserWarning, *location)

@@ -1,6 +1,7 @@
-"""Whether a loss compares the samples of a batch with each other, as contrastive losses do: read from autograd's graph.
+"""Detection of losses that compare the samples of a batch with each other, as contrastive losses do.
 
-Of a batch that is divided each worker compares only its own share: no average of gradients makes that equal.
+They are recognized by their autograd graph. If the batch is divided, each worker compares the samples of its share
+only, and no average of gradients makes the result equal to one device.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from torch import Tensor
 
 _PRODUCTS = frozenset({"MmBackward0", "BmmBackward0", "CdistBackward0"})
 _SAME = frozenset({"TBackward0", "TransposeBackward0", "PermuteBackward0", "ViewBackward0", "ToCopyBackward0"})
-_MAX_NODES = 300  # the product of all with all lies near the loss, behind a softmax or a margin
+_MAX_NODES = 300  # the product of all samples with all is near the loss, before a softmax or a margin
 
 
 def num_compared(loss: Tensor, num_samples: int) -> int | None:
-    """Return how many rows a product of all samples with all has behind ``loss``; None if there is none.
+    """Return the number of rows of a product of all samples with all in the graph of ``loss``; None if there is none.
 
-    It is square, of ``num_samples`` rows or a multiple (several views of each sample), and of no parameter.
+    The product is square, has ``num_samples`` rows or a multiple (several views of each sample), and no factor of it
+    is a parameter.
     """
     if num_samples < 2:
         return None
@@ -37,7 +39,7 @@ def num_compared(loss: Tensor, num_samples: int) -> int | None:
 def _num_rows(node: Any) -> int | None:
     """Return the rows of a square product of two matrices, or of the distances between two lists of points.
 
-    From the shape of what the operation gave: to look at what it has saved would compute checkpointed blocks again.
+    Read from the shape of the result: reading saved tensors would recompute checkpointed blocks.
     """
     if type(node).__name__ not in _PRODUCTS or not hasattr(node, "_input_metadata"):
         return None
@@ -46,7 +48,7 @@ def _num_rows(node: Any) -> int | None:
 
 
 def _is_weight(edge: tuple[Any, int]) -> bool:
-    """Whether an operand is a parameter, as it is, transposed or cast; one without a gradient is no sample either."""
+    """Whether an operand is a parameter, possibly transposed or cast, or has no gradient."""
     node = edge[0]
     while node is not None and type(node).__name__ in _SAME:
         node = node.next_functions[0][0]

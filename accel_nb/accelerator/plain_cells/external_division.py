@@ -1,4 +1,4 @@
-"""What another library divides among the ranks by itself: models inside of DDP, and loaders with a sampler for it."""
+"""Objects that other code has divided among ranks already: models in DDP, and loaders with a distributed sampler."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def without_divided(objects: Iterable[Any]) -> list[Any]:
     models = [item for item in listed if isinstance(item, nn.Module)]
     wrapped = [part for model in models for part in model.modules() if isinstance(part, DistributedDataParallel)]
     owned = {id(value) for part in wrapped for value in part.parameters()}
-    return [item for item in listed if not (is_divided_loader(item) or (owned and _holds(item, owned)))]
+    return [item for item in listed if not (is_divided_loader(item) or (owned and _has_any_of(item, owned)))]
 
 
 def is_divided_loader(item: Any) -> bool:
-    """Whether an object is a loader that reads this rank's share by a sampler of its own."""
+    """Whether an object is a loader with a `DistributedSampler`."""
     if not isinstance(item, DataLoader):
         return False
     return isinstance(item.sampler, DistributedSampler) or isinstance(
@@ -30,7 +30,7 @@ def is_divided_loader(item: Any) -> bool:
     )
 
 
-def _holds(item: Any, parameters: set[int]) -> bool:
+def _has_any_of(item: Any, parameters: set[int]) -> bool:
     if isinstance(item, nn.Module):
         return any(id(value) in parameters for value in item.parameters())
     if isinstance(item, LRScheduler):

@@ -1,12 +1,12 @@
-"""Files that a plain cell writes on every rank: what one device would have written, and each file once.
+"""Redirection of the files that a plain cell writes on every rank, so that each file is written once.
 
 Every rank of a plain cell runs the same code, so every rank opens the same paths for writing. The first rank writes to
-the paths themselves. Every other rank writes to anonymous files, which are gone when the cell ends. Where such a rank
-reads a path that it wrote, it reads its own version, so that a checkpoint can be written and read back in one cell
-without waiting for the first rank. What it removes is hidden from it and not removed.
+the paths themselves. Every other rank writes to anonymous temporary files, which are deleted when the cell ends. Where
+such a rank reads a path that it wrote, it reads its own version, so that a checkpoint can be written and read back in
+one cell without waiting for the first rank. Paths that such a rank removes are hidden from it and not removed.
 
-This holds for what Python opens, and for ``torch.save``, ``torch.load`` and safetensors. A library that writes files by
-C code of its own is not redirected.
+Redirected are files that Python opens, ``torch.save``, ``torch.load`` and safetensors. Files that a library writes in
+its own C code are not redirected.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ _MULTIPROCESS = (
 
 _SYSTEM = ("/dev/", "/proc/", "/sys/")
 _MAX_FILES = 256
-"""How many versions one rank holds, each by a descriptor; of more, the oldest are read from their paths again."""
+"""How many versions one rank keeps, each with a file descriptor. Beyond that the oldest are dropped."""
 
 Function = Callable[..., Any]
 Make = Callable[[Function], Function]
 
 
 def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
-    """Yield what takes the place of functions that change files: owner, name, and what makes it of the function.
+    """Yield the functions to patch: their owner, their name, and a function that returns the replacement.
 
     ``files`` is None on the rank that writes to the paths themselves.
     """
@@ -72,50 +72,50 @@ def replacements(files: PrivateFiles | None) -> Iterator[tuple[Any, str, Make]]:
 
 
 def _rename_after(position: int, name: str, plain: Function) -> Function:
-    """Return a function that writes beside its path and renames the file then: who reads the path finds it whole."""
+    """Return a function that writes beside its path and then renames, so that readers see complete files only."""
 
     @functools.wraps(plain)
     def save(*args: Any, **kwargs: Any) -> Any:
-        given = _argument(position, name, args, kwargs)
-        if not _is_path(given):
+        target = _argument(position, name, args, kwargs)
+        if not _is_path(target):
             return plain(*args, **kwargs)
-        path = os.path.realpath(os.fsdecode(given))
+        path = os.path.realpath(os.fsdecode(target))
         if os.path.exists(path) and not os.path.isfile(path):  # such as a pipe
             return plain(*args, **kwargs)
-        own = f"{path}.{os.getpid()}.tmp"
+        temporary = f"{path}.{os.getpid()}.tmp"
         try:
-            result = _call_with(plain, position, name, own, args, kwargs)
-            os.replace(own, path)
+            result = _call_with(plain, position, name, temporary, args, kwargs)
+            os.replace(temporary, path)
         finally:
             with suppress(FileNotFoundError):
-                os.remove(own)
+                os.remove(temporary)
         return result
 
     return save
 
 
 class PrivateFiles:
-    """The files that one rank wrote, the folders that it made and the paths that it removed, in its view only."""
+    """The files that one rank wrote, the folders that it made and the paths that it removed, seen by this rank only."""
 
     def __init__(self) -> None:
         self._files: dict[str, io.FileIO] = {}
         self._folders: set[str] = set()
-        self._gone: set[str] = set()
-        # A library that is imported while a cell runs may keep a replacement: it does nothing afterwards.
+        self._removed: set[str] = set()
+        # A library that is imported while a cell runs may keep a reference to a replacement, which then does nothing.
         self._is_active = False
 
     def begin(self) -> None:
-        """Redirect what is written from now on."""
+        """Redirect files from now on."""
         self._is_active = True
 
     def discard(self) -> None:
-        """Redirect nothing any more and drop all versions; one that is still open lives until it is closed."""
+        """Stop redirecting and drop all versions; one that is still open lasts until it is closed."""
         self._is_active = False
         for file in self._files.values():
             file.close()
         self._files.clear()
         self._folders.clear()
-        self._gone.clear()
+        self._removed.clear()
 
     def write_to(self, position: int, name: str, plain: Function) -> Function:
         """Return a function that writes to this rank's version of its path."""
@@ -142,7 +142,7 @@ class PrivateFiles:
         return read
 
     def make_open(self, plain: Function) -> Function:
-        """Return an ``open`` of this rank's versions."""
+        """Return an ``open`` that opens this rank's versions."""
 
         @functools.wraps(plain)
         def open(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -152,7 +152,7 @@ class PrivateFiles:
                 return plain(self._find(file) if self._has_changes else file, mode, *args, **kwargs)
             if not self._redirects(file):
                 return plain(file, mode, *args, **kwargs)
-            if "x" in mode and _full(file) in self._files:
+            if "x" in mode and _abspath(file) in self._files:
                 _raise(errno.EEXIST, file)
             keeps_content = "a" in mode or "r" in mode
             if "r" in mode and not os.path.exists(file):
@@ -162,18 +162,18 @@ class PrivateFiles:
         return open
 
     def make_status(self, plain: Function) -> Function:
-        """Return a function of `os` that reads or sets what a path's inode holds, for this rank's versions."""
+        """Return a function of `os` that reads or sets a path's status, such as ``stat``, for this rank's versions."""
         reads_link, sets = plain.__name__ == "lstat", plain.__name__ in ("chmod", "utime")
 
         @functools.wraps(plain)
         def status(path: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._has_changes or not _is_path(path) or kwargs.get("dir_fd") is not None:
                 return plain(path, *args, **kwargs)
-            full = _full(path)
+            full = _abspath(path)
             if full in self._folders and not _exists(full):
                 return None if sets else plain("/proc/self/fd", *args, **kwargs)  # a folder of this process
-            place = self._find(path)
-            return (_stat if reads_link and place is not path else plain)(place, *args, **kwargs)
+            found = self._find(path)
+            return (_stat if reads_link and found is not path else plain)(found, *args, **kwargs)
 
         return status
 
@@ -185,24 +185,24 @@ class PrivateFiles:
             if dir_fd is not None or not self._redirects(path):
                 plain(path, dir_fd=dir_fd)
                 return
-            full = _full(path)
-            if full not in self._files and full not in self._folders and self._is_gone(full):
+            full = _abspath(path)
+            if full not in self._files and full not in self._folders and self._is_removed(full):
                 _raise(errno.ENOENT, path)
-            self._hide(full)  # the first rank removes what is there, or has done so already
+            self._hide(full)  # the first rank removes the path itself
 
         return remove
 
     def make_rmtree(self, plain: Function) -> Function:
-        """Return an ``rmtree`` that hides a folder from this rank, with all that it wrote there."""
+        """Return an ``rmtree`` that hides a folder from this rank, and drops the versions in it."""
 
         @functools.wraps(plain)
         def rmtree(path: Any, *args: Any, **kwargs: Any) -> None:
             if kwargs.get("dir_fd") is not None or not self._redirects(path):
                 plain(path, *args, **kwargs)
                 return
-            self._hide(_full(path))
+            self._hide(_abspath(path))
 
-        # What shutil says of its own function.
+        # The attributes of shutil's function, such as avoids_symlink_attacks.
         vars(rmtree).update(vars(plain))
         return rmtree
 
@@ -214,8 +214,8 @@ class PrivateFiles:
             if src_dir_fd is not None or dst_dir_fd is not None or not self._redirects(dst):
                 plain(src, dst, src_dir_fd=src_dir_fd, dst_dir_fd=dst_dir_fd)
                 return
-            old, new = _full(src), _full(dst)
-            if old not in self._files and old not in self._folders and self._is_gone(old):
+            old, new = _abspath(src), _abspath(dst)
+            if old not in self._files and old not in self._folders and self._is_removed(old):
                 _raise(errno.ENOENT, src)
             if old not in self._files and old not in self._folders and os.path.isfile(old):
                 self._prepare(old, keeps_content=True)
@@ -225,22 +225,22 @@ class PrivateFiles:
             self._hide(old)
             if moved:
                 self._hide(new)
-            else:  # the first rank has moved it already
-                self._gone.discard(new)
+            else:  # the first rank has renamed it already
+                self._removed.discard(new)
             self._files |= files
             self._folders |= folders
 
         return rename
 
     def make_mkdir(self, plain: Function) -> Function:
-        """Return a ``mkdir`` whose folder only this rank sees; the first rank makes it for all."""
+        """Return a ``mkdir`` whose folder only this rank sees; the first rank makes the real one."""
 
         @functools.wraps(plain)
         def mkdir(path: Any, mode: int = 0o777, *, dir_fd: int | None = None) -> None:
             if dir_fd is not None or not self._redirects(path):
                 plain(path, mode, dir_fd=dir_fd)
                 return
-            full = _full(path)
+            full = _abspath(path)
             if full in self._folders or full in self._files:
                 _raise(errno.EEXIST, path)
             self._require_folder(full, path)
@@ -272,30 +272,30 @@ class PrivateFiles:
 
     @property
     def _has_changes(self) -> bool:
-        return self._is_active and bool(self._files or self._folders or self._gone)
+        return self._is_active and bool(self._files or self._folders or self._removed)
 
     def _entries(self, path: Any) -> list[Any]:
-        folder, full = os.fspath(path), _full(path)
+        folder, full = os.fspath(path), _abspath(path)
         own = [found for found in (*self._files, *self._folders) if os.path.dirname(found) == full]
         names = {os.path.basename(found) for found in own}
         public: list[Any] = []
-        if full in self._folders and (self._is_gone(full) or not _exists(full)):
+        if full in self._folders and (self._is_removed(full) or not _exists(full)):
             pass
-        elif self._is_gone(full):
+        elif self._is_removed(full):
             _raise(errno.ENOENT, path)
         else:
             with _scandir(path) as scan:
-                public = [item for item in scan if item.name not in names and not self._is_gone(_full(item.path))]
+                public = [item for item in scan if item.name not in names and not self._is_removed(_abspath(item.path))]
         return [
             *public,
             *(_Entry(os.path.join(folder, os.path.basename(found)), self._files.get(found)) for found in own),
         ]
 
     def _redirects(self, path: Any) -> bool:
-        """Whether a change of a path is one that the cell makes on every rank."""
-        if not (self._is_active and _is_path(path) and _is_of_cell()):
+        """Whether writing to a path must be redirected: the cell does it, to a file or folder, on every rank."""
+        if not (self._is_active and _is_path(path) and _is_written_by_cell()):
             return False
-        full = _full(path)
+        full = _abspath(path)
         if full.startswith(_SYSTEM):
             return False
         try:
@@ -305,50 +305,50 @@ class PrivateFiles:
         return stat.S_ISREG(kind) or stat.S_ISDIR(kind)
 
     def _prepare(self, path: Any, *, keeps_content: bool = False) -> str:
-        """Return where to write this rank's version; with ``keeps_content`` it begins as what the path holds."""
-        full = _full(path)
+        """Return the path of this rank's version to write to; with ``keeps_content`` it starts as a copy."""
+        full = _abspath(path)
         self._require_folder(full, path)
         if full not in self._files:
-            if full in self._folders or (os.path.isdir(full) and not self._is_gone(full)):
+            if full in self._folders or (os.path.isdir(full) and not self._is_removed(full)):
                 _raise(errno.EISDIR, path)
             folder = os.path.dirname(full)
-            # Beside the path, where there is room for it; a folder that only this rank has made yet holds nothing.
+            # On the same file system, if the folder exists for others too.
             file = tempfile.TemporaryFile(buffering=0, dir=folder if _access(folder, os.W_OK) else None)  # noqa: SIM115
-            if keeps_content and not self._is_gone(full) and _exists(full):
+            if keeps_content and not self._is_removed(full) and _exists(full):
                 with io.FileIO(full) as source:
                     shutil.copyfileobj(source, file)
             while len(self._files) >= _MAX_FILES:
                 self._files.pop(next(iter(self._files))).close()
             self._files[full] = file  # pyright: ignore[reportArgumentType]
-        return _place(self._files[full])
+        return _descriptor_path(self._files[full])
 
     def _find(self, path: Any) -> Any:
-        """Return where this rank finds the content of a path; raises FileNotFoundError for one that it removed."""
-        full = _full(path)
+        """Return the path to read from; raises FileNotFoundError for a path that this rank removed."""
+        full = _abspath(path)
         file = self._files.get(full)
         if file is not None:
-            return _place(file)
-        if full not in self._folders and self._is_gone(full):
+            return _descriptor_path(file)
+        if full not in self._folders and self._is_removed(full):
             _raise(errno.ENOENT, path)
         return path
 
     def _require_folder(self, full: str, path: Any) -> None:
         folder = os.path.dirname(full)
-        if folder not in self._folders and (self._is_gone(folder) or not os.path.isdir(folder)):
+        if folder not in self._folders and (self._is_removed(folder) or not os.path.isdir(folder)):
             _raise(errno.ENOENT, path)
 
     def _hide(self, full: str) -> None:
         for path in [path for path in self._files if _is_in(path, full)]:
             self._files.pop(path).close()
         self._folders -= {path for path in self._folders if _is_in(path, full)}
-        self._gone.add(full)
+        self._removed.add(full)
 
-    def _is_gone(self, full: str) -> bool:
-        return any(_is_in(full, path) for path in self._gone)
+    def _is_removed(self, full: str) -> bool:
+        return any(_is_in(full, path) for path in self._removed)
 
 
 class _Entry:
-    """What `os.scandir` yields, for what only this rank has written; without a file it is a folder."""
+    """Entry of `os.scandir` for a file or folder that only this rank has made; without ``file`` it is a folder."""
 
     def __init__(self, path: str, file: io.FileIO | None) -> None:
         self.path = path
@@ -367,11 +367,11 @@ class _Entry:
         return self._file is None
 
     def is_symlink(self) -> bool:
-        """Whether it is a link, which none of these is."""
+        """Return False: none of these is a link."""
         return False
 
     def is_junction(self) -> bool:
-        """Whether it is a junction, which none of these is."""
+        """Return False: none of these is a junction."""
         return False
 
     def inode(self) -> int:
@@ -379,12 +379,12 @@ class _Entry:
         return self.stat().st_ino
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return what the inode holds."""
+        """Return the status of the inode."""
         return os.stat(self.path)
 
 
 class _Scan:
-    """What `os.scandir` returns."""
+    """Iterator and context manager, as `os.scandir` returns it."""
 
     def __init__(self, entries: Sequence[Any]) -> None:
         self._entries = iter(entries)
@@ -406,7 +406,7 @@ class _Scan:
         self._entries = iter(())
 
 
-# The system's own, for use inside of replacements.
+# The original functions, for use inside of replacements.
 _access, _scandir, _stat = os.access, os.scandir, os.stat
 
 
@@ -418,7 +418,7 @@ def _exists(full: str) -> bool:
     return True
 
 
-def _place(file: io.FileIO) -> str:
+def _descriptor_path(file: io.FileIO) -> str:
     return f"/proc/self/fd/{file.fileno()}"
 
 
@@ -430,7 +430,7 @@ def _is_path(path: Any) -> bool:
     return isinstance(path, str | bytes | os.PathLike)
 
 
-def _full(path: Any) -> str:
+def _abspath(path: Any) -> str:
     return os.path.abspath(os.fsdecode(path))
 
 
@@ -451,8 +451,8 @@ def _call_with(
     return plain(*args, **{**kwargs, name: value})
 
 
-def _is_of_cell() -> bool:
-    """Whether the file that is changed belongs to what the cell does, seen from the nearest caller that tells."""
+def _is_written_by_cell() -> bool:
+    """Whether the cell changes the file: user code is called nearer than a library that writes for other processes."""
     frame = sys._getframe(1)
     while frame is not None and frame.f_globals.get("__name__") == __name__:
         frame = frame.f_back

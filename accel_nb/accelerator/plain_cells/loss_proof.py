@@ -1,6 +1,7 @@
-"""Whether the losses of a plain cell can be computed from shares of its batches, checked on the first of them.
+"""Checks on a plain cell's first batches whether its losses can be computed from shares of a batch.
 
-What is not proven is said once, where the cell calls backward. Only the main rank looks; no message is exchanged.
+For a loss that is not proven the cell gets one warning, where it calls backward. Only the main rank checks, without
+communication.
 """
 
 from __future__ import annotations
@@ -40,47 +41,47 @@ class LossProof:
         self._calls = calls
         self._trace: LossTrace | None = None
         self._is_on = False
-        # The kinds of losses, by their autograd nodes, that need no look; none while a batch is traced.
+        # The kinds of losses, by their autograd nodes, that need no check; none while a batch is traced.
         self.known: Set[type] = _NOTHING
         self._kinds: set[type] = set()
-        # The first batch of a loop is to be traced.
+        # Whether the next batch is the first one of a loop, to be traced.
         self._is_new_loop = False
-        # Kinds that came up in batches that were not traced, and how many batches may still be traced for them.
+        # Kinds that occurred in batches that were not traced, and how many batches may still be traced for them.
         self._missing: set[type] = set()
         self._num_left = 0
-        # The loops that were traced: their code, their loader and what was prepared then.
+        # The loops that were traced: their code, their loader and the bundle of prepared objects at that time.
         self._loops: list[tuple[Any, weakref.ref[Any], weakref.ref[Any]]] = []
         self._watched: list[DataLoader[Any]] = []
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._has_hooks = False
-        # The random generators when the traced batch was delivered.
+        # Digest of the random states when the traced batch was delivered.
         self._digest: str | None = None
 
     def begin(self) -> None:
-        """Forget what was seen: a cell begins."""
+        """Reset for a new cell."""
         self._is_on = self._stepper.world.size > 1 and self._accelerator.is_main_process
         self._kinds, self._missing = set(), set()
         self._loops.clear()
-        self._said.clear()
+        self._warned.clear()
         self._has_hooks = self._is_new_loop = False
         self.known = self._kinds
 
     def end(self) -> None:
-        """Stop tracing and watching; what came up in no traced batch is not proven."""
+        """Stop tracing and watching; warn if a kind of loss occurred in no traced batch."""
         self._stop()
         self._unwatch()
         if self._missing:
-            warn_of_unproven_loss(self._accelerator, "it came up in too few batches to follow it")
+            warn_of_unproven_loss(self._accelerator, "it occurred in too few batches to trace it")
 
     def watch(self, code: Any, loader: DataLoader[Any]) -> None:
-        """Trace the first batch of a loop, given by its code and loader, that is about to begin.
+        """Trace the first batch of a loop, identified by its code and loader, that is about to begin.
 
-        A further epoch of a traced loop is left out, unless something was prepared since, as in a search over models.
+        Further epochs of a traced loop are not traced, unless objects were prepared since, as in a search over models.
         """
         self._stop()
         bundle = self._stepper.bundle
-        is_known = any(loop[0] is code and loop[1]() is loader and loop[2]() is bundle for loop in self._loops)
-        if self._is_on and not is_known:
+        was_traced = any(loop[0] is code and loop[1]() is loader and loop[2]() is bundle for loop in self._loops)
+        if self._is_on and not was_traced:
             self._loops.append((code, weakref.ref(loader), weakref.ref(bundle)))
             self._is_new_loop = True
             self._watch([loader])
@@ -91,7 +92,7 @@ class LossProof:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Trace nothing while the block runs."""
+        """Suspend tracing inside of the block."""
         if self._trace is None:
             yield
             return
@@ -99,7 +100,7 @@ class LossProof:
             yield
 
     def check(self, loss: Tensor) -> None:
-        """Warn if a loss on which backward is called cannot be proven, or depends on what each worker does alone."""
+        """Warn if a loss of a backward call is not proven, or depends on hooks, random numbers or buffers."""
         kind, share = type(loss.grad_fn), self._stepper.window.share
         self._kinds.add(kind)
         if share is None or not self._is_on:
@@ -113,16 +114,16 @@ class LossProof:
         with self._trace.paused():
             self._warn_of_hooks()
             self._warn_of_draws()
-            if self._trace.has_changed_buffers and "buffers" not in self._said:
-                self._said.add("buffers")
+            if self._trace.has_changed_buffers and "buffers" not in self._warned:
+                self._warned.add("buffers")
                 warn_of_buffers(self._accelerator)
             problem = self._trace.problem_with(loss, self._stepper.read(loss))
-            if problem is not None and problem not in self._said:
-                self._said.add(problem)
+            if problem is not None and problem not in self._warned:
+                self._warned.add(problem)
                 warn_of_unproven_loss(self._accelerator, problem)
 
-    def _take_batch(self, batch: Any, share: Share) -> None:
-        """Begin to trace a batch that a loop is about to get, and end the one before."""
+    def _on_batch(self, batch: Any, share: Share) -> None:
+        """Stop tracing the batch before, and trace the batch that a loop is about to get, if it is needed."""
         if self._trace is not None:
             self._warn_of_draws()
         self._stop()
@@ -155,7 +156,7 @@ class LossProof:
 
     def _watch(self, loaders: Iterable[DataLoader[Any]]) -> None:
         for loader in loaders:
-            watch_batches(loader, self._take_batch)
+            watch_batches(loader, self._on_batch)
             self._watched.append(loader)
 
     def _unwatch(self) -> None:
@@ -165,7 +166,7 @@ class LossProof:
         self._is_new_loop = False
 
     def _warn_of_draws(self) -> None:
-        """Warn if random numbers were drawn since the batch was delivered, other than by dropout, which is said."""
+        """Warn if random numbers were drawn since the batch was delivered, unless by dropout, which has its warning."""
         if self._digest is None or self._random_states() == self._digest:
             return
         self._digest = None
@@ -174,15 +175,15 @@ class LossProof:
             warn_of_random_numbers(self._accelerator)
 
     def _random_states(self) -> str:
-        """Return what changes when a random number is drawn, on the CPU or on this rank's device."""
+        """Return a digest that changes when a random number is drawn, on the CPU or on this rank's device."""
         of_device = rng.capture(self._accelerator.device, parts=()).values()
         return rng.digest(rng.present()) + "".join(str(hash(state.numpy().tobytes())) for state in of_device)
 
     def _warn_of_hooks(self) -> None:
-        if "hooks" in self._said:
+        if "hooks" in self._warned:
             return
         if self._has_hooks or any(_has_own_hooks(model) for model in self._stepper.bundle.models):
-            self._said.add("hooks")
+            self._warned.add("hooks")
             warn_of_gradient_hooks(self._accelerator)
 
 
@@ -195,7 +196,7 @@ def _has_tensors(model: nn.Module) -> bool:
 def _has_own_hooks(model: nn.Module) -> bool:
     """Whether the user has registered hooks on gradients of a model.
 
-    Not by ``model.parameters()``: a model that is divided makes its parameters whole or not for that, on every rank.
+    Reads ``_parameters``, since ``model.parameters()`` of a sharded model may gather them, which all ranks must do.
     """
     parts = list(model.modules())
     values = [value for part in parts for value in part._parameters.values() if value is not None]

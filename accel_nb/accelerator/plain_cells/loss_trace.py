@@ -1,8 +1,8 @@
-"""Following the samples of one batch to the losses that are computed from it.
+"""Trace of the operations from the samples of one batch to the losses that are computed from it.
 
 A batch is divided among the workers, and each worker computes the loss of its share. That equals the loss of the whole
-batch where the loss is a sum or a mean over samples. A `LossTrace` watches the operations of one step and says whether
-it is; what it cannot follow is not proven.
+batch if the loss is a sum or a mean over samples. A `LossTrace` records the operations of one step, and decides
+whether it is; a loss that depends on unlisted operations is not proven.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ _COMMON_NUMBERS = frozenset({0.0, 1.0})
 
 
 class LossTrace(TorchDispatchMode):
-    """Follows a batch of ``num_samples`` samples through a step, from `start` to `stop`.
+    """Traces a batch of ``num_samples`` samples through a step, from `start` to `stop`.
 
-    The models that are prepared count as functions of single samples: what they compute is not looked into.
+    Prepared models count as functions of single samples: the operations inside of them are not traced.
     """
 
     def __init__(self, batch: Any, num_samples: int) -> None:
@@ -48,9 +48,9 @@ class LossTrace(TorchDispatchMode):
         self._num_samples = num_samples
         self._dependences: Any = WeakIdKeyDictionary()
         self._batch_numbers: set[float] = set()
-        # Memory in which a part was changed through another tensor.
+        # Addresses of storages in which a part was changed through a view.
         self._overwritten: set[int] = set()
-        # A prepared model's forward pass changes buffers, other than those of batch normalisation.
+        # Whether a prepared model's forward pass has changed buffers, other than those of batch normalisation.
         self.has_changed_buffers = False
         self._is_active = False
         self._plain_grad = torch.autograd.grad
@@ -58,7 +58,7 @@ class LossTrace(TorchDispatchMode):
             self._dependences[tensor] = self._in_batch(tensor)
 
     def start(self) -> None:
-        """Begin to watch."""
+        """Begin to trace."""
         if not self._is_active:
             self._is_active = True
             torch.autograd.grad = self._grad  # type: ignore[assignment]
@@ -66,18 +66,18 @@ class LossTrace(TorchDispatchMode):
                 self.__enter__()
 
     def stop(self) -> None:
-        """Watch no longer."""
+        """Stop tracing."""
         if not self._is_active:
             return
         self._is_active = False
         torch.autograd.grad = self._plain_grad
-        # Below a mode that the user has entered since, it stays and records nothing.
+        # If the user has entered another mode since, this one stays below it and records nothing.
         if _get_current_dispatch_mode_stack()[-1:] == [self]:
             self.__exit__(None, None, None)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Watch nothing while the block runs."""
+        """Suspend tracing inside of the block."""
         was_active = self._is_active
         self.stop()
         try:
@@ -87,30 +87,30 @@ class LossTrace(TorchDispatchMode):
                 self.start()
 
     def call(self, forward: Forward, model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Call a prepared model without looking into it."""
-        given = [self._of(tensor) for tensor in find_tensors([*args, *kwargs.values()])]
+        """Call a prepared model without tracing its operations."""
+        inputs = [self._dependence_of(tensor) for tensor in find_tensors([*args, *kwargs.values()])]
         before = _buffer_versions(model)
         with self.paused():
             output = forward(model, *args, **kwargs)
         self.has_changed_buffers |= _buffer_versions(model) != before
-        mixed = next((item for item in given if isinstance(item, Mixed)), None)
-        if mixed is None and any(isinstance(item, Reduced) for item in given):
+        mixed = next((item for item in inputs if isinstance(item, Mixed)), None)
+        if mixed is None and any(isinstance(item, Reduced) for item in inputs):
             mixed = _mixed("a model that computes with a value of the whole batch")
         for tensor in find_tensors(output):
             self._dependences[tensor] = mixed or self._of_model(tensor)
         return output
 
     def problem_with(self, loss: Tensor, reading: Reading) -> str | None:
-        """Return why a loss is not proven to be what it was taken for, ``reading``; None if it is."""
-        found = self._of(loss)
+        """Return why a loss is not proven to be reduced as ``reading`` states; None if it is."""
+        found = self._dependence_of(loss)
         if isinstance(found, Mixed):
             return found.reason if found.line is None else f"{found.reason} in line {found.line}"
         if not isinstance(found, Reduced):
-            return "it was computed in a way that cannot be followed"
+            return "it was computed in a way that cannot be traced"
         if found.kind == "model":
             if rows := num_compared(loss, self._num_samples):
                 return f"the model compares the samples of the batch with each other, {rows} x {rows}"
-            return None if _is_reduced_by_torch(loss) else "the model computes it in a way that cannot be followed"
+            return None if _is_reduced_by_torch(loss) else "the model computes it in a way that cannot be traced"
         weighed = isinstance(reading, Weighed)
         if found.kind == reading or (weighed and found.kind == "weighted"):
             return None
@@ -119,19 +119,21 @@ class LossTrace(TorchDispatchMode):
         return f"it is a {found.kind} over samples in parts"
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
-        """Run an operation, and record what its results are to the samples."""
+        """Run an operation, and record the dependence of its results on the samples."""
         kwargs = kwargs or {}
         if not self._is_active:
             return func(*args, **kwargs)
         dependences = {
-            id(tensor): found for tensor in _tensors_of(args, kwargs) if (found := self._of(tensor)) is not None
+            id(tensor): found
+            for tensor in _tensors_of(args, kwargs)
+            if (found := self._dependence_of(tensor)) is not None
         }
         output = func(*args, **kwargs)
         if not dependences:
             return output
         if not isinstance(output, Tensor | tuple | list):
             if isinstance(output, bool | int | float) and not isinstance(next(iter(dependences.values())), Rows):
-                self._note_number(output)
+                self._record_number(output)
             return output
         name = base_name(func)
         call = Call(name, bind(func, args, kwargs), dependences, self._num_samples, frozenset(self._batch_numbers))
@@ -143,8 +145,8 @@ class LossTrace(TorchDispatchMode):
         if isinstance(found, Mixed) and found.line is None:
             found = _mixed(found.reason)
         if isinstance(found, Rows) and not found.is_counted:
-            self._note_number(tensor.shape[found.dim])
-            self._note_number(tensor.numel())
+            self._record_number(tensor.shape[found.dim])
+            self._record_number(tensor.numel())
         before = self._dependences.get(tensor)
         if is_in_place and before != found and tensor._base is not None:
             self._overwritten.add(tensor.untyped_storage().data_ptr())
@@ -153,7 +155,7 @@ class LossTrace(TorchDispatchMode):
         else:
             self._dependences[tensor] = found
 
-    def _of(self, tensor: Tensor) -> Dependence | None:
+    def _dependence_of(self, tensor: Tensor) -> Dependence | None:
         found = self._dependences.get(tensor)
         if self._overwritten and not isinstance(found, Mixed) and _address(tensor) in self._overwritten:
             return Mixed("values that were written into a part of a tensor")
@@ -172,32 +174,32 @@ class LossTrace(TorchDispatchMode):
         return found or _mixed("an output of the model that has no dimension for samples")
 
     def _grad(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Compute ``torch.autograd.grad``: the gradient of what belongs to a sample belongs to the sample."""
+        """Call ``torch.autograd.grad``: gradients with respect to a tensor have the dependence of the tensor."""
         with self.paused():
             gradients = self._plain_grad(outputs, inputs, *args, **kwargs)
         sources = [outputs] if isinstance(outputs, Tensor) else list(outputs)
-        known = [self._of(tensor) for tensor in sources]
+        known = [self._dependence_of(tensor) for tensor in sources]
         is_per_sample = all(isinstance(item, Rows) or item == Reduced("sum") for item in known)
         for tensor, gradient in zip([inputs] if isinstance(inputs, Tensor) else inputs, gradients, strict=False):
-            own = self._of(tensor)
+            own = self._dependence_of(tensor)
             if isinstance(gradient, Tensor):
-                is_followed = is_per_sample and isinstance(own, Rows)
-                self._dependences[gradient] = own if is_followed else _mixed("a gradient")
+                is_known = is_per_sample and isinstance(own, Rows)
+                self._dependences[gradient] = own if is_known else _mixed("a gradient")
         return gradients
 
-    def _note_number(self, number: float) -> None:
+    def _record_number(self, number: float) -> None:
         if float(number) not in _COMMON_NUMBERS:
             self._batch_numbers.add(float(number))
 
 
 def _mixed(reason: str) -> Mixed:
-    """Return what stands for mixed samples, with the line of the user's code that is running."""
+    """Return a `MixedSamples` with the line of the user's code that is running."""
     frame = frame_of_user()
     return Mixed(reason, None if frame is None else frame.f_lineno)
 
 
 def _buffer_versions(model: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes with a model's buffers; not those of batch normalisation, which is said by itself."""
+    """Return ids and versions of a model's buffers, without batch normalisation, which has its own warning."""
     parts = [part for part in model.modules() if not isinstance(part, _BatchNorm)]
     return [(id(value), value._version) for part in parts for value in part.buffers(recurse=False)]
 
@@ -215,7 +217,7 @@ def _tensors_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[Tens
 
 
 def _is_reduced_by_torch(loss: Tensor) -> bool:
-    """Whether a loss that a model has computed is one of torch's own sums or means, times a number at most."""
+    """Whether a loss that a model has computed is one of torch's sums or means, possibly times a number."""
     node: Any = loss.grad_fn
     while type(node).__name__ in ("MulBackward0", "DivBackward0"):
         inner = [child for child, _ in node.next_functions if child is not None]

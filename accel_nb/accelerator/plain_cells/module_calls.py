@@ -1,4 +1,4 @@
-"""Running code around the calls of modules, as long as there is some to run."""
+"""Hooks around the calls of all modules."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Any
 from torch import nn
 
 Forward = Callable[..., Any]
-"""Calls a module: takes the module and its arguments."""
+"""A function that takes a module and its arguments, as ``nn.Module.__call__``."""
 
 
 class ModuleCalls:
     """Replaces ``nn.Module.__call__`` while one of its two hooks is set.
 
-    ``before`` is called with nothing before each call. ``around`` is called with the plain call, the module, its
-    arguments and its keyword arguments, and returns what the module returns.
+    ``before`` is called without arguments before each call. ``around`` is called with the plain call, the module, its
+    arguments and its keyword arguments, and returns the module's result.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,7 @@
-"""What lies within reach of some values: in containers, closures and the attributes of objects written by the user."""
+"""Search for objects that are reachable from values, and for the user's code on the stack.
+
+Searched are containers, closures, and the attributes of objects whose class the user has written.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _OWN = "accel_nb"
 
 
 def trained_objects(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield the models, optimizers, schedulers and loaders that ``values`` are or lead to, each once."""
+    """Yield the models, optimizers, schedulers and loaders that ``values`` are or reference, each once."""
     seen: set[int] = set()
     waiting = [(value, 0) for value in values]
     for value, depth in waiting:
@@ -51,7 +54,7 @@ def _parts(value: Any) -> Iterable[Any]:
     if isinstance(value, functools.partial):
         return (value.func, *value.args, *value.keywords.values())
     if not isinstance(value, type) and is_written_here(type(value).__module__):
-        # Of a module, what is no part of it: torch keeps those behind names that begin with an underscore.
+        # Of a module, only attributes that are no submodules: torch keeps these in attributes with an underscore.
         is_module = isinstance(value, nn.Module)
         attributes = [
             part for name, part in getattr(value, "__dict__", {}).items() if not (is_module and name.startswith("_"))
@@ -69,7 +72,7 @@ def _is_filled(cell: types.CellType) -> bool:
 
 
 def is_written_here(module: str | None) -> bool:
-    """Whether a module is the user's: the notebook, or a file that no package manager has put there."""
+    """Whether a module is the user's: the notebook, or a file outside of the standard library and site-packages."""
     if module == "__main__":
         return True
     if module is None or module.partition(".")[0] == _OWN:
@@ -90,7 +93,7 @@ def _is_library(file: str) -> bool:
 
 
 def is_called_by_user() -> bool:
-    """Whether the nearest code up the stack that is neither torch's nor ours is the user's, and not a library's."""
+    """Whether the nearest calling code that is neither torch's nor ours is the user's, and not a library's."""
     frame = sys._getframe(1)
     while frame is not None:
         module = frame.f_globals.get("__name__", "")
@@ -101,7 +104,7 @@ def is_called_by_user() -> bool:
 
 
 def frame_of_user() -> types.FrameType | None:
-    """Return the nearest frame up the stack whose code the user has written; None if there is none."""
+    """Return the nearest calling frame whose code the user has written; None if there is none."""
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None and not is_written_here(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
@@ -109,7 +112,7 @@ def frame_of_user() -> types.FrameType | None:
 
 
 def frames_of_cell(namespace: dict[str, Any]) -> Iterator[types.FrameType]:
-    """Yield the frames from the caller's up to that of the cell's own code, without ours."""
+    """Yield the frames from the caller's up to the cell's own, without those of this package."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] != _OWN:

@@ -1,7 +1,8 @@
-"""How the samples of a batch pass through PyTorch's operations: which values belong to one sample, which to several.
+"""Rules by which tensors depend on the samples of a batch: how each PyTorch operation propagates the dependence.
 
-`result_of` gives what an operation returns for what it was given. The list of operations is closed: what is not on it
-mixes the samples. A loss that is a sum or a mean over samples by these rules can be computed from shares of the batch.
+`propagate` returns the dependence of an operation's result on the samples, from the dependences of its arguments. An
+operation that is not listed counts as mixing the samples. A loss that is a sum or a mean over samples by these rules
+can be computed from shares of the batch.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ Kind = Literal["sum", "mean", "weighted", "model"]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Each index along ``dim`` belongs to one sample.
+    """Dependence of a tensor in which each index along ``dim`` belongs to one sample.
 
     The size of ``dim`` is ``outer`` x samples x ``inner``: ``inner`` successive indices belong to one sample, and the
-    samples come ``outer`` times. Both are 0 where the samples themselves decide how many indices there are.
+    samples are repeated ``outer`` times. Both are 0 where the number of indices depends on the samples' values.
     """
 
     dim: int
@@ -31,16 +32,16 @@ class Rows:
 
     @property
     def is_counted(self) -> bool:
-        """Whether each sample has as many indices as the others."""
+        """Whether all samples have the same number of indices."""
         return self.outer > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Reduced:
-    """One value of the whole batch that is linear in its samples.
+    """Dependence of a value of the whole batch that is linear in its samples.
 
-    A ``sum`` over samples, a ``mean`` over them, a sum ``weighted`` by another sum, or what a ``model`` has reduced
-    itself.
+    Its kind is a ``sum`` over samples, a ``mean`` over them, a sum divided by another sum (``weighted``), or a value
+    that a ``model`` has reduced itself.
     """
 
     kind: Kind
@@ -48,9 +49,9 @@ class Reduced:
 
 @dataclass(frozen=True, slots=True)
 class Mixed:
-    """A value in which the samples of a batch meet in another way.
+    """Dependence of a value that combines the samples of a batch in another way.
 
-    ``reason`` names the operation, ``line`` is that of the user's code that called it, if it is known.
+    ``reason`` names the operation, ``line`` is the line of the user's code that called it, if that was found.
     """
 
     reason: str
@@ -58,7 +59,7 @@ class Mixed:
 
 
 Dependence = Rows | Reduced | Mixed
-"""What a tensor is to the samples of a batch. None stands for one that does not depend on them."""
+"""How a tensor depends on the samples of a batch. None stands for a tensor that does not depend on them."""
 
 _POINTWISE = frozenset(
     {
@@ -109,7 +110,7 @@ _KEEPING_BATCH = frozenset(
         "upsample_nearest1d", "upsample_nearest2d", "pixel_shuffle", "im2col", "col2im", "grid_sampler_2d",
     }
 )  # fmt: skip
-"""Operations whose first dim is that of the batch, in what they are given and return."""
+"""Operations whose arguments and results have the batch in their first dim."""
 _ELEMENT_LOSSES = frozenset(
     {
         "binary_cross_entropy", "binary_cross_entropy_with_logits", "huber_loss", "mse_loss", "smooth_l1_loss",
@@ -125,7 +126,7 @@ _NONE, _MEAN, _SUM = 0, 1, 2
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operation: its name, its arguments by name, and what each tensor among them is to the samples."""
+    """One call of an operation: its name, its arguments by name, and the dependence of each tensor among them."""
 
     name: str
     arguments: Mapping[str, Any]
@@ -133,26 +134,26 @@ class Call:
     """By the id of a tensor."""
     num_samples: int
     batch_numbers: frozenset[float] = frozenset()
-    """Plain numbers that were read from the batch, such as a count of its valid targets."""
+    """Python numbers that were computed from the batch, such as a count of its valid targets."""
 
     def of(self, tensor: Any) -> Dependence | None:
-        """Return what an argument is to the samples."""
+        """Return the dependence of an argument."""
         return self.dependences.get(id(tensor)) if isinstance(tensor, Tensor) else None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """The tensors among the arguments, those in lists too."""
+        """The tensors among the arguments, also those in lists."""
         return list(_tensors_in(self.arguments.values()))
 
 
 def base_name(operation: Any) -> str:
-    """Return the name of an operation without its overload, and without the mark of one that works in place."""
+    """Return the name of an operation without its overload and without the underscore of an in-place operation."""
     name = operation.overloadpacket.__name__
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name
 
 
 def bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an operation's arguments by name, those that were left out with their defaults."""
+    """Return an operation's arguments by name, with the defaults of those that were left out."""
     schema = operation._schema.arguments
     bound = {item.name: item.default_value for item in schema if item.has_default_value()}
     bound.update({item.name: value for item, value in zip(schema, args, strict=False)})
@@ -161,7 +162,7 @@ def bind(operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict
 
 
 def result_of(call: Call, output: Tensor) -> Dependence | None:
-    """Return what one tensor that an operation returned is to the samples."""
+    """Return the dependence of one tensor that an operation returned."""
     known = {id(tensor): found for tensor in call.tensors if (found := call.of(tensor)) is not None}
     mixed = next((found for found in known.values() if isinstance(found, Mixed)), None)
     if mixed is not None or not known or call.name in _CONSTANT:
@@ -169,13 +170,13 @@ def result_of(call: Call, output: Tensor) -> Dependence | None:
     if call.name in ("eq", "ne") and not isinstance(call.arguments["other"], Tensor):
         is_for_all = output.all() if call.name == "ne" else not output.any()
         if is_for_all:
-            return None  # no target is the one to ignore
+            return None  # no target equals the ignored index
     found = _result(call, list(known.values()), output)
     return Mixed(f"`{call.name}` of {_describe(known.values())}") if found is None else found
 
 
 def rows_of(tensor: Tensor, num_samples: int) -> Rows | None:
-    """Return where the samples of a batch are in one of its tensors, by its sizes; None if no dim is theirs."""
+    """Return which dim of a batch's tensor belongs to the samples, by its sizes; None if there is none."""
     for dim, size in enumerate(tensor.shape):
         if size == num_samples:
             return Rows(dim)
@@ -200,7 +201,7 @@ def _tensors_in(values: Iterable[Any]) -> Iterable[Tensor]:
 
 
 def _result(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    """Return the dependence of a result that depends on samples; None where they mix."""
+    """Return the dependence of a result; None where the operation mixes samples."""
     name, arguments = call.name, call.arguments
     if name in _POINTWISE:
         return _pointwise(call, known, output)
@@ -233,7 +234,7 @@ def _pointwise(call: Call, known: list[Dependence], output: Tensor) -> Dependenc
 
 
 def _aligned(call: Call, num_dims: int, among: Iterable[Any] | None = None) -> Rows | None:
-    """Return where the samples are in values that were broadcast together; None where they lie across each other."""
+    """Return the samples' dim after broadcasting; None where the arguments have them in different dims."""
     found: set[Rows] = set()
     for tensor in call.tensors if among is None else _tensors_in(among):
         rows = call.of(tensor)
@@ -243,7 +244,7 @@ def _aligned(call: Call, num_dims: int, among: Iterable[Any] | None = None) -> R
 
 
 def _linear(call: Call, known: list[Dependence]) -> Reduced | None:
-    """Return what arithmetic with values of the whole batch gives, as long as it is linear in the samples."""
+    """Return the dependence of arithmetic on values of the whole batch; None where it is not linear in the samples."""
     name, arguments = call.name, call.arguments
     kinds: set[Kind] = {item.kind for item in known if isinstance(item, Reduced)}
     own, other = call.of(arguments.get("self")), arguments.get("other")
@@ -268,7 +269,7 @@ def _linear(call: Call, known: list[Dependence]) -> Reduced | None:
 
 
 def _scaled(call: Call, own: Dependence, divisor: float | None) -> Reduced | None:
-    """Return a value of the whole batch divided by a number: a sum over its own count is a mean."""
+    """Return the dependence of a value of the whole batch divided by a number: a sum by its count is a mean."""
     if not isinstance(own, Reduced):
         return None
     is_count = own.kind == "sum" and divisor and math.isclose(divisor, round(divisor))
@@ -291,8 +292,8 @@ def _viewed(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor,
     if name == "squeeze":
         chosen = arguments.get("dim", list(range(num_dims)))
         chosen = {item % num_dims for item in ([chosen] if isinstance(chosen, int) else chosen)}
-        gone = {item for item in chosen if source.shape[item] == 1}
-        return None if dim in gone else replace(rows, dim=dim - sum(item < dim for item in gone))
+        squeezed = {item for item in chosen if source.shape[item] == 1}
+        return None if dim in squeezed else replace(rows, dim=dim - sum(item < dim for item in squeezed))
     if name in ("expand", "repeat"):
         moved = replace(rows, dim=dim + output.dim() - num_dims)
         times = output.shape[moved.dim] // source.shape[dim]
@@ -313,7 +314,7 @@ def _viewed(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor,
 
 
 def _reshaped(rows: Rows, before: Sequence[int], after: Sequence[int]) -> Rows | None:
-    """Follow the samples' dim through a change of shape: as it is, merged with its neighbours, or split."""
+    """Return the samples' dim after a change of shape: kept, merged with its neighbours, or split."""
     size, leading, trailing = before[rows.dim], math.prod(before[: rows.dim]), math.prod(before[rows.dim + 1 :])
     if not size * leading * trailing:
         return None
@@ -345,7 +346,7 @@ def _reduced(name: str, arguments: Mapping[str, Any], rows: Rows, source: Tensor
 
 
 def _loss(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    """Return the dependence of one of torch's losses; their weights must not come from the batch."""
+    """Return the dependence of one of torch's losses; None if its class weights come from the batch."""
     arguments = call.arguments
     own, target, reduction = arguments["self"], arguments["target"], arguments["reduction"]
     if any(isinstance(item, Reduced) for item in known) or isinstance(call.of(arguments.get("weight")), Rows):
@@ -354,7 +355,7 @@ def _loss(call: Call, known: list[Dependence], output: Tensor) -> Dependence | N
         rows = _aligned(call, max(own.dim(), target.dim()), [own, target])
     else:
         both = {item for item in (call.of(own), call.of(target)) if item is not None}
-        # The classes stand in the last dim of one sample or in the second of several.
+        # The classes are the last dim of one sample or the second of several.
         rows = both.pop() if len(both) == 1 else None
         if isinstance(rows, Rows) and rows.dim == 1 and own.dim() > 1:
             return None
@@ -370,13 +371,13 @@ def _loss(call: Call, known: list[Dependence], output: Tensor) -> Dependence | N
 
 
 def _is_weighted(arguments: Mapping[str, Any]) -> bool:
-    """Whether a mean over targets is not one over all of them, all alike."""
+    """Whether a mean over targets has class weights, or leaves ignored targets out."""
     has_ignored = bool((arguments["target"] == arguments["ignore_index"]).any())
     return arguments["weight"] is not None or has_ignored
 
 
 def _joined(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    """Return the dependence of tensors that are put together."""
+    """Return the dependence of concatenated or stacked tensors."""
     if call.name not in ("cat", "stack"):
         return None
     tensors = list(call.arguments["tensors"])
@@ -401,7 +402,7 @@ def _joined(call: Call, known: list[Dependence], output: Tensor) -> Dependence |
 
 
 def _product(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    """Return the dependence of a matrix product: samples may stand in one of the factors, or multiply themselves."""
+    """Return the dependence of a matrix product; samples may be in one factor, or be summed over in both."""
     factors = {"addmm": ("mat1", "mat2"), "baddbmm": ("batch1", "batch2"), "mv": ("self", "vec")}
     factors["dot"] = ("self", "tensor")
     first_name, second_name = factors.get(call.name, ("self", "mat2"))
@@ -445,7 +446,7 @@ def _distances(call: Call, known: list[Dependence], output: Tensor) -> Dependenc
 
 
 def _gathered(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
-    """Return the dependence of `gather`, `scatter` and their kind, which work within a sample or not."""
+    """Return the dependence of `gather`, `scatter` and `scatter_add`; None where they mix samples."""
     along = call.arguments["dim"]
     rows = {item for item in known if isinstance(item, Rows)}
     own = rows.pop() if len(rows) == 1 and len(rows) == len(set(known)) else None
@@ -486,7 +487,7 @@ def _indexed(call: Call, known: list[Dependence], output: Tensor) -> Dependence 
 
 
 def _counts_up(index: Tensor, source: Tensor) -> bool:
-    """Whether an index takes every row of a tensor in its order."""
+    """Whether an index selects every row of a tensor, in order."""
     size = source.shape[0]
     return index.dim() == 1 and index.numel() == size and bool((index == torch.arange(size, device=index.device)).all())
 
@@ -496,14 +497,14 @@ def _masked(call: Call, known: list[Dependence], output: Tensor) -> Dependence |
     return Rows(0, 0, 0) if len(rows) == 1 == len(set(known)) else None
 
 
-def _normalised(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _normalized(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
     source = call.arguments["input"]
     own = call.of(source)
     is_inside = isinstance(own, Rows) and own.dim < source.dim() - len(call.arguments["normalized_shape"])
     return own if is_inside and len(known) == 1 else None
 
 
-def _batch_normalised(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
+def _batch_normalized(call: Call, known: list[Dependence], output: Tensor) -> Dependence | None:
     is_plain = not call.arguments.get("training", False) and known == [Rows(0)]
     return Rows(0) if is_plain else None
 
@@ -519,7 +520,7 @@ def _put(call: Call, known: list[Dependence], output: Tensor) -> Dependence | No
 
 _RULES = {
     "_cdist_forward": _distances,
-    "_native_batch_norm_legit": _batch_normalised,
+    "_native_batch_norm_legit": _batch_normalized,
     "_native_batch_norm_legit_no_training": lambda call, known, output: Rows(0) if known == [Rows(0)] else None,
     "addmm": _product,
     "baddbmm": _product,
@@ -534,8 +535,8 @@ _RULES = {
     "masked_select": _masked,
     "mm": _product,
     "mv": _product,
-    "native_batch_norm": _batch_normalised,
-    "native_layer_norm": _normalised,
+    "native_batch_norm": _batch_normalized,
+    "native_layer_norm": _normalized,
     "scatter": _gathered,
     "scatter_add": _gathered,
     "stack": _joined,

@@ -1,4 +1,4 @@
-"""What torch's compilers to other formats see while a plain cell runs: torch's own functions, and plain models."""
+"""Support for TorchScript and export while a plain cell runs: they get torch's own functions and plain models."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from accel_nb.strategies.instance_patching import plain_class, plain_view
 
 @contextmanager
 def known_to_compiler(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
-    """While the block runs, TorchScript compiles calls of replacements as calls of torch's own functions.
+    """Let TorchScript, inside of the block, compile calls of replacements as calls of torch's own functions.
 
-    It finds the operator of a function by the function's identity. ``replaced`` are pairs: torch's own, and the other.
+    TorchScript finds the operator of a function by the function's identity. ``replaced`` are pairs of torch's own
+    function and its replacement.
     """
     table = _builtins._get_builtin_table()
     added = {id(function): table[id(plain)] for plain, function in replaced if id(plain) in table}
@@ -30,7 +31,7 @@ def known_to_compiler(replaced: Iterable[tuple[Any, Any]]) -> Iterator[None]:
 
 
 def of_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that is given the plain model, which shares its weights, in place of a prepared one."""
+    """Return a function that replaces a prepared model, as its first argument, by the plain one of the same weights."""
 
     @functools.wraps(plain)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""Whether the code that iterates a loader trains with its batches, read from the code itself.
+"""Detection of loops that train: whether the code that iterates a loader leads to a backward pass.
 
-A loop that only counts samples must see them all, also after a cell has trained on the same loader. Where the code
-cannot be followed the answer is no: every rank then reads every batch, which costs speed and changes no result.
+A loop that only counts samples must get them all, also after a cell has trained on the same loader. In doubt the answer
+is no: every rank then reads every batch, which costs speed and changes no result.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from accel_nb.accelerator.plain_cells.object_graph import is_written_here
 _TRAINS = frozenset({"backward", "manual_backward"})
 _MAX_CODES = 500
 _MAX_DEPTH = 3
-_PLUMBING = ("accel_nb.", "torch.utils.data.")
+_SKIPPED_MODULES = ("accel_nb.", "torch.utils.data.")
 
 
 def training_code() -> types.CodeType | None:
-    """Return the code up the stack that iterates a loader and reaches a backward pass; None if it does not.
+    """Return the calling code that iterates a loader, if it leads to a backward pass; else None.
 
-    The caller of a generator gets the batches that the generator yields, so it is looked at too.
+    The caller of a generator gets the batches that the generator yields, so it is searched too.
     """
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
-        if not frame.f_globals.get("__name__", "").startswith(_PLUMBING):
+        if not frame.f_globals.get("__name__", "").startswith(_SKIPPED_MODULES):
             if mentions_training(frame.f_code, ChainMap(frame.f_locals, frame.f_globals)):
                 return frame.f_code
             if not frame.f_code.co_flags & inspect.CO_GENERATOR:
@@ -38,7 +38,7 @@ def training_code() -> types.CodeType | None:
 
 
 def mentions_training(code: types.CodeType, scope: Mapping[str, Any]) -> bool:
-    """Whether code, or what the user has written and it calls by a name in ``scope``, mentions a backward pass."""
+    """Whether code, or the user's functions that it calls by names in ``scope``, mentions a backward pass."""
     seen: set[types.CodeType] = set()
     waiting = [(code, scope)]
     for part, names in waiting:
@@ -67,7 +67,7 @@ def _names_in(code: types.CodeType) -> Iterator[str]:
 
 
 def _functions_of(value: Any, mentioned: Collection[str], depth: int = 0) -> Iterator[types.FunctionType]:
-    """Yield the user's functions behind a value: itself, or its methods and attributes that are mentioned."""
+    """Yield the user's functions that a value is, or has as mentioned methods and attributes."""
     function = getattr(value, "__func__", getattr(value, "func", value))
     if isinstance(function, types.FunctionType):
         if is_written_here(function.__module__):

@@ -1,4 +1,4 @@
-"""Tensors that are trained without being in a module, as first lessons do: nothing averages their gradients."""
+"""Tensors that are trained without belonging to a module, so that their gradients are not averaged."""
 
 from __future__ import annotations
 
@@ -13,14 +13,17 @@ _MAX_LEAVES = 1000
 
 
 def loose_names(names: Mapping[str, Any], known: Set[int]) -> list[str]:
-    """Return the names, sorted, of what requires gradients and is neither known by its id nor of a module there."""
+    """Return the sorted names of tensors that require gradients, but are no parameter of a module.
+
+    ``known`` are the ids of parameters of modules; the modules that are reachable from ``names`` are added to them.
+    """
     modules = [item for item in trained_objects(names.values()) if isinstance(item, nn.Module)]
     owned = known | {id(value) for module in modules for value in module.parameters()}
     return sorted(name for name, value in names.items() if any(id(leaf) not in owned for leaf in _leaves(value)))
 
 
 def _leaves(value: Any) -> Iterable[Tensor]:
-    """Return the tensors that a value is, or holds directly, and that gradients are collected for."""
+    """Return the leaf tensors with gradients that a value is or directly contains."""
     inside = value.values() if isinstance(value, dict) else value
     is_many = isinstance(inside, list | tuple | ValuesView) and len(inside) <= _MAX_LEAVES
     return [

@@ -1,4 +1,4 @@
-"""Activation checkpointing: a block's activations are computed again in the backward pass instead of being kept."""
+"""Activation checkpointing of repeated blocks: activations are recomputed in the backward pass instead of stored."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from accel_nb.strategies.instance_patching import give_forward, take_forward_bac
 
 
 class Recomputer:
-    """Lets the repeated blocks of models compute again, in place; after a strategy has wrapped them."""
+    """Checkpoints the repeated blocks of models, in place, after a strategy has wrapped them."""
 
     def __init__(self, is_on: bool) -> None:
         self.is_on = is_on
         self._blocks: dict[int, list[nn.Module]] = {}
 
     def apply(self, model: nn.Module) -> None:
-        """Let a model's repeated blocks keep their inputs only."""
+        """Checkpoint a model's repeated blocks, so that they store their inputs only."""
         if not self.is_on or id(model) in self._blocks:
             return
         blocks: list[nn.Module] = []
         self._blocks[id(model)] = blocks
         for block in repeated_blocks(model).values():
-            give_forward(block, _recomputing(block, forward_of(block)))
+            give_forward(block, _checkpointed(block, forward_of(block)))
             blocks.append(block)
 
     def undo(self, model: nn.Module) -> None:
-        """Give the blocks their forwards back; before a strategy unwraps the model."""
+        """Restore the forwards of the blocks, before a strategy unwraps the model."""
         for block in self._blocks.pop(id(model), ()):
             take_forward_back(block)
 
     def describe(self, model: nn.Module) -> str | None:
-        """Say in a few words what of a model computes again; None if that was not asked for."""
+        """Return a short text about which parts of a model are checkpointed; None if checkpointing is off."""
         blocks = self._blocks.get(id(model))
         if blocks is None:
             return None
@@ -46,7 +46,7 @@ class Recomputer:
         return f"{len(blocks)} blocks of {kind} compute their activations again"
 
 
-def _recomputing(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
+def _checkpointed(block: nn.Module, forward: Callable[..., Any]) -> Callable[..., Any]:
     def forward_or_checkpoint(*args: Any, **kwargs: Any) -> Any:
         if not block.training:
             return forward(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""torch.compile for prepared models: repeated blocks each for themselves, or the model as a whole."""
+"""torch.compile for prepared models: each repeated block, or the model as a whole."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DYNAMIC = {"auto": None, "yes": True, "no": False}
 
 
 class CompileOptions(Protocol):
-    """The section of the configuration about compiling; PyTorch's own names."""
+    """The configuration's section about compiling, with PyTorch's names."""
 
     @property
     def backend(self) -> str:
@@ -24,12 +24,12 @@ class CompileOptions(Protocol):
 
     @property
     def mode(self) -> str:
-        """How much time compiling may take."""
+        """The mode of torch.compile."""
         ...
 
     @property
     def fullgraph(self) -> bool:
-        """Refuse graph breaks."""
+        """Whether graph breaks raise an error."""
         ...
 
     @property
@@ -39,12 +39,12 @@ class CompileOptions(Protocol):
 
     @property
     def regional(self) -> bool:
-        """Compile repeated blocks only."""
+        """Whether to compile repeated blocks only."""
         ...
 
 
 class Compiler:
-    """Compiles models in place, before a strategy wraps them, and undoes it after it has unwrapped them."""
+    """Compiles models in place before a strategy wraps them, and restores them after it has unwrapped them."""
 
     def __init__(self, options: CompileOptions) -> None:
         self._is_on = options.backend != "no"
@@ -59,7 +59,7 @@ class Compiler:
         self._compiled: dict[int, list[nn.Module]] = {}
 
     def compile(self, model: nn.Module) -> None:
-        """Compile a model's repeated blocks; one without any, or with ``regional`` off, as a whole."""
+        """Compile a model's repeated blocks; as a whole if there are none or ``regional`` is off."""
         if not self._is_on or id(model) in self._compiled:
             return
         blocks = list(repeated_blocks(model).values()) if self._is_regional else []
@@ -70,11 +70,11 @@ class Compiler:
             give_forward(model, torch.compile(forward_of(model), **self._settings))
 
     def compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function as models are compiled, or as it is."""
+        """Return a function compiled with the options of models, or unchanged if compiling is off."""
         return torch.compile(function, **self._settings) if self._is_on else function
 
     def undo(self, model: nn.Module) -> None:
-        """Give a model its plain code back; does nothing to one that is not compiled."""
+        """Restore a model's uncompiled code; do nothing if it is not compiled."""
         blocks = self._compiled.pop(id(model), None)
         if blocks is None:
             return
@@ -92,7 +92,7 @@ class Compiler:
         return bool(self._compiled.get(id(model)))
 
     def describe(self, model: nn.Module) -> str | None:
-        """Say in a few words what of a model is compiled; None if nothing is."""
+        """Return a short text about which parts of a model are compiled; None if none are."""
         blocks = self._compiled.get(id(model))
         if blocks is None:
             return None
@@ -101,6 +101,6 @@ class Compiler:
 
 
 def forward_of(model: nn.Module) -> Any:
-    """Return the function that computes when a module is called: one that was set on the instance, or its class's."""
+    """Return the ``forward`` that runs when a module is called: the instance's attribute, or the class's method."""
     own = vars(model).get("forward")
     return own if own is not None else type(model).forward.__get__(model)

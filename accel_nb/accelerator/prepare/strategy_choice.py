@@ -1,7 +1,7 @@
-"""Choosing how to share a training by the memory that it takes: where the option ``strategy`` is ``auto``.
+"""Choice of a strategy by a forecast of its memory, if the option ``strategy`` is ``auto``.
 
-Rank 0 forecasts, and tells the others. By default only models that could be too large for a GPU are looked at; where
-``strategy=auto`` or ``memory`` was given, every model is.
+Rank 0 computes the forecast and broadcasts the choice. By default a forecast is made only for models that could be too
+large for a GPU; if ``strategy=auto`` or ``memory`` was given, for every model.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.strategies.registry import Registry
 
 SMALL_BYTES = 1 << 28
-"""Weights of fewer bytes are not looked at unless that was asked for: they fit wherever training makes sense."""
+"""Models with fewer bytes of weights get no forecast unless it was requested: they fit on every usual device."""
 
 ROUGH_SHARE = 0.5
-"""Of a device's room: what is stored for weights, gradients and optimizer below it leaves enough for activations."""
+"""If weights, gradients and optimizer state take at most this share of a device, activations fit beside them."""
 
 _CHECKPOINTING = next(iter(CHECKPOINTING))
 _CHOSEN = {name for layout in LAYOUTS for name in layout.options} - {"strategy"}
@@ -41,14 +41,14 @@ _CHOSEN = {name for layout in LAYOUTS for name in layout.options} - {"strategy"}
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The options to train with, by their dotted names, and the line that says why."""
+    """The options to train with, by their dotted names, and one line with the reason."""
 
     options: Mapping[str, Any]
     line: str
 
 
 class Planner:
-    """Chooses for one accelerator; every rank must make the same calls."""
+    """Chooses the strategy of one accelerator; every rank must make the same calls."""
 
     def __init__(
         self, resolved: Resolved, comm: Communicator, device: torch.device, precision: str, registry: Registry
@@ -61,7 +61,7 @@ class Planner:
 
     @property
     def is_asked(self) -> bool:
-        """Whether somebody asked for a plan, instead of leaving the choice open."""
+        """Whether the user has requested a forecast by setting ``strategy`` or ``memory``."""
         given = self._resolved.origins
         return any(given[name].layer != "default" for name in ("strategy", "memory"))
 
@@ -72,24 +72,24 @@ class Planner:
         loaders: Sequence[DataLoader[Any]],
         batch: BatchMeaning,
     ) -> Choice | None:
-        """Return the cheapest way that fits; None to go by workers and devices alone.
+        """Return the cheapest choice that fits; None to choose by the number of workers and devices only.
 
-        Raises `ConfigError`, on every rank, if a plan was asked for and nothing fits.
+        Raises `ConfigError`, on every rank, if a forecast was requested and nothing fits.
         """
         if not self.is_asked and (self._device.type == "cpu" or _stored(models) < SMALL_BYTES):
             return None
         free = self._free(models, optimizers)
-        told = self._comm.broadcast_json(
+        decision = self._comm.broadcast_json(
             self._decide(models, optimizers, loaders, batch, free) if self._comm.world.is_main else None
         )
-        if told is None:
+        if decision is None:
             return None
-        if told["options"] is None:
+        if decision["options"] is None:
             raise ConfigError(
-                f"{told['line']}; strategy auto from {self._resolved.origins['strategy']} starts nothing that will not "
-                "fit: name a strategy to try it all the same"
+                f"{decision['line']}; strategy auto from {self._resolved.origins['strategy']} does not start a "
+                "training that will not fit: name a strategy to try it all the same"
             )
-        return Choice(told["options"], told["line"])
+        return Choice(decision["options"], decision["line"])
 
     def _decide(
         self,
@@ -99,7 +99,7 @@ class Planner:
         batch: BatchMeaning,
         free: int,
     ) -> dict[str, Any] | None:
-        """Return the options and the line; no options if nothing fits, and None to leave things as they are."""
+        """Return the options and the line; options None if nothing fits, and None to choose without a forecast."""
         model = models[0] if len(models) == 1 else nn.ModuleList(models)
         sizes: dict[str, Any] = {"optimizer": optimizers} if optimizers else {}
         setting = self._setting(free)
@@ -111,7 +111,7 @@ class Planner:
             size, example = _example(loaders)
             share = -(-size // setting.world) if batch == "global" else size
             found = forecast_model(model, replace(setting, batch_size=size, share=share), **sizes, batch=example)
-        except Exception as error:  # whatever a model that is run on shapes raises: it may train well all the same
+        except Exception as error:  # a model that fails on fake tensors may still train
             return {"options": {}, "line": f"no plan: {type(error).__name__}: {error}"} if self.is_asked else None
         found = replace(found, plans=self._possible(found.plans))
         found = ask_strategies(found, models, optimizers, self._resolved.config, self._registry)
@@ -121,15 +121,16 @@ class Planner:
         return {"options": None if self.is_asked else {}, "line": line}
 
     def _possible(self, plans: Sequence[Plan]) -> tuple[Plan, ...]:
-        """Leave out what cannot run here, and what contradicts a given option."""
+        """Return the plans without those that cannot run here, or that contradict a given option."""
         given = self._resolved.given
-        again = given.get(_CHECKPOINTING)
-        if again and not any(plan.checkpoints for plan in plans):  # there are no blocks to compute again
-            again = None
+        checkpoints = given.get(_CHECKPOINTING)
+        if checkpoints and not any(plan.checkpoints for plan in plans):  # the model has no repeated blocks
+            checkpoints = None
         return tuple(
             plan
             for plan in plans
-            if not plan.is_served or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, again))
+            if not plan.is_served
+            or (self._runs(str(plan.layout.options["strategy"])) and _agrees(plan, given, checkpoints))
         )
 
     def _runs(self, strategy: str) -> bool:
@@ -148,21 +149,21 @@ class Planner:
         )
 
     def _free(self, models: Sequence[nn.Module], optimizers: Sequence[Optimizer]) -> int:
-        """Return the bytes that each device may hold: what was said, or what the fullest one has left."""
+        """Return the bytes that each device may hold: the option ``memory``, or the least free memory of all ranks."""
         if self._resolved.config.memory is not None:
             return bytes_of(self._resolved.config.memory)
         found = memory(self._device)
         free = found.free // (self._comm.world.local_size if self._device.type == "cpu" else 1)
-        if self._device.type != "cpu":  # what this training holds already, and what torch keeps for the next tensor
+        if self._device.type != "cpu":  # also usable: memory of this training's objects, and torch's cache
             free += found.reserved - found.allocated + _held_on(self._device, models, optimizers)
         return int(self._comm.all_reduce(torch.tensor([free]), "min"))
 
 
-def _agrees(plan: Plan, given: Mapping[str, Any], again: bool | None) -> bool:
-    """Whether a plan leaves the options that were given as they are."""
+def _agrees(plan: Plan, given: Mapping[str, Any], checkpoints: bool | None) -> bool:
+    """Whether a plan does not contradict the given options."""
     strategy = plan.layout.options["strategy"]
     own = (name for name in _CHOSEN & given.keys() if OPTIONS[name].section in (strategy, None))
-    return (again is None or plan.checkpoints == again) and all(
+    return (checkpoints is None or plan.checkpoints == checkpoints) and all(
         plan.layout.options.get(name, OPTIONS[name].default) == given[name] for name in own if name != _CHECKPOINTING
     )
 
@@ -180,9 +181,9 @@ def _held_on(device: torch.device, models: Sequence[nn.Module], optimizers: Sequ
 
 
 def _example(loaders: Sequence[DataLoader[Any]]) -> tuple[int, Any]:
-    """Return how many samples the only loader yields and a batch of one; 0 and None where that is not known.
+    """Return the batch size of the only loader, and a batch of one sample; 0 and None if there is none.
 
-    A stream is not touched: what was read of it is gone.
+    An iterable dataset is not read, since its samples would be lost.
     """
     if len(loaders) != 1 or isinstance(loaders[0].dataset, IterableDataset):
         return 0, None

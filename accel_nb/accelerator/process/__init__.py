@@ -1,1 +1,1 @@
-"""The process and its world, for scripts that use functions without an accelerator."""
+"""Functions for the process and its world: usable without an `Accelerator`."""

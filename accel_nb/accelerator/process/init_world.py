@@ -1,4 +1,4 @@
-"""Entering the world that this process is in: that of the environment, of an open group, or of itself alone."""
+"""Initialization of this process's world: from the environment, an open process group, or as a single process."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from accel_nb.runtime.world import World
 def enter(
     comm: Communicator | None, world: World | None, cpu: bool, options: GroupOptions
 ) -> tuple[Communicator, Group | None]:
-    """Find the world to train in; the group is returned if it was opened here, and so must be closed."""
+    """Return the communicator to train with, and the process group if it was opened here, so that it must be closed."""
     if comm is not None:
         return comm, None
     if world is None:
@@ -31,7 +31,7 @@ def enter(
 
 
 def find_world(cpu: bool) -> World:
-    """Return the world of the environment, of an open group, or of this process alone."""
+    """Return the world of the environment, of an open process group, or of a single process."""
     world = torchrun_world()
     if Group.is_open():
         return Group.world_of_open() if world is None else world

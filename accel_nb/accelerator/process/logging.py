@@ -1,4 +1,4 @@
-"""Loggers that know their rank."""
+"""Loggers for several ranks."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from accel_nb.runtime.distributed.current_world import current_comm, current_wor
 
 
 class RankLogger(logging.LoggerAdapter[logging.Logger]):
-    """A logger whose messages come from the main process only, unless they say otherwise.
+    """A logger that logs on the main process only, by default.
 
-    Each call takes ``main_process_only=False`` to log on every rank, with the rank in front, and ``in_order=True`` to
-    do so one rank after another, for which every rank must make the call whatever its level.
+    Each call takes ``main_process_only=False`` to log on every rank, with the rank as prefix, and ``in_order=True`` to
+    do so one rank after another. For that every rank must make the call, whatever its level.
     """
 
     def __init__(self, logger: logging.Logger) -> None:
         super().__init__(logger, {})
-        self._said: set[tuple[str, tuple[Any, ...]]] = set()
+        self._warned: set[tuple[str, tuple[Any, ...]]] = set()
 
     def log(
         self, level: int, msg: object, *args: Any, main_process_only: bool = True, in_order: bool = False, **kwargs: Any
     ) -> None:
-        """Log on the ranks that are asked to."""
+        """Log on the ranks that the options select."""
         kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
         world = current_world()
         text = f"[rank {world.rank}] {msg}" if world.size > 1 and (in_order or not main_process_only) else msg
@@ -38,10 +38,10 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
             comm.barrier()
 
     def warning_once(self, msg: str, *args: Any, **kwargs: Any) -> None:
-        """Warn, but not of the same again through this logger."""
+        """Warn, but only once for the same message and arguments."""
         key = (msg, tuple(repr(arg) for arg in args))
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             kwargs["stacklevel"] = kwargs.get("stacklevel", 1) + 1
             self.log(logging.WARNING, msg, *args, **kwargs)
 
@@ -49,7 +49,7 @@ class RankLogger(logging.LoggerAdapter[logging.Logger]):
 def get_logger(name: str, log_level: str | int | None = None) -> RankLogger:
     """Return a rank-aware logger over ``logging.getLogger(name)``.
 
-    ``log_level`` sets the level of this logger; the root logger is left alone. Raises `MisuseError` for an unknown one.
+    ``log_level`` sets the level of this logger, not of the root logger. Raises `MisuseError` for an unknown level.
     """
     logger = logging.getLogger(name)
     if log_level is not None:

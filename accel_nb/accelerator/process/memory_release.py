@@ -1,4 +1,4 @@
-"""Giving memory back."""
+"""Release of unused memory, and detection of out-of-memory errors."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def release_memory(*objects: Any) -> list[None]:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that the device or the machine has no memory left."""
+    """Whether an error is raised because the device or the machine has no memory left."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)
 
 
 def free_cached_memory() -> None:
-    """Collect garbage, and give what the allocator of the device keeps back to the device."""
+    """Collect garbage, and release the cached memory of the device's allocator."""
     gc.collect()
     if torch.accelerator.is_available() and torch.accelerator.current_accelerator() != torch.device("cpu"):
         torch.get_device_module().empty_cache()

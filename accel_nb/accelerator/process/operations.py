@@ -1,7 +1,6 @@
-"""Collectives and walks over nested tensors as functions, for scripts that bring no accelerator along.
+"""Collectives and operations on nested tensors as functions, for scripts without an accelerator.
 
-Each collective works over the world that this process is in, and every rank must call it. `Accelerator` has them as
-methods.
+Each collective works over this process's world, and every rank must call it. `Accelerator` has them as methods.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ def gather(tensor: T) -> T:
 
 
 def gather_object(object: Any) -> list[Any]:
-    """Return every rank's value in a list; if all are lists, their items in one list. Nothing is pickled."""
+    """Return every rank's value in a list; if all are lists, their items in one list. Does not pickle."""
     values = Collectives(current_comm()).gather_objects(object)
     if all(isinstance(item, list) for item in values):
         return [item for items in values for item in items]
@@ -66,14 +65,14 @@ def pad_across_processes(tensor: T, dim: int = 0, pad_index: float = 0, pad_firs
 
 
 def wait_for_everyone() -> None:
-    """Wait until every rank has come here."""
+    """Wait until every rank has made this call."""
     Collectives(current_comm()).barrier()
 
 
 def send_to_device(
     tensor: Any, device: torch.device | str, non_blocking: bool = False, skip_keys: Sequence[str] | str | None = None
 ) -> Any:
-    """Return nested tensors on a device; the values of a mapping's ``skip_keys`` stay where they are."""
+    """Return nested tensors on a device; the values of a mapping's ``skip_keys`` are not moved."""
     skipped = [skip_keys] if isinstance(skip_keys, str) else skip_keys
     if not skipped or not isinstance(tensor, Mapping):
         return to_device(tensor, device, non_blocking)
@@ -90,7 +89,7 @@ def recursively_apply(
     error_on_other_type: bool = False,
     **kwargs: Any,
 ) -> Any:
-    """Return ``data`` with ``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` takes.
+    """Return ``data`` with ``func(leaf, *args, **kwargs)`` in place of each leaf that ``test_type`` accepts.
 
     Raises `MisuseError` for any other leaf if ``error_on_other_type``.
     """
@@ -124,12 +123,12 @@ def slice_tensors(data: T, tensor_slice: slice) -> T:
 
 
 def find_batch_size(data: Any) -> int | None:
-    """Return the number of samples in a batch; None where nothing has a length."""
+    """Return the number of samples in a batch; None if nothing in it has a length."""
     return first_batch_size(data)
 
 
 def find_device(data: Any) -> torch.device | None:
-    """Return the device of the first tensor in nested data; None without any."""
+    """Return the device of the first tensor in nested data; None if there is no tensor."""
     return next((tensor.device for tensor in find_tensors(data)), None)
 
 

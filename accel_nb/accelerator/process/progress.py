@@ -10,9 +10,10 @@ from accel_nb.runtime.distributed.current_world import current_world
 
 
 def tqdm(*args: Any, main_process_only: bool = True, **kwargs: Any) -> Any:
-    """Return a tqdm bar that fits the front end; on other than a machine's first rank it draws nothing.
+    """Return a tqdm bar for the front end; it is disabled on all but the first rank of a machine.
 
-    Takes what tqdm takes. ``main_process_only=False`` draws one bar for each rank. Raises `MisuseError` without tqdm.
+    Takes the arguments of tqdm. ``main_process_only=False`` draws one bar for each rank. Raises `MisuseError` if tqdm
+    is not installed.
     """
     try:
         auto = importlib.import_module("tqdm.auto")

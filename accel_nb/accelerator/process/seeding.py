@@ -1,4 +1,4 @@
-"""Seeds and generator states for scripts that bring no accelerator along."""
+"""Seeds and random states as functions, for scripts without an accelerator."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
     Args:
         seed: Any whole number.
-        device_specific: Give each rank a stream of its own, derived from seed and rank; rank 0 has the plain one.
-        deterministic: Have torch use deterministic algorithms, or raise where it has none, from now on. On CUDA torch
-            also wants the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` set before the first operation.
-        step: Derive the stream from this number too, so that a resumed run draws in step n what it would have drawn.
+        device_specific: Use a different stream on each rank, derived from seed and rank; rank 0 uses the seed itself.
+        deterministic: Make torch use deterministic algorithms, or raise where it has none, from now on. On CUDA torch
+            also needs the variable ``CUBLAS_WORKSPACE_CONFIG=:4096:8`` to be set before the first operation.
+        step: Derive the stream from this number too, so that a resumed run draws the same numbers in the same step.
     """
     if deterministic:
         torch.use_deterministic_algorithms(True)
@@ -31,9 +31,9 @@ def set_seed(seed: int, device_specific: bool = False, deterministic: bool = Fal
 
 
 def checked_types(types: Iterable[str | Enum] | None) -> tuple[str, ...]:
-    """Return the names of generators whose states ranks share at each epoch; a loader's own needs no naming.
+    """Return the names of the generators whose states ranks synchronize at each epoch, without ``generator``.
 
-    Raises `MisuseError` for names that there are not.
+    The generator of a loader is always synchronized. Raises `MisuseError` for unknown names.
     """
     wanted = [str(getattr(name, "value", name)) for name in types or ()]
     _refuse_unknown(wanted)
@@ -41,7 +41,7 @@ def checked_types(types: Iterable[str | Enum] | None) -> tuple[str, ...]:
 
 
 def synchronize_rng_states(types: Iterable[str] | str = ("torch",), generator: torch.Generator | None = None) -> None:
-    """Give every rank rank 0's states of the generators named, in one message; every rank must call.
+    """Broadcast rank 0's states of the named generators, in one message; every rank must call.
 
     ``types`` are ``python``, ``numpy``, ``torch``, ``cuda`` (this rank's device) and ``generator`` (the one given).
     Raises `MisuseError` for other names, for ``cuda`` on a rank without one, and for ``generator`` without it.
@@ -49,7 +49,10 @@ def synchronize_rng_states(types: Iterable[str] | str = ("torch",), generator: t
     wanted = [types] if isinstance(types, str) else list(types)
     _refuse_unknown(wanted)
     if "generator" in wanted and generator is None:
-        raise MisuseError("synchronising a generator needs it: synchronize_rng_states(['generator'], generator)")
+        raise MisuseError(
+            "synchronize_rng_states got the type 'generator' without a generator; call "
+            "synchronize_rng_states(['generator'], generator)"
+        )
     comm = current_comm()
     device = torch.device(comm.world.device)
     if "cuda" in wanted and device.type != "cuda":

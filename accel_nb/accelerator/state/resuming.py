@@ -1,4 +1,4 @@
-"""Going on from a checkpoint when the first loop that trains begins, and what is said about it at the end."""
+"""Resuming from a checkpoint at the start of the first training loop, and the description of what was resumed."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ class Resumer:
         """Load the checkpoint, if the run resumes from one and has not loaded it yet; every rank must call."""
         if self._from is None:
             return
-        wanted, self._from = self._from, None
+        source, self._from = self._from, None
         try:
-            report = self._state.load(None if wanted == "auto" else wanted, strict=True, passes=True)
+            report = self._state.load(None if source == "auto" else source, strict=True, passes=True)
         except NoCheckpoint as error:
-            if wanted != "auto":
+            if source != "auto":
                 raise
             self._lines.append(f"started anew: {error}")
             return
@@ -54,19 +54,19 @@ class Resumer:
 
 
 def describe(report: LoadReport, loaders: Sequence[DataLoader[Any]]) -> str:
-    """Return what was resumed, from how many ranks to how many, and what of it is exact."""
+    """Return a line about what was resumed, the numbers of ranks before and now, and what is exact."""
     before, now = report.saved_world_size, report.world_size
     parts = [f"resumed step {report.step} from {report.url}"]
-    anew = False
+    is_parallel = False
     for loader, position in zip(loaders, report.positions, strict=False):
-        anew = anew or bool(loader.num_workers)
+        is_parallel = is_parallel or bool(loader.num_workers)
         if position.is_inside or position.epochs:
             left = num_left(loader, position) if position.is_inside else None
             rest = "" if left is None else f", {left:,} samples left"
             parts.append(f"epoch {position.epochs + 1}{rest}")
     parts.append(f"{before} -> {now} workers" if before != now else f"{now} worker{'s' if now > 1 else ''} as before")
     if before == now:
-        parts.append("exact to the bit" + (", but for what the loader's processes draw" if anew else ""))
+        parts.append("exact to the bit" + (", but for what the loader's processes draw" if is_parallel else ""))
     else:
         parts.append("exact: weights, optimizer, order of samples; not: rounding, random numbers of other workers")
     return " · ".join([*parts, *report.notes])

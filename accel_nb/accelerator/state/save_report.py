@@ -1,4 +1,4 @@
-"""What is said at the end of a run about the checkpoints that it has written."""
+"""Lines at the end of a run about the checkpoints that it has written."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_nb.checkpoint.interval import SaveCost
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A checkpoint that is complete."""
+    """A checkpoint that was written completely."""
 
     step: int
     url: str
@@ -18,7 +18,7 @@ class Saved:
 
 
 def describe_saves(saved: Sequence[Saved], folder: str | None, num_late: int) -> list[str]:
-    """Return which steps were saved where and what that cost, and how many saves had to wait for a slow store."""
+    """Return lines about the saved steps, their folder and cost, and how many saves were postponed."""
     lines: list[str] = []
     if saved:
         steps = [str(item.step) for item in saved]
@@ -39,7 +39,7 @@ def describe_saves(saved: Sequence[Saved], folder: str | None, num_late: int) ->
 
 
 def describe_nothing_saved(saved: Sequence[Saved]) -> str:
-    """Return what is left of a run that was interrupted in the middle of a step."""
+    """Return a line about the newest checkpoint of a run that was interrupted in the middle of a step."""
     newest = f"step {saved[-1].step}" if saved else "one of an earlier run, if there is one"
     return f"not saved at the interrupt: no end of a step was near on every rank; the newest checkpoint is {newest}"
 

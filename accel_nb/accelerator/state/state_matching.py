@@ -1,4 +1,4 @@
-"""What of a checkpoint fits what is prepared, and one line for each thing that does not."""
+"""Matching of a checkpoint's state with the prepared objects, with one line for each mismatch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.strategies.base import Bundle
 
 
 def with_tied(values: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
-    """Return weights of which tied ones may be stored under one of their names only, under all of them."""
+    """Return weights with each tied one under all of its names, of which a checkpoint may have only one."""
     full = dict(values)
     for group in find_tied(model):
         stored = [name for name in group if name in full]
@@ -25,15 +25,15 @@ def with_tied(values: Mapping[str, Any], model: nn.Module) -> dict[str, Any]:
 def fit_state(
     tree: Any, live: dict[str, Any], bundle: Bundle, registered: Sequence[Any]
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return what can be loaded, the live state where nothing fits, and one line for each thing that does not."""
+    """Return the state to load, which is the live state where a part does not match, and a line for each mismatch."""
     problems: list[str] = []
-    for what, there in (
+    for what, prepared in (
         ("models", bundle.models),
         ("optimizers", bundle.optimizers),
         ("schedulers", bundle.schedulers),
     ):
-        if len(tree[what]) != len(there):
-            problems.append(f"it holds {len(tree[what])} {what}, and {len(there)} are prepared")
+        if len(tree[what]) != len(prepared):
+            problems.append(f"it holds {len(tree[what])} {what}, and {len(prepared)} are prepared")
     if len(tree["registered"]) != len(registered):
         problems.append(f"it holds {len(tree['registered'])} registered objects, and there are {len(registered)}")
     models = list(live["models"])
@@ -82,6 +82,6 @@ def _fit_model(saved: Any, live: Any, what: str) -> tuple[Any, list[str]]:
 
 
 def listed(url: str, problems: Sequence[str]) -> str:
-    """Return one text of all that does not fit."""
+    """Return the error message that lists all mismatches."""
     remedy = "nothing was loaded; strict=False loads what fits"
     return "\n".join([f"{url} does not fit what is prepared ({remedy}):", *(f"  {problem}" for problem in problems)])

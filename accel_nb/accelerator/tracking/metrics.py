@@ -1,4 +1,4 @@
-"""Gathering what was computed from the batches of prepared loaders: each sample once, in the loader's order."""
+"""Gathering of values computed from batches of prepared loaders: each sample once, in the loader's order."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ _PLAIN = (bool, int, float, str, type(None))
 
 
 class RowHistory:
-    """How many rows each call of `gather_for_metrics` got, and for how many samples.
+    """How many rows each call site of `gather_for_metrics` passed, and for how many samples.
 
-    A call that gets the same number of rows for every full batch, and as many for a short one, pads them, as
-    ``loss.repeat(BATCH_SIZE)`` does: the rows beyond the samples are cut off.
+    If a call site passes the same number of rows for all full batches, and as many for a short one, its rows are
+    padded, as by ``loss.repeat(BATCH_SIZE)``: the rows beyond the samples are cut off.
     """
 
     def __init__(self) -> None:
-        # By call: samples and rows of the batch before, and whether rows of full batches were always as many.
+        # By call site: samples and rows of the batch before, and whether all full batches had that number of rows.
         self._last: dict[Any, tuple[int, int, bool]] = {}
 
     def num_kept(self, site: Any, num_rows: int, share: Share) -> int | None:
-        """Return how many of the first rows belong to samples that count; None where that cannot be told.
+        """Return how many of the first rows belong to samples that count; None where that cannot be determined.
 
-        ``site`` is what tells one call, and one tensor in it, from others. Rows of one sample stand side by side.
+        ``site`` identifies the call site and the tensor in it. Rows of one sample must be adjacent.
         """
         if share.is_filler:
             return 0
@@ -52,22 +52,22 @@ class RowHistory:
 
 
 class WholeReading:
-    """Whether the batch that was delivered last is one that every rank has whole."""
+    """Records whether the batch that was delivered last is undivided, so that every rank has all of its samples."""
 
     def __init__(self) -> None:
         self._iterator: weakref.ref[Any] | None = None
         self._share: Share | None = None
-        # The samples of the batch; None where they cannot be counted.
+        # The number of samples of the batch; None where they cannot be counted.
         self.num_samples: int | None = None
 
     def take(self, iterator: Any, share: Share | None, num_samples: int | None) -> None:
-        """Record a batch that ``iterator`` delivers whole while ``share`` is the latest share; None at its end."""
+        """Record an undivided batch that ``iterator`` delivers while ``share`` is the latest share; None at its end."""
         self._iterator = None if iterator is None else weakref.ref(iterator)
         self._share = share
         self.num_samples = num_samples
 
     def lasts(self, share: Share | None) -> bool:
-        """Whether nothing was delivered since, and the loop over the whole loader was not left."""
+        """Whether the recorded batch is still the latest one, and its iterator exists."""
         return self._iterator is not None and self._iterator() is not None and self._share is share
 
 
@@ -82,15 +82,15 @@ def gather_for_metrics(
     *,
     as_objects: bool = False,
 ) -> Any:
-    """Return what every rank computed from its share of a batch, joined in the loader's order.
+    """Return all ranks' values for a batch, joined in the loader's order; every rank must call.
 
-    ``owners`` are the ranks that count, one for each share of the data. Tensors, and lists of plain values, are joined
-    along the first dim, at any depth; a scalar tensor becomes a tensor of one value for each rank; other values stay
-    this rank's. Rows of samples that were only filled in are left out, and so are those beyond a short batch that
-    ``history`` tells from its samples; ``site`` is where the call is. With ``as_objects``, or where there is no tensor,
-    the value is one JSON can hold, and lists are joined. Every rank must call.
+    ``owners`` are the ranks whose values are used, one for each share of the data. Tensors and lists of plain values
+    are joined along the first dim, at any depth; a scalar tensor becomes a tensor of one value for each rank; other
+    values stay this rank's. Rows of filler samples are removed, and so are padded rows of a short batch, which
+    ``history`` detects; ``site`` identifies the call. With ``as_objects``, or without tensors, values must be
+    JSON-serializable, and lists are joined.
 
-    Raises `MisuseError` for what belongs to no sample where samples were filled in, so that it could not be left out.
+    Raises `MisuseError` for rows that cannot be assigned to samples in a batch with filler samples.
     """
     cut = _Cut(share, history, site)
     if isinstance(nested, Tensor) and not as_objects:
@@ -121,7 +121,7 @@ def gather_for_metrics(
 
 
 def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any) -> Any:
-    """Return what was computed from a whole batch, without the rows beyond its samples; see `RowHistory`."""
+    """Return values computed from an undivided batch, without padded rows; see `RowHistory`."""
     cut = _Cut(Share(num_samples, num_samples, False, False), history, site)
     return map_leaves(
         lambda leaf: cut.valid(leaf) if isinstance(leaf, list) or (isinstance(leaf, Tensor) and leaf.dim()) else leaf,
@@ -131,7 +131,7 @@ def cut_to_samples(nested: Any, num_samples: int, history: RowHistory, site: Any
 
 
 class _Cut:
-    """Takes from the parts of one value, in their order, the rows of samples that count."""
+    """Selects, from the parts of one value in their order, the rows of samples that count."""
 
     def __init__(self, share: Share | None, history: RowHistory, site: Any) -> None:
         self.problem: str | None = None
@@ -141,7 +141,7 @@ class _Cut:
         self._number = 0
 
     def valid(self, rows: Any) -> Any:
-        """Return the rows that count, of a tensor or a list; where that cannot be told all, and set ``problem``."""
+        """Return the rows that count, of a tensor or a list; if they cannot be determined set ``problem``."""
         share = self._share
         if share is None:
             return rows
@@ -157,7 +157,7 @@ class _Cut:
 
 
 def _joined(tensors: list[Tensor], cut: _Cut, collectives: Collectives, owners: Sequence[int]) -> list[Tensor]:
-    """Join tensors over ranks; every rank raises where one has rows that belong to no sample."""
+    """Join tensors over ranks; all ranks raise if one has rows that belong to no sample."""
     own = [part if part.dim() else part.reshape(1) for part in map(cut.valid, tensors)]
     parts = collectives.gather_each(own, None if cut.problem is None else MisuseError(cut.problem))
     return [torch.cat(column) for column in zip(*[parts[rank] for rank in owners], strict=True)]
@@ -177,13 +177,13 @@ def _raise_for(problem: str | None, ranks: list[int]) -> None:
     if problem is not None:
         raise MisuseError(problem)
     if ranks:
-        raise MisuseError(f"gather_for_metrics failed on rank {ranks[0]}, whose own error says why")
+        raise MisuseError(f"gather_for_metrics failed on rank {ranks[0]}; see the error of that rank")
 
 
 def _problem(num_rows: int, share: Share) -> str:
     return (
         f"gather_for_metrics got {num_rows} rows from a batch of {share.num_samples} samples, the last "
-        f"{share.num_repeated} of which even_batches has repeated: which rows are theirs cannot be told. Gather the "
+        f"{share.num_repeated} of which even_batches has repeated: which rows belong to these is unknown. Gather the "
         "same number of rows for each sample, or set even_batches to False"
     )
 

@@ -1,4 +1,4 @@
-"""Logging values: to the panel on every rank, to experiment trackers on the main one."""
+"""Logging of values: to the panel on every rank, to experiment trackers on the main rank."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NO_OPTIONS: Mapping[str, Any] = {}
 
 
 class Tracked(Placed):
-    """What an accelerator has to do with values that a script logs."""
+    """The methods of an accelerator that log values and control trackers."""
 
     _sink: Sink
     _stepper: Stepper
@@ -38,7 +38,7 @@ class Tracked(Placed):
 
     @property
     def logging_dir(self) -> str | os.PathLike[str] | None:
-        """Folder of the run's logs and traces: its own, or that of the run."""
+        """Folder of the run's logs and traces; by default ``project_dir``."""
         return self._project.project_dir if self._project.logging_dir is None else self._project.logging_dir
 
     @property
@@ -48,7 +48,7 @@ class Tracked(Placed):
 
     @property
     def trackers(self) -> list[GeneralTracker]:
-        """The trackers of the running run; none before `init_trackers`, after `end_training`, and on other ranks.
+        """The trackers of the current run; none before `init_trackers`, after `end_training`, and on other ranks.
 
         Waits until they are open.
         """
@@ -66,22 +66,23 @@ class Tracked(Placed):
     ) -> None:
         """Begin a run with the trackers of ``log_with``; every rank may call, and the main rank does it.
 
-        ``config`` is stored with the run, without what is named like a secret. ``init_kwargs`` are keyword arguments
-        for each tracker by its name. Trackers are opened, written and closed in a thread of their own, from the first
-        value on: one that fails is reported once and gets no more values. A checkpoint that is loaded before that goes
-        on with its run, if it has this name. Raises `MisuseError` if a tracker lacks a folder.
+        ``config`` is stored with the run, without values whose names look like secrets. ``init_kwargs`` are keyword
+        arguments for each tracker by its name. Trackers are opened, written and closed in their own thread, from the
+        first value on. A tracker that fails is reported once and gets no more values. If a checkpoint of a run with
+        this name was loaded before the first value, that run is continued. Raises `MisuseError` if a tracker lacks a
+        folder.
         """
         if not self._world.is_main:
             return
         if self._tracked.feed is not None:
-            raise MisuseError("init_trackers: a run is being tracked already; end_training() ends it")
+            raise MisuseError("init_trackers: a run is being tracked already; end it with end_training()")
         trackers = chosen_trackers(self._tracker_choice, project_name, self.logging_dir, init_kwargs or {})
         self._tracked.start(project_name, TrackerFeed(trackers, config) if trackers else None)
 
     def get_tracker(self, name: str, unwrap: bool = False) -> Any:
-        """Return a tracker by name, or with ``unwrap`` the backend's own object, for what only that backend can do.
+        """Return a tracker by name, or with ``unwrap`` the backend's own object, for functions of that backend only.
 
-        Waits until the trackers are open. On ranks other than the main one it is a tracker that does nothing. Raises
+        Waits until the trackers are open. On other ranks than the main rank it is a tracker that does nothing. Raises
         `MisuseError` for a name that is not in ``log_with``, and before `init_trackers`.
         """
         if name not in self.log_with:
@@ -102,21 +103,21 @@ class Tracked(Placed):
     ) -> None:
         """Report values by name; reading a tensor waits for its device.
 
-        Numbers are drawn in the panel and go to the trackers; texts and dictionaries of numbers to the trackers alone.
-        ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is the number of
-        optimizer steps if not given. Raises `MisuseError` for other values. Between the steps of a logging interval
-        that was set while the cell runs nothing is read and nothing is reported.
+        Numbers are drawn in the panel and sent to the trackers; texts and dictionaries of numbers are sent to the
+        trackers only. ``log_kwargs`` are keyword arguments of each tracker's ``log`` by the tracker's name. ``step`` is
+        the number of optimizer steps by default. If a logging interval was set while the cell runs, nothing is read
+        and reported between its steps. Raises `MisuseError` for other values.
         """
         if not self._stepper.meter.is_reporting:
             return
         at = self._stepper.num_steps if step is None else step
         feed, rank, now = self._tracked.feed, self._world.rank, time.time()
-        # As fields where the sink takes them: making an event costs more than writing it.
+        # Without an event object if the sink supports it: making one costs more than writing it.
         emit = getattr(self._sink, "emit_metric", None) or self._emit_metric
         plain: dict[str, Any] = {}
         for name, value in values.items():
             if type(value) is not float:
-                if isinstance(value, (str, dict)) and self._takes_texts:
+                if isinstance(value, (str, dict)) and self._accepts_texts:
                     plain[name] = value
                     continue
                 value = _number(name, value)
@@ -126,7 +127,7 @@ class Tracked(Placed):
             feed.log(plain, at, log_kwargs or _NO_OPTIONS)
 
     @property
-    def _takes_texts(self) -> bool:
+    def _accepts_texts(self) -> bool:
         """Whether trackers run, here or on the main rank."""
         return self._tracked.feed is not None or bool(self._tracker_choice and not self._world.is_main)
 
@@ -139,11 +140,11 @@ class Tracked(Placed):
         step: int | None = None,
         log_kwargs: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> None:
-        """Send pictures by name to the trackers that keep them; every rank may call, and the main rank's count.
+        """Send images by name to the trackers that support them; every rank may call, the main rank's are used.
 
-        A picture is one of PIL, an array (height, width[, channels]) or a tensor ([channels, ]height, width), of bytes
-        or of floats from 0 to 1; several are a list or a batch. They are copied here. ``log_kwargs`` are keyword
-        arguments of each tracker's ``log_images`` by its name. Raises `MisuseError` for anything else.
+        An image is a PIL image, an array (height, width[, channels]) or a tensor ([channels, ]height, width), of bytes
+        or of floats from 0 to 1; several are a list or a batch. They are copied in the call. ``log_kwargs`` are keyword
+        arguments of each tracker's ``log_images`` by its name. Raises `MisuseError` for other values.
         """
         if self._tracked.feed is not None:
             copies = {str(name): pictures(value) for name, value in values.items()}
@@ -153,16 +154,16 @@ class Tracked(Placed):
     def log_table(
         self, name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Send a table, row by row, to the trackers that keep them; every rank may call, and the main rank's counts."""
+        """Send a table, as rows, to the trackers that support it; every rank may call, the main rank's is used."""
         if self._tracked.feed is not None:
             rows = [list(row) for row in data]
             at = self._stepper.num_steps if step is None else step
             self._tracked.feed.call("log_table", name, list(columns), rows, step=at)
 
     def log_artifact(self, path: str | os.PathLike[str], name: str | None = None) -> None:
-        """Keep a file or folder with the run, where trackers do; every rank may call, and the main rank's counts.
+        """Store a file or folder with the run in trackers that support it; every rank may call, the main rank does it.
 
-        It is read later: leave it as it is until `end_training`. Raises `MisuseError` if it is not there.
+        It is read later: do not change it until `end_training`. Raises `MisuseError` if it does not exist.
         """
         if self._tracked.feed is not None:
             if not os.path.exists(path):
@@ -170,10 +171,10 @@ class Tracked(Placed):
             self._tracked.feed.call("log_artifact", os.fspath(path), name=name)
 
     def end_training(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
-        """End the run of the trackers: what was logged is written. Every rank may call; does nothing without a run.
+        """End the run and write all logged values. Every rank may call; does nothing without a run.
 
-        Trackers that take longer than ``timeout_s`` seconds, as one that uploads large files may, are left behind, and
-        that is said.
+        Trackers that take longer than ``timeout_s`` seconds, for example to upload large files, are abandoned with a
+        warning.
         """
         feed = self._tracked.end()
         if feed is not None:

@@ -78,7 +78,7 @@ class TrackedRun:
         if not self.feed.has_begun:
             return self._resume(self._saved)
         return [
-            f"{name} stays with the run that is open: values were logged before the checkpoint was loaded"
+            f"{name} continues the open run: values were logged before the checkpoint was loaded"
             for name, run_id in self.feed.run_ids().items()
             if self._saved.run_ids.get(name, run_id) != run_id
         ]

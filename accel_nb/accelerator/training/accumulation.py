@@ -1,8 +1,8 @@
-"""The accumulation window: which micro-batch closes it, and what each loss weighs in it.
+"""The gradient accumulation window: which micro-batch closes it, and the weight of each loss in it.
 
-A *micro-batch* is what happens between two attempts to step, or one ``accumulate()`` block. A *window* is ``size``
-micro-batches, fewer where a loader ends. Only the micro-batch that closes the window averages gradients over ranks and
-lets optimizers step.
+A *micro-batch* lasts from one call of an optimizer's step to the next, or is one ``accumulate()`` block. A *window* is
+``size`` micro-batches, fewer where a loader ends. Only in the micro-batch that closes the window are gradients averaged
+over ranks, and do optimizers step.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from accel_nb.data.loader import Share
 
 
 class WindowOptions(Protocol):
-    """The section of the configuration about windows."""
+    """The configuration's section about accumulation windows."""
 
     @property
     def tail(self) -> Literal["step", "carry", "drop"]:
-        """What a window becomes that the end of the loader cuts short."""
+        """What happens to a window that the end of the loader cuts short."""
         ...
 
     @property
     def sync_each_batch(self) -> bool:
-        """Average gradients after every micro-batch."""
+        """Whether to average gradients after every micro-batch."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class DefaultWindowOptions:
-    """A short window is stepped, and gradients are averaged once for each window."""
+    """Steps at the end of a short window, and averages gradients once for each window."""
 
     tail: Literal["step", "carry", "drop"] = "step"
     sync_each_batch: bool = False
 
 
 class Window:
-    """Counts micro-batches by backward passes and step attempts; knows nothing of loaders but their shares."""
+    """Counts micro-batches by backward passes and calls of step; of loaders it gets the `Share` of each batch only."""
 
     def __init__(
         self,
@@ -52,19 +52,20 @@ class Window:
         self.number = 0
         self._num_ended = 0
         self.share: Share | None = None
-        # Whether a backward pass has run since the latest share came.
+        # Whether a backward pass has run since the latest share was set.
         self._has_passed = False
-        # Batches of several loaders came before one backward pass, divided in different proportions.
+        # Batches of several loaders were read before one backward pass, divided in different proportions.
         self.has_unequal_shares = False
-        # What a mean loss, and a loss that is a sum over samples, are multiplied by.
+        # Factors for a loss that is a mean, and for one that is a sum over samples.
         self.mean_factor = 1.0
         self.sum_factor = 1.0
-        # The present micro-batch closes the window.
+        # Whether the current micro-batch closes the window.
         self.closes = True
-        # The last micro-batch that began did; what users read as sync_gradients.
+        # Whether the micro-batch that began last closes the window: `Accelerator.sync_gradients`.
         self.synchronises = True
-        # A backward pass has run in the present micro-batch, or in the window.
+        # Whether a backward pass has run in the current micro-batch.
         self.has_backward = False
+        # Whether a backward pass has run in the window.
         self.is_dirty = False
         self._size = 1
         self._world_size = world_size
@@ -75,9 +76,9 @@ class Window:
         self._is_last = False
         self._in_block = False
         self._last_decision = (True, 0, 1.0)
-        # A batch with a backward pass of its own is a micro-batch, though nothing tries to step after it.
+        # Whether a batch with a backward pass is a micro-batch also where step is not called after it.
         self.counts_batches = True
-        # Outside of blocks, since the last attempt to step: batches that were read, backward passes, and micro-batches
+        # Outside of blocks, since the last call of step: batches that were read, backward passes, and micro-batches
         # that ended where the next batch was read.
         self._num_taken = 0
         self._num_passes = 0
@@ -98,43 +99,43 @@ class Window:
 
     @property
     def averages(self) -> bool:
-        """Whether the present micro-batch's backward pass averages gradients over ranks."""
+        """Whether the current micro-batch's backward pass averages gradients over ranks."""
         return self.closes or self._options.sync_each_batch
 
     @property
     def is_in_block(self) -> bool:
-        """Whether a block of ``accumulate()`` says where the micro-batch begins and ends."""
+        """Whether the current micro-batch is an ``accumulate()`` block."""
         return self._in_block
 
     @property
     def is_out_of_step(self) -> bool:
-        """Whether a script sums up batches by itself before it steps, and they are fewer than a window has.
+        """Whether the script has summed up several batches before this step, and fewer than a window has.
 
-        Or more were read ahead than were trained on, so that nobody knows what each backward pass is of.
+        Or it has read more batches ahead than it has trained on, so that backward passes cannot be matched to batches.
         """
         return self._num_taken > 1 and self._num_passes > 1 and not (self.closes and self._num_passed)
 
     @property
     def num_held(self) -> int:
-        """How many micro-batches of this window are done without a step; one in a block is once it has a gradient."""
+        """How many micro-batches of this window are done; a block counts after its first backward pass."""
         if self._in_block and self.has_backward:
             return 0 if self.closes else self._num_held + 1
         return self._num_held
 
     @property
     def num_trained(self) -> int:
-        """How many micro-batches are in the weights or in the window."""
+        """How many micro-batches have been trained on: stepped, or with gradients in the window."""
         return self._num_ended + (self._in_block and self.has_backward)
 
     def resume(self, num_held: int) -> None:
-        """Go on inside of a window of which ``num_held`` micro-batches are done; 0 begins a new one."""
+        """Continue a window of which ``num_held`` micro-batches are done; 0 begins a new one."""
         self._num_held = num_held
         self.has_backward = False
         self.is_dirty = num_held > 0
         self._decide()
 
     def take_share(self, share: Share | None) -> None:
-        """Hear what part of its global batch the next micro-batch is; None once no loader is iterated."""
+        """Set which share of its global batch the next micro-batch is; None when a loader's iteration has ended."""
         if share is not None and self.share is not None and not self._has_passed:
             before = self.share
             self.has_unequal_shares |= (
@@ -154,29 +155,29 @@ class Window:
             self._decide()
 
     def note_backward(self) -> None:
-        """Hear of a backward pass."""
+        """Record a backward pass."""
         self._has_passed = True
         self._num_passes += 1
         self.has_backward = True
         self.is_dirty = True
 
     def abandon(self) -> None:
-        """Forget the micro-batches of a window that nothing will step: the next one begins a new window."""
+        """Discard the micro-batches of the window, which will not be stepped: the next one begins a new window."""
         self.has_backward = self.is_dirty = False
         self._num_held = 0
         self._decide()
 
     def moment(self) -> tuple[bool, int, float]:
-        """Return, for clipping and stepping now: whether the window closes, its number, its gradients' factor.
+        """Return whether the window closes, its number, and the factor for its gradients, for clipping and stepping.
 
-        The factor makes a short window the mean over its own micro-batches.
+        The factor turns the gradients of a short window into the mean over its own micro-batches.
         """
         if self.has_backward or self._in_block:
             return self.closes, self.number, self._size / (self._num_held + 1)
         return self._last_decision  # another optimizer after the same backward pass
 
     def attempt(self) -> tuple[bool, int, float]:
-        """Hear that an optimizer is about to step, and return the `moment` that it does so in."""
+        """End the micro-batch, since an optimizer is about to step, and return its `step_decision`."""
         if self._size == 1 and not self._in_block:  # every micro-batch is a window
             number = self.number
             self._last_decision = decision = (True, number, 1.0)
@@ -193,7 +194,7 @@ class Window:
         return decision
 
     def __enter__(self) -> None:
-        """Begin a micro-batch that lasts as long as the block."""
+        """Begin a micro-batch that ends with the block."""
         self._decide()
         self.synchronises = self.closes
         self._in_block = True
@@ -202,7 +203,7 @@ class Window:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """End the micro-batch; one that raised does not count."""
+        """End the micro-batch; a block that raised is not counted."""
         self._in_block = False
         if kind is None:
             self._last_decision = (self.closes, self.number, self._size / (self._num_held + 1))

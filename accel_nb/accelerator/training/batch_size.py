@@ -1,4 +1,4 @@
-"""Trying smaller batches until one fits into memory, on all ranks together."""
+"""Search for a batch size that fits into memory on all ranks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from accel_nb.runtime.distributed.process_group import Group
 
 logger = logging.getLogger(__name__)
 
-_OUT = "out of memory"
+_OOM = "out of memory"
 _FINENESS = 16
 
 
@@ -33,20 +33,21 @@ def find_executable_batch_size(
 ) -> Callable[..., Any]:
     """Decorate ``function(batch_size, ...)`` to be called again with half the batch while memory runs out.
 
-    Under several ranks every rank must call. If memory runs out on any, all give up the try and make the next one
-    together; to that end the process group is opened anew, so build models, optimizers and what else talks between
-    ranks inside of the function. Each failed try is logged as one line on the main rank, and memory is freed after it.
+    With several ranks every rank must call. If memory runs out on any rank, all ranks abandon the attempt and start the
+    next one together. The process group is opened anew for it, so build models, optimizers and everything else that
+    communicates between ranks inside of the function. Each failed attempt is logged as one line on the main rank, and
+    its memory is freed.
 
     Args:
-        function: What to run; its first parameter is ``batch_size``, and callers leave that out.
+        function: The function to run; its first parameter is ``batch_size``, which callers leave out.
         starting_batch_size: The first and largest size.
-        reduce_batch_size_fn: Returns the next size for the one that failed; by default half of it.
+        reduce_batch_size_fn: Returns the next size after one that failed; by default half of it.
         keep_global_batch: Pass ``gradient_accumulation_steps`` second, so that the product of the two stays the
             starting size; only its divisors are tried.
-        probe: Called with a size to find out whether it fits, by one step of training say: the largest size that does
+        probe: Called with a size to test whether it fits, for example by one training step. The largest size that fits
             is searched by bisection, to a sixteenth, before ``function`` is called with it.
 
-    Raises `MisuseError` if even a batch of 1 does not fit, or the parameters are not as said.
+    Raises `MisuseError` if a batch of 1 does not fit, or the function has other parameters.
     """
     if type(starting_batch_size) is not int or starting_batch_size < 1:
         raise MisuseError(f"starting_batch_size is {starting_batch_size!r}; it is a whole number of at least 1")
@@ -70,7 +71,7 @@ def find_executable_batch_size(
             signature.bind(*search.arguments(starting_batch_size), *args, **kwargs)
         except TypeError as error:
             raise MisuseError(
-                f"{name}{signature} was called with arguments that do not fit ({error}); the decorator gives "
+                f"{name}{signature} was called with arguments that do not fit ({error}); the decorator passes "
                 f"{' and '.join(search.names)}, so leave these out"
             ) from None
         first = starting_batch_size if probe is None else search.largest(probe)
@@ -87,27 +88,27 @@ def _checked_signature(function: Callable[..., Any], name: str, keep_global_batc
     if found[: len(wanted)] != wanted:
         raise MisuseError(
             f"{name}{signature} must begin with the parameter{'s' if keep_global_batch else ''} {', '.join(wanted)}, "
-            "which find_executable_batch_size gives it"
+            "which find_executable_batch_size passes to it"
         )
     return signature
 
 
 class _Search:
-    """Tries sizes in turn; every rank tries the same ones."""
+    """Tries batch sizes; every rank tries the same ones."""
 
     def __init__(self, name: str, start: int, reduce: Callable[[int], int] | None, keep_global_batch: bool) -> None:
         self._name = name
         self._start = start
         self._reduce = reduce
-        self._keeps = keep_global_batch
+        self._keeps_global_batch = keep_global_batch
         self.names = ["batch_size", "gradient_accumulation_steps"][: 1 + keep_global_batch]
 
     def arguments(self, size: int) -> list[int]:
-        """Return what the function is called with first."""
-        return [size, self._start // size] if self._keeps else [size]
+        """Return the leading arguments for the function."""
+        return [size, self._start // size] if self._keeps_global_batch else [size]
 
     def run(self, size: int, call: Callable[[int], Any]) -> Any:
-        """Call with smaller and smaller sizes until memory suffices on all ranks, and return this rank's result."""
+        """Call with decreasing sizes until memory suffices on all ranks; return this rank's result."""
         while True:
             done, result, where = _attempt(lambda size=size: call(size))
             if done:
@@ -115,29 +116,29 @@ class _Search:
             smaller = self._smaller(size)
             if smaller < 1:
                 raise MisuseError(
-                    f"{self._name} ran {_OUT}{where} with a batch size of {size}, and there is none smaller to try: "
+                    f"{self._name} ran {_OOM}{where} with a batch size of {size}, and there is none smaller to try: "
                     "make the model or its inputs smaller, compute in 16 bits, or free what else holds memory"
                 )
-            self._say(size, where, smaller)
+            self._log_attempt(size, where, smaller)
             size = smaller
 
     def largest(self, probe: Callable[[int], object]) -> int:
-        """Return the largest size that ``probe`` survives on all ranks, to within a sixteenth."""
-        sizes = self._divisors() if self._keeps else range(1, self._start + 1)
+        """Return the largest size for which ``probe`` fits on all ranks, to within a sixteenth."""
+        sizes = self._divisors() if self._keeps_global_batch else range(1, self._start + 1)
         done, _, where = _attempt(lambda: probe(self._start))
         if done:
             return self._start
-        low, high = 0, len(sizes) - 1  # the smallest is taken as it is: `run` says so if it does not fit
-        while high - low > max(1, 0 if self._keeps else sizes[high] // _FINENESS):
+        low, high = 0, len(sizes) - 1  # the smallest is not probed: `run` raises if it does not fit
+        while high - low > max(1, 0 if self._keeps_global_batch else sizes[high] // _FINENESS):
             middle = (low + high) // 2
-            self._say(sizes[high], where, sizes[middle])
+            self._log_attempt(sizes[high], where, sizes[middle])
             done, _, found = _attempt(lambda size=sizes[middle]: probe(size))
             low, high = (middle, high) if done else (low, middle)
             where = where if done else found
         return sizes[low]
 
     def _smaller(self, size: int) -> int:
-        if self._keeps:
+        if self._keeps_global_batch:
             return max((each for each in self._divisors() if each <= size // 2), default=0)
         if self._reduce is None:
             return size // 2
@@ -149,31 +150,37 @@ class _Search:
     def _divisors(self) -> Sequence[int]:
         return [size for size in range(1, self._start + 1) if self._start % size == 0]
 
-    def _say(self, size: int, where: str, smaller: int) -> None:
+    def _log_attempt(self, size: int, where: str, smaller: int) -> None:
         if current_world().is_main:
-            accumulation = f" with {self._start // smaller} batches for one step" if self._keeps else ""
+            accumulation = f" with {self._start // smaller} batches for one step" if self._keeps_global_batch else ""
             logger.warning(
-                "%s: batch size %d ran %s%s, trying %d%s", self._name, size, _OUT, where, smaller, accumulation
+                "%s: batch size %d ran %s%s, trying %d%s",
+                self._name,
+                size,
+                _OOM,
+                where,
+                smaller,
+                accumulation,
             )
 
 
 def _attempt(call: Callable[[], Any]) -> tuple[bool, Any, str]:
-    """Run something on all ranks; return whether memory sufficed on all, the result, and where it did not."""
+    """Call a function on all ranks; return whether memory sufficed on all, the result, and the ranks where not."""
     world = current_world()
     is_shared = world.size > 1 and Group.is_open()
     ran_out = False
     try:
         result = call()
         if is_shared:
-            TorchComm(world, Group.adopt(world)).barrier()  # fails if a rank has given up
+            TorchComm(world, Group.adopt(world)).barrier()  # fails if a rank has run out of memory
         return True, result, ""
     except Exception as error:
         ran_out = is_out_of_memory(error)
-        if not ran_out and not (is_shared and isinstance(error, RuntimeError) and Group.has_note(_OUT)):
+        if not ran_out and not (is_shared and isinstance(error, RuntimeError) and Group.has_note(_OOM)):
             raise
         if is_shared and ran_out:
-            Group.note(_OUT)
-        # What the frames of the failed try refer to would not be freed.
+            Group.note(_OOM)
+        # Frees what the frames of the failed attempt reference.
         traceback.clear_frames(cast(Any, error.__traceback__))
     free_cached_memory()
     if not is_shared:

@@ -1,4 +1,4 @@
-"""What the first optimizer step, and the end of a run, show: mistakes that would else be seen hours later, or never."""
+"""Checks of the first optimizer step, and a digest of replicas: they find mistakes that are otherwise seen late."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ _IN_PLAIN_CELL = "Change parameters and gradients on every rank alike, and after
 
 
 class FirstStep:
-    """Checks one optimizer's first step; costs two passes over its parameters and, between ranks, one message.
+    """Checks one optimizer's first step; costs two passes over its parameters and one message between ranks.
 
-    ``name`` finds a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
-    must agree bit by bit afterwards. ``is_plain`` chooses the advice: that of a plain cell, or of explicit code.
+    ``name`` returns a parameter's name. With ``has_replicas`` every rank holds whole copies of the parameters, which
+    must be bitwise equal afterwards. ``is_plain`` chooses the advice in errors: for a plain or an explicit cell.
     """
 
     def __init__(
@@ -59,7 +59,10 @@ class FirstStep:
 
     @torch.no_grad()
     def before(self) -> None:
-        """Note what is to move: what has a gradient that its number format can add at this learning rate."""
+        """Record the parameters, and which must change: those whose update is not below the precision of their dtype.
+
+        Raises `MisuseError` for an optimizer of another copy of the model, and for an unplanned learning rate.
+        """
         self._check_learning_rate()
         groups = [(group, value) for group in self._optimizer.param_groups for value in group["params"]]
         self._check_owner([value for _, value in groups])
@@ -67,15 +70,15 @@ class FirstStep:
         self._parameters = [value for _, value in moving]
         if not moving:
             return
-        self._before = _marks([local(value) for value in self._parameters])
+        self._before = _checksums([local(value) for value in self._parameters])
         self._is_expected = torch.stack([_has_effect(value, group.get("lr", 0.0)) for group, value in moving])
 
     @torch.no_grad()
     def after(self) -> None:
-        """Raise `MisuseError` for a parameter that did not move, or that differs between ranks."""
+        """Raise `MisuseError` for a parameter that should have changed and did not, or that differs between ranks."""
         if self._before is None or self._is_expected is None:
             return
-        after = _marks([local(value) for value in self._parameters])
+        after = _checksums([local(value) for value in self._parameters])
         stuck = ((after == self._before) & self._is_expected.to(after.device)).nonzero().flatten().tolist()
         if self._has_replicas and self._comm.world.size > 1:
             self._compare(after)
@@ -87,8 +90,9 @@ class FirstStep:
                 "complete, or set sentinels to off if this is meant"
             )
 
-    def _compare(self, marks: Tensor) -> None:
-        rows = torch.stack([row.cpu() for row in self._comm.all_gather(marks)])
+    def _compare(self, checksums: Tensor) -> None:
+        """Raise `MisuseError` if a parameter's checksum differs between ranks."""
+        rows = torch.stack([row.cpu() for row in self._comm.all_gather(checksums)])
         differs = (rows != rows[0]).any(0).nonzero().flatten().tolist()
         if differs:
             advice = _IN_PLAIN_CELL if self._is_plain else _EXPLICIT
@@ -99,7 +103,7 @@ class FirstStep:
             )
 
     def _check_owner(self, parameters: list[Tensor]) -> None:
-        """Refuse an optimizer without gradients that has nothing of any prepared model: it would step nothing."""
+        """Raise `MisuseError` for an optimizer without gradients that has no parameter of a prepared model."""
         known = {id(value) for model in self._bundle.models for value in model.parameters()}
         if known and not any(value.grad is not None or id(value) in known for value in parameters):
             models = ", ".join(type(model).__name__ for model in self._bundle.models)
@@ -110,7 +114,7 @@ class FirstStep:
             )
 
     def _check_learning_rate(self) -> None:
-        """Refuse a learning rate that the one schedule of this optimizer did not plan."""
+        """Raise `MisuseError` for a learning rate that differs from the one that the optimizer's schedule has set."""
         schedulers = [item for item in self._bundle.schedulers if item.optimizer is self._optimizer]
         if len(schedulers) != 1:
             return
@@ -132,9 +136,9 @@ class FirstStep:
 
 @torch.no_grad()
 def fingerprint(models: Iterable[nn.Module]) -> str:
-    """Return a digest of the first numbers of parameters: another one where ranks' replicas have drifted apart.
+    """Return a digest of the first values of parameters; ranks whose replicas have diverged get different ones.
 
-    At most 256 parameters are looked at, spread over the models.
+    At most 256 parameters are read, evenly spaced over the models.
     """
     values = [value for model in models for value in map(local, model.parameters()) if _is_plain(value)]
     spread = values[:: -(-len(values) // _MAX_SAMPLED) or 1]
@@ -158,13 +162,15 @@ def _is_plain(value: Tensor) -> bool:
     )
 
 
-def _marks(values: list[Tensor]) -> Tensor:
-    """Return one number for each tensor that changes with any of its bits, but for the rarest of chances."""
-    return torch.stack([_mark(value.contiguous().view(_INTEGERS[value.element_size()]).flatten()) for value in values])
+def _checksums(values: list[Tensor]) -> Tensor:
+    """Return a checksum for each tensor."""
+    return torch.stack(
+        [_checksum(value.contiguous().view(_INTEGERS[value.element_size()]).flatten()) for value in values]
+    )
 
 
-def _mark(bits: Tensor) -> Tensor:
-    """Return a sum of weighted numbers: in a plain one the equal steps up and down of a first step of Adam cancel."""
+def _checksum(bits: Tensor) -> Tensor:
+    """Return a weighted sum of integers. In a plain sum the equal steps up and down of a first Adam step cancel."""
     places = torch.arange(1, _NUM_WEIGHTS + 1, device=bits.device) * _ODD
     weights = (places ^ (places >> 31)) * _ODD
     num_whole = bits.numel() - bits.numel() % _NUM_WEIGHTS
@@ -174,9 +180,9 @@ def _mark(bits: Tensor) -> Tensor:
 
 
 def _has_effect(value: Tensor, rate: Any) -> Tensor:
-    """Whether a plain gradient step would change the largest of a parameter's numbers; others need less."""
+    """Whether a plain gradient step would change the largest value of a parameter; smaller ones need less."""
     grad, value = local(value.grad), local(value)
-    assert grad is not None, "only parameters with a gradient are looked at"
+    assert grad is not None, "only parameters with a gradient are checked"
     largest = grad.detach().abs().max().float() if grad.layout is torch.strided else grad._values().abs().max().float()
     threshold = _MARGIN * torch.finfo(value.dtype).eps * value.detach().abs().max().float()
     return largest * float(rate) > threshold

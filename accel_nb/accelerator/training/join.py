@@ -1,8 +1,8 @@
-"""Ranks that run out of data at different times: those that have ended take part in the steps of the others.
+"""Training with uneven inputs: ranks that have run out of data take part in the steps of the others.
 
-Inside of the block nothing is averaged during backward. Before each step ranks exchange who steps which optimizer and
-after how many micro-batches; then the sums of their gradients are added up and divided by the number of micro-batches
-behind them. A rank that has ended adds what was left of its last accumulation window, and zeros from then on.
+Inside of the block nothing is averaged during backward. Before each step ranks exchange which optimizer they step and
+after how many micro-batches. Then gradients are summed over ranks and divided by the total number of micro-batches. A
+rank that has run out of data adds the gradients of its last open accumulation window once, and zeros after that.
 """
 
 from __future__ import annotations
@@ -26,53 +26,53 @@ _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would no
 
 @contextmanager
 def joined(stepper: Stepper, comm: Communicator, collectives: Collectives) -> Iterator[None]:
-    """See `Accelerator.join_uneven_inputs`."""
+    """Let ranks run out of data at different times in the block; see `Accelerator.join_uneven_inputs`."""
     if comm.world.size == 1:
         yield
         return
     if not stepper.bundle.optimizers:
         raise MisuseError("join_uneven_inputs has nothing to join: prepare the model and its optimizer first")
-    run = _JointRun(stepper, comm)
+    run = _UnevenRun(stepper, comm)
     strategy, models = stepper.strategy, stepper.bundle.models
     stepper.keep_local(models, True)
     stepper.finish_gradients, stepper.is_joined = run.finish, True
     collectives.refusal = _REFUSAL
     try:
         yield
-        run.shadow()
+        run.follow_others()
     finally:
         collectives.refusal = None
         stepper.finish_gradients, stepper.is_joined = strategy.finish_gradients, False
         stepper.keep_local(models, False)
-    run.agree(collectives)
+    run.synchronize(collectives)
 
 
-class _JointRun:
+class _UnevenRun:
     """The steps of one block, on one rank."""
 
     def __init__(self, stepper: Stepper, comm: Communicator) -> None:
         self._stepper = stepper
         self._comm = comm
-        self._gates = list(stepper.gates.values())
-        # The micro-batches behind the gradients of each optimizer that this rank left behind when it ended.
-        self._left = [0] * len(self._gates)
-        # Who stepped last, and whether anybody had ended before that.
+        self._proxies = list(stepper.gates.values())
+        # By optimizer: the number of micro-batches in the gradients of this rank's last open window.
+        self._num_rest = [0] * len(self._proxies)
+        # The first rank of those that stepped last, and whether another had run out of data before.
         self._source = 0
         self._is_uneven = False
 
     def finish(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Before a step of this rank: make the gradients the mean over all ranks' micro-batches."""
+        """Replace the gradients by the mean over all ranks' micro-batches, before a step of this rank."""
         assert not isinstance(factor, Tensor), "weights are refused while ranks are joined"
         [optimizer] = bundle.optimizers
-        index = next(number for number, gate in enumerate(self._gates) if gate.optimizer is optimizer)
+        index = next(number for number, proxy in enumerate(self._proxies) if proxy.optimizer is optimizer)
         rows = self._exchange([1, index, round(self._stepper.window.size / factor)])
         self._merge(index, rows)
         self._stepper.strategy.finish_gradients(bundle, 1.0)
 
-    def shadow(self) -> None:
-        """After this rank's data has ended: take part in steps until nobody makes one."""
+    def follow_others(self) -> None:
+        """Take part in the steps of other ranks, after this rank has run out of data, until no rank steps."""
         window = self._stepper.window
-        self._left = [window.num_held if window.is_dirty else 0] * len(self._gates)
+        self._num_rest = [window.num_held if window.is_dirty else 0] * len(self._proxies)
         window.abandon()
         while True:
             rows = self._exchange([0, 0, 0])
@@ -81,12 +81,12 @@ class _JointRun:
                 break
             self._merge(stepping[0], rows)
             self._drop(stepping[0])
-        for index in range(len(self._gates)):
-            if self._left[index]:
+        for index in range(len(self._proxies)):
+            if self._num_rest[index]:
                 self._drop(index)
 
-    def agree(self, collectives: Collectives) -> None:
-        """Give all ranks the training state of one that stepped to the last, if some ended before."""
+    def synchronize(self, collectives: Collectives) -> None:
+        """Broadcast the training state of a rank that made the last step, if another had ended before."""
         if not self._is_uneven:
             return
         strategy, bundle = self._stepper.strategy, self._stepper.bundle
@@ -95,10 +95,12 @@ class _JointRun:
         found = collectives.broadcast_object(sent, self._source)
         if self._comm.world.rank != self._source:
             schedulers = zip(own["schedulers"], found["schedulers"], strict=True)
-            strategy.write_state(bundle, {**found, "schedulers": [{**mine, **theirs} for mine, theirs in schedulers]})
+            merged = [{**state, **received} for state, received in schedulers]
+            strategy.write_state(bundle, {**found, "schedulers": merged})
 
-    def _exchange(self, mine: list[int]) -> list[list[int]]:
-        rows = torch.stack(self._comm.all_gather(torch.tensor([*mine, *self._left]))).tolist()
+    def _exchange(self, own: list[int]) -> list[list[int]]:
+        """Return a row for each rank: whether it steps, which optimizer, after how many micro-batches, and rests."""
+        rows = torch.stack(self._comm.all_gather(torch.tensor([*own, *self._num_rest]))).tolist()
         stepping = [rank for rank, row in enumerate(rows) if row[0]]
         if stepping:
             self._source = stepping[0]
@@ -112,9 +114,9 @@ class _JointRun:
         """Replace the gradients of an optimizer by their mean over the micro-batches of all ranks."""
         total = sum(row[2] if row[0] else row[3 + index] for row in rows)
         parameters = self._parameters(index)
-        is_there = [parameter.grad is not None for parameter in parameters]
+        has_gradient = [parameter.grad is not None for parameter in parameters]
         device = parameters[0].device if parameters else torch.device("cpu")
-        anywhere = self._comm.all_reduce(torch.tensor(is_there, dtype=torch.int32, device=device), "max").tolist()
+        anywhere = self._comm.all_reduce(torch.tensor(has_gradient, dtype=torch.int32, device=device), "max").tolist()
         gradients: list[Tensor] = []
         for parameter, is_needed in zip(parameters, anywhere, strict=True):
             if is_needed:
@@ -126,17 +128,17 @@ class _JointRun:
             torch._foreach_mul_(gradients, self._stepper.window.size / total)  # pyright: ignore[reportPrivateImportUsage]
 
     def _drop(self, index: int) -> None:
-        self._left[index] = 0
+        self._num_rest[index] = 0
         for parameter in self._parameters(index):
             parameter.grad = None
 
     def _parameters(self, index: int) -> list[Tensor]:
-        groups = self._gates[index].optimizer.param_groups
+        groups = self._proxies[index].optimizer.param_groups
         return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
 
 
 def _sendable(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what ranks do not exchange: a scheduler's settings, such as functions, which are equal anyway."""
+    """Return a scheduler's state without what cannot be serialized, such as functions, which are equal on all ranks."""
     kept: dict[str, Any] = {}
     for name, value in state.items():
         try:

@@ -1,8 +1,8 @@
-"""What a loss is a mean or a sum of, by what autograd knows of its last operations.
+"""Classification of losses as means or sums, from the last nodes of their autograd graph, and their weights.
 
-A batch is divided over ranks, and every rank computes the loss of its share. For the ranks' gradients to add up to
-those of the whole batch, a mean over samples counts by the number of samples, a sum over samples as it is, and a mean
-over something else (tokens that are not ignored, class weights, a mask) by the weight of that.
+A batch is divided among ranks, and every rank computes the loss of its share. For the ranks' gradients to add up to
+those of the whole batch, a mean over samples is weighted by the number of samples, a sum over samples by 1, and a mean
+over something else (tokens that are not ignored, class weights, a mask) by the total weight of that.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.world import World
 
-_MEAN, _SUM = 1, 2  # what autograd saves as a loss's reduction
+_MEAN, _SUM = 1, 2  # the reduction of a loss, as autograd saves it
 _NO_INDEX = 2**64 - 100  # the default of ignore_index, as autograd saves it
 
 
 class Weighed(NamedTuple):
     """A loss that was divided by a total weight.
 
-    Whether ranks must exchange it depends on what each of them sees; losses with the same ``key`` are treated alike on
-    all ranks and for good, so the rest is read where it is asked for.
+    Whether ranks must exchange the weights depends on all ranks' shares. It is decided once for each ``key``, so the
+    other values are computed only when they are needed.
     """
 
     key: str
@@ -37,14 +37,15 @@ class Weighed(NamedTuple):
 
     @property
     def total(self) -> Tensor:
-        """The weight, a tensor of one number."""
+        """The total weight, a tensor of one element."""
         return self.node._saved_total_weight if self.divisor is None else self.divisor.detach()
 
     @property
     def is_needed(self) -> bool:
-        """Whether the weight, by what this rank sees, is no number of samples.
+        """Whether the weight, by this rank's share, is something else than the number of samples.
 
-        That of a mean cross entropy is one where each sample has one target, all alike.
+        The weight of a mean cross entropy is the number of samples if each sample has one target, without class
+        weights and ignored targets.
         """
         if self.divisor is not None:
             return self.is_sum
@@ -57,7 +58,7 @@ class Weighed(NamedTuple):
 
 
 Reading = Literal["mean", "sum"] | Weighed
-"""A mean or sum over samples, or a loss with a weight."""
+"""How a loss is reduced: a mean or sum over samples, or a division by a total weight."""
 
 _MAX_SCALES = 4
 _MAX_ADDED = 64
@@ -66,29 +67,29 @@ _TINY = 1e-12
 
 
 class _Scale(NamedTuple):
-    """What the losses at some place of the graph are divided by, and how many additions are behind."""
+    """The divisor of the loss between its end and a node of the graph, and how many additions were passed."""
 
     constant: float = 1.0
-    divided: float = 0.0  # by what of it that was no factor; 0 for nothing
+    divided: float = 0.0  # the part of the constant that comes from divisions, not from factors; 0 for none
     divisor: Tensor | None = None
     is_scaled: bool = False
     num_added: int = 0
 
     def by(self, number: float, *, is_factor: bool) -> _Scale:
-        """Return the scale of what is divided, or multiplied, by a plain number as well."""
+        """Return the scale after a further division or multiplication by a plain number."""
         constant = self.constant * (1 / (number or math.inf) if is_factor else number)
         divided = self.divided if is_factor else (self.divided or 1.0) * number
         return self._replace(constant=constant, divided=divided, is_scaled=True)
 
 
 class LossReader:
-    """Reads losses; what it learns of autograd's node types is kept, since it is asked in every backward pass."""
+    """Classifies losses by their autograd graph. Caches the kinds of node types, since it runs in every backward."""
 
     def __init__(self) -> None:
         self._kinds: dict[type, str] = {}
 
     def read(self, loss: Tensor, num_samples: int) -> Reading:
-        """Say what a rank's ``loss`` over ``num_samples`` samples is; what cannot be told counts as a mean.
+        """Return how a rank's ``loss`` over ``num_samples`` samples is reduced; mean if that is not recognized.
 
         Several losses that are added up are a sum if each of them is.
         """
@@ -116,14 +117,14 @@ class LossReader:
                 return "mean"
             scale = scale._replace(num_added=scale.num_added + 1)
             terms = [child for child, _ in node.next_functions if child is not None]
-            # The newest first: behind the other may be a long chain, of losses that a loop has added up.
+            # The newest term first: the other may be a long chain of losses that a loop has added up.
             are_sums = terms and all(self._read(term, scale, num_samples) == "sum" for term in reversed(terms))
             return "sum" if are_sums else "mean"
         if kind == "nll" and node._saved_reduction == _MEAN:
             return Weighed(_nll_key(node, num_samples), node, num_samples)
         if kind == "sum":
-            # A sum of a few losses is no sum over samples: that has one term, or as many, for each sample. Neither is
-            # one over a parameter, which a loss is made to keep small by.
+            # A sum over samples has the same number of terms for each sample; a sum of a few losses has not. Nor is a
+            # sum over a parameter, as in weight regularization, a sum over samples.
             num_terms = math.prod(node._saved_self_sym_sizes)
             is_sum = num_terms % max(num_samples, 1) == 0 and not (scale.num_added and _is_of_weights(node))
         else:
@@ -133,8 +134,8 @@ class LossReader:
             return Weighed(f"{kind} over a tensor", node, num_samples, scale.divisor, is_sum)
         if not is_sum:
             return "mean"
-        # Divided by what this rank has, and not by a constant of the whole batch, a sum is a mean.
-        # Of several losses a factor is the weight of one.
+        # A sum divided by this rank's own count, and not by a constant of the whole batch, is a mean.
+        # Among several added losses, a factor is the weight of one of them, and no count.
         counts = {scale.divided, 0.0 if scale.num_added else scale.constant} if scale.is_scaled else ()
         is_own_count = any(count and math.isclose(count, own) for count in counts for own in (num_samples, num_terms))
         return "mean" if is_own_count else "sum"
@@ -160,17 +161,17 @@ def _kind_of(node: Any) -> str:
 
 
 def _nll_key(node: Any, num_samples: int) -> str:
-    """Return what a negative log likelihood is weighted by: ranks exchange the weights of some kinds only."""
+    """Return the key of a negative log likelihood: ranks exchange the weights of some kinds only."""
     is_weighted, ignored = node._saved_weight is not None, node._saved_ignore_index
     return f"{type(node).__name__} {is_weighted} {ignored} {_has_one_target_each(node, num_samples)}"
 
 
 def _has_one_target_each(node: Any, num_samples: int) -> bool:
-    return node._saved_target.numel() == max(num_samples, 1)  # a share of nothing has one sample that fills in
+    return node._saved_target.numel() == max(num_samples, 1)  # an empty share has one filler sample
 
 
 def _is_of_weights(node: Any) -> bool:
-    """Whether a value is computed from parameters alone, in a few steps: no sample is behind it."""
+    """Whether a value is computed from parameters alone, in a few operations, without samples."""
     waiting, seen = [node], 0
     for part in waiting:
         if type(part).__name__ == "AccumulateGrad":
@@ -184,29 +185,30 @@ def _is_of_weights(node: Any) -> bool:
 
 
 def _is_number(factor: Tensor) -> bool:
-    """Whether a saved operand was a plain Python number: it does not take part in type promotion."""
+    """Whether a saved operand was a plain Python number, which takes no part in type promotion."""
     probe = torch.ones((), dtype=torch.float16 if factor.is_floating_point() else torch.int8)
     return torch.result_type(factor, probe) != factor.dtype
 
 
 class WindowWeights:
-    """The weights of losses that are sums, such as token counts: their gradients are divided by the window's total.
+    """Weights of losses that are sums, such as token counts: gradients are divided by the total of a window.
 
-    While the window lasts, losses are divided by what the window before weighed, so that their gradients stay within
-    the range of half precision; the difference is made up at its end, with one number from each rank.
+    Inside of a window, losses are divided by the total weight of the window before, so that gradients stay within the
+    range of half precision. At the end of the window gradients are scaled to its own total, which takes one number
+    from each rank.
     """
 
     def __init__(self, world: World, comm: Communicator) -> None:
         self._world = world
         self._comm = comm
-        # Whether the present window's losses have weights.
+        # Whether the losses of the current window have weights.
         self.is_on = False
         self._sum: Tensor | None = None
         self._scale: Tensor | None = None
         self._finished: tuple[int, Tensor] | None = None
 
     def switch(self, is_on: bool, *, is_new: bool) -> None:
-        """Hear that a loss has a weight, or none; raises `MisuseError` if others of its window differ."""
+        """Record whether a loss has a weight; raises `MisuseError` if other losses of its window differ."""
         if not is_new and self.is_on != is_on:
             raise MisuseError(
                 "backward was called with and without weight in one accumulation window; give every loss of a window "
@@ -215,10 +217,10 @@ class WindowWeights:
         self.is_on = is_on
 
     def add(self, loss: Tensor, weight: float | Tensor, share: Share | None, *, is_new: bool) -> Tensor:
-        """Return the loss to call backward on; the first loss ever waits for every rank's weight."""
+        """Return the scaled loss to call backward on; the first call of all exchanges the ranks' weights."""
         self.switch(True, is_new=is_new)
         own = torch.as_tensor(weight, dtype=torch.float64, device=loss.device).detach().reshape(1)
-        if share is not None and not share.num_samples:  # a sample that only fills in, where there were too few
+        if share is not None and not share.num_samples:  # a filler sample of an empty share
             own, loss = own * 0, loss * 0
         self._sum = own.clone() if is_new or self._sum is None else self._sum + own
         if self._scale is None:
@@ -226,7 +228,7 @@ class WindowWeights:
         return loss * (self._world.size / self._scale).to(loss.dtype).reshape(())
 
     def factor(self, number: int, otherwise: float) -> float | Tensor:
-        """Return what the gradients of window ``number`` are multiplied by; every rank must call for each window."""
+        """Return the factor for the gradients of window ``number``; every rank must call for each window."""
         if not self.is_on or self._sum is None or self._scale is None:
             return otherwise
         if self._finished is None or self._finished[0] != number:

@@ -1,4 +1,4 @@
-"""Changing the learning rates of a run under way, together with what their schedules will make of them."""
+"""Changes of a running training's learning rates, together with their schedules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OF_SCHEDULER = ("base_lrs", "max_lrs", "_last_lr")
 
 
 def first_rate(optimizers: Iterable[Optimizer]) -> float | None:
-    """Return the first group's learning rate, the one that the panel shows; None where there is none."""
+    """Return the first group's learning rate, which the panel shows; None where there is none."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             if "lr" in group:
@@ -23,10 +23,10 @@ def first_rate(optimizers: Iterable[Optimizer]) -> float | None:
 
 
 def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRScheduler], factor: float) -> None:
-    """Multiply every group's rate, and what each schedule starts from or rises to, by ``factor``.
+    """Multiply every group's rate, and the base and maximum rates of each schedule, by ``factor``.
 
-    So a schedule goes on as planned, times the factor, whether it computes from its base or from the rate before. The
-    floors that it falls to (``eta_min``, ``min_lr``) stay.
+    So the schedule's further rates are the planned ones times the factor, whether it computes them from its base rate
+    or from the rate before. Its minimum rates (``eta_min``, ``min_lr``) are not changed.
     """
     for optimizer in optimizers:
         for group in optimizer.param_groups:
@@ -41,7 +41,7 @@ def scale_rates(optimizers: Iterable[Optimizer], schedulers: Iterable[LRSchedule
 
 
 def set_rates(optimizers: Iterable[Optimizer], value: float) -> None:
-    """Set every group's rate, where there is none to be scaled: it is zero."""
+    """Set every group's rate; for rates of zero, which cannot be scaled."""
     for optimizer in optimizers:
         for group in optimizer.param_groups:
             group["lr"] = group["lr"].fill_(value) if isinstance(group.get("lr"), Tensor) else value
@@ -52,7 +52,7 @@ def _scaled(value: Any, factor: float) -> Any:
 
 
 def _all_of(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
-    """Yield schedulers and those that they are made of, each once."""
+    """Yield schedulers and the schedulers inside of them, each once."""
     seen: set[int] = set()
     waiting = list(schedulers)
     while waiting:

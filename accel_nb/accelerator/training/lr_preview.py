@@ -1,6 +1,6 @@
-"""The learning rate that a schedule is going to give: computed once, on a copy, and reported beside what it gives.
+"""Preview of a schedule's future learning rates, computed once on a copy and reported for the panel.
 
-Only for schedules of torch whose future follows from how often they are stepped; of others nothing is reported.
+Only for torch's schedules whose rates follow from the number of steps; for others nothing is reported.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ logger = logging.getLogger(__name__)
 
 MAX_POINTS = 512
 MAX_ITERATED = 2000
-"""So far ahead is looked where a rate follows from the one before only."""
+"""How many calls are previewed where a rate can be computed only from the one before."""
 EPOCHS_AHEAD = 10
-"""So far ahead is looked of a schedule without an end that is stepped each epoch."""
+"""How many epochs are previewed for a schedule without an end that is stepped each epoch."""
 
-_AT_ONCE = (
+_DIRECT = (
     schedules.LambdaLR,
     schedules.StepLR,
     schedules.MultiStepLR,
@@ -43,14 +43,14 @@ _AT_ONCE = (
     schedules.OneCycleLR,
     schedules.CyclicLR,
 )
-"""The rate at any position can be computed by itself."""
-_ONE_BY_ONE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
+"""Schedules whose rate at any position can be computed directly."""
+_ITERATIVE = (schedules.MultiplicativeLR, schedules.CosineAnnealingWarmRestarts)
 
 
 class RatePlanner:
-    """Reports a `RatePlanned` at a run's first call of a schedule whose spacing can be told; main rank only.
+    """Reports a `RatePlanned` once in a run, when it is clear how often the schedule is stepped; main rank only.
 
-    A call that ends one step, or one epoch, tells it; of other calls the second does.
+    That is clear at the first call after exactly one step, or after one epoch; otherwise at the second call.
     """
 
     def __init__(self, sink: Sink, rank: int, stepper: Stepper, epoch_lengths: Callable[[], Iterable[int]]) -> None:
@@ -62,16 +62,19 @@ class RatePlanner:
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Hear that a cell begins, whose panel knows no plan."""
-        # All that a schedule's step looks at.
+        """Reset for a new cell, whose panel has no preview."""
+        # The only flag that is tested in each step of a schedule.
         self.is_waiting = True
         self._seen_step = self._stepper.meter.step
         self._num_calls = 0
 
     def hear(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
-        """Hear that a schedule is about to be stepped by ``stride``; ``is_plain`` says that it was given no epoch."""
+        """Report the future rates of a schedule that is about to advance by ``stride``, if they can be computed.
+
+        ``is_plain`` says that the schedule's step got no arguments, such as an epoch.
+        """
         bundle = self._stepper.bundle
-        parts = {id(part) for known in bundle.schedulers for part in _parts(known)}
+        parts = {id(part) for prepared in bundle.schedulers for part in _parts(prepared)}
         if id(scheduler) in parts:
             return
         if not bundle.optimizers or scheduler.optimizer is not bundle.optimizers[0]:
@@ -90,14 +93,14 @@ class RatePlanner:
         }
         self._num_calls += 1
         if self._num_calls == 1 and num_steps > 1 and num_steps not in lengths:
-            self._seen_step = step  # the middle of an epoch, or every so many steps: the next call tells
+            self._seen_step = step  # perhaps the middle of an epoch: the next call gives the interval
             return
         self.is_waiting = False
         num_unknown = max(lengths, default=None) if num_steps == 1 else EPOCHS_AHEAD
         try:
             rates = planned_rates(scheduler, stride=stride, num_unknown=num_unknown)
         except Exception:  # a schedule of another version of torch; the training goes on
-            logger.debug("the schedule's future is not known", exc_info=True)
+            logger.debug("the schedule's future rates cannot be computed", exc_info=True)
             return
         if rates:
             steps, values = _over_steps(rates, step, num_steps)
@@ -107,10 +110,11 @@ class RatePlanner:
 def planned_rates(
     scheduler: LRScheduler, *, stride: int = 1, num_unknown: int | None = None, max_points: int = MAX_POINTS
 ) -> dict[int, float]:
-    """Return the first group's rate after so many further calls, from 0 to the schedule's own end, evenly thinned.
+    """Return the first group's rate by the number of further calls, from 0 to the schedule's end.
 
-    A schedule without an end, or past it, is followed for ``num_unknown`` calls; None follows it not at all. Empty for
-    one whose future does not follow from the number of calls. The scheduler and its optimizer stay as they are.
+    At most ``max_points`` evenly spaced numbers of calls are returned. A schedule without an end, or past it, is
+    computed for ``num_unknown`` calls; None: not at all. Empty for a schedule whose rates do not follow from the
+    number of calls. The scheduler and its optimizer are not changed.
     """
     rates = [group.get("lr") for group in scheduler.optimizer.param_groups]
     if not _is_determined(scheduler) or any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates):
@@ -120,25 +124,25 @@ def planned_rates(
     num_calls = math.ceil((end - position) / stride) if end is not None and end > position else num_unknown or 0
     if num_calls <= 0:
         return {}
-    twin = _twin(scheduler)
+    copied = _copy_of(scheduler)
     total = getattr(scheduler, "total_steps", None)
-    if not _is_at_once(scheduler):
+    if not _is_direct(scheduler):
         num_calls = min(num_calls, MAX_ITERATED // stride)
-    places = _places(num_calls, max_points)
+    chosen = _chosen_calls(num_calls, max_points)
     with torch.no_grad():
-        if _is_at_once(scheduler):
+        if _is_direct(scheduler):
             last = math.inf if total is None else total - 1
-            return {place: _rate_at(twin, int(min(position + place * stride, last))) for place in places}
-        return dict(_iterated(twin, places, stride))
+            return {call: _rate_at(copied, int(min(position + call * stride, last))) for call in chosen}
+        return dict(_iterated(copied, chosen, stride))
 
 
 def _over_steps(rates: Mapping[int, float], step: int, num_steps: int) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return steps and rates: each call of a schedule decides on the ``num_steps`` steps that follow it."""
+    """Return steps and rates: each call of a schedule sets the rate of the ``num_steps`` steps that follow it."""
     points: list[tuple[int, float]] = []
     for call, rate in rates.items():
         last = step + call * num_steps
         points += [(last - num_steps + 1, rate)] * (num_steps > 1) + [(last, rate)]
-    return tuple(place for place, _ in points), tuple(rate for _, rate in points)
+    return tuple(last for last, _ in points), tuple(rate for _, rate in points)
 
 
 def _is_determined(scheduler: LRScheduler) -> bool:
@@ -146,19 +150,19 @@ def _is_determined(scheduler: LRScheduler) -> bool:
     if kind in (schedules.SequentialLR, schedules.ChainedScheduler):
         return all(map(_is_determined, vars(scheduler)["_schedulers"]))
     functions = [*vars(scheduler).get("lr_lambdas", ()), vars(scheduler).get("_scale_fn_custom")]
-    is_known = kind in (*_AT_ONCE, *_ONE_BY_ONE)
+    is_known = kind in (*_DIRECT, *_ITERATIVE)
     return is_known and all(item is None or follows_from_arguments(item) for item in functions)
 
 
-def _is_at_once(scheduler: LRScheduler) -> bool:
+def _is_direct(scheduler: LRScheduler) -> bool:
     kind = innermost_class(scheduler)
     if kind is schedules.SequentialLR:
-        return all(map(_is_at_once, vars(scheduler)["_schedulers"]))
-    return kind in _AT_ONCE
+        return all(map(_is_direct, vars(scheduler)["_schedulers"]))
+    return kind in _DIRECT
 
 
 def _own_end(scheduler: Any) -> int | None:
-    """Return the position at which a schedule has done all that it was told; None for one that has no end."""
+    """Return the position after which a schedule's rate stays constant; None for one without an end."""
     match innermost_class(scheduler):
         case schedules.SequentialLR:
             *_, last = [0, *scheduler._milestones]
@@ -166,8 +170,8 @@ def _own_end(scheduler: Any) -> int | None:
         case schedules.ChainedScheduler:
             return max((end for part in scheduler._schedulers if (end := _own_end(part)) is not None), default=None)
         case schedules.LambdaLR:
-            told = [getattr(item, "keywords", {}).get("num_training_steps") for item in scheduler.lr_lambdas]
-            return max((end for end in told if isinstance(end, int)), default=None)
+            ends = [getattr(item, "keywords", {}).get("num_training_steps") for item in scheduler.lr_lambdas]
+            return max((end for end in ends if isinstance(end, int)), default=None)
         case schedules.MultiStepLR:
             return max(scheduler.milestones, default=None)
         case schedules.OneCycleLR:
@@ -184,8 +188,8 @@ def _own_end(scheduler: Any) -> int | None:
             return None
 
 
-class _StandIn:
-    """What a schedule needs of an optimizer: its groups, without parameters."""
+class _FakeOptimizer:
+    """Replaces the optimizer of a copied schedule: has its groups, without parameters."""
 
     _opt_called = True
 
@@ -194,39 +198,39 @@ class _StandIn:
         self.param_groups = copy.deepcopy(kept)
 
     def step(self) -> None:
-        """Step nothing."""
+        """Do nothing."""
 
     vars(step)["_wrapped_by_lr_sched"] = True
 
 
-def _twin(scheduler: LRScheduler) -> Any:
-    """Return a copy of a scheduler, of its own class, that has nothing in common with it and steps no optimizer."""
-    stand_in = _StandIn(scheduler.optimizer.param_groups)
-    twin = copy.deepcopy(scheduler, {id(scheduler.optimizer): stand_in})
-    for part in (twin, *_parts(twin)):
-        part._get_lr_called_within_step = True  # it is asked for its rates as its own step would
-    return twin
+def _copy_of(scheduler: LRScheduler) -> Any:
+    """Return a deep copy of a scheduler that steps no optimizer."""
+    fake = _FakeOptimizer(scheduler.optimizer.param_groups)
+    copied = copy.deepcopy(scheduler, {id(scheduler.optimizer): fake})
+    for part in (copied, *_parts(copied)):
+        part._get_lr_called_within_step = True  # get_lr() warns unless it is called within step()
+    return copied
 
 
-def _rate_at(twin: Any, position: int) -> float:
-    if innermost_class(twin) is schedules.SequentialLR:
-        index = bisect_right(twin._milestones, position)
-        return _rate_at(twin._schedulers[index], position - (twin._milestones[index - 1] if index else 0))
-    twin.last_epoch = position
-    compute = getattr(twin, "_get_closed_form_lr", twin.get_lr)
+def _rate_at(copied: Any, position: int) -> float:
+    if innermost_class(copied) is schedules.SequentialLR:
+        index = bisect_right(copied._milestones, position)
+        return _rate_at(copied._schedulers[index], position - (copied._milestones[index - 1] if index else 0))
+    copied.last_epoch = position
+    compute = getattr(copied, "_get_closed_form_lr", copied.get_lr)
     return float(compute()[0])
 
 
-def _iterated(twin: Any, places: Sequence[int], stride: int) -> Iterator[tuple[int, float]]:
-    wanted = set(places)
-    for call in range(places[-1] + 1):
-        if call in wanted:
-            yield call, float(twin.optimizer.param_groups[0]["lr"])
+def _iterated(copied: Any, calls: Sequence[int], stride: int) -> Iterator[tuple[int, float]]:
+    chosen = set(calls)
+    for call in range(calls[-1] + 1):
+        if call in chosen:
+            yield call, float(copied.optimizer.param_groups[0]["lr"])
         for _ in range(stride):
-            twin.step()
+            copied.step()
 
 
-def _places(num_calls: int, max_points: int) -> list[int]:
+def _chosen_calls(num_calls: int, max_points: int) -> list[int]:
     if num_calls < max_points:
         return list(range(num_calls + 1))
     return sorted({round(index * num_calls / (max_points - 1)) for index in range(max_points)})

@@ -1,7 +1,8 @@
-"""Gates: optimizers and schedulers whose steps wait for the end of an accumulation window, and agree between ranks.
+"""Optimizers and schedulers that step only where an accumulation window ends, on all ranks alike.
 
-Both stay the objects that they were. An optimizer gets two bound methods, since learning rate schedulers bind one of
-their own in the same place; a scheduler gets a class made for it, since its state dict is its ``__dict__``.
+The user's objects are patched in place and not wrapped. An optimizer gets the bound methods ``step`` and
+``zero_grad``, as learning rate schedulers of torch patch it too. A scheduler gets a subclass made for it, since its
+state dict is its ``__dict__``.
 """
 
 from __future__ import annotations
@@ -22,42 +23,42 @@ from accel_nb.strategies.instance_patching import plain_class, restore, speciali
 
 
 class Stepping(Protocol):
-    """What an optimizer's gate asks whether and how to step."""
+    """Decides for an `OptimizerProxy` whether and how its optimizer steps."""
 
     is_replaying: bool
 
-    def step(self, gate: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
-        """Step the gate's optimizer, or do not."""
+    def step(self, proxy: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
+        """Step the optimizer of a proxy where the accumulation window closes."""
         ...
 
-    def may_zero(self, gate: OptimizerGate) -> bool:
-        """Whether gradients may be cleared now."""
+    def may_zero(self, proxy: OptimizerGate) -> bool:
+        """Whether the optimizer may clear its gradients now."""
         ...
 
-    def note_zero(self, gate: OptimizerGate) -> None:
-        """Hear that gradients were cleared."""
+    def note_zero(self, proxy: OptimizerGate) -> None:
+        """Handle that the optimizer has cleared its gradients."""
         ...
 
 
 class OptimizerGate:
-    """Stands between one optimizer's ``step`` and ``zero_grad`` and those who call them."""
+    """Intercepts ``step`` and ``zero_grad`` of one optimizer."""
 
     def __init__(self, optimizer: Optimizer, stepping: Stepping) -> None:
         self.optimizer = optimizer
         self.num_attempts = 0
         self.num_ran = 0
-        # Windows whose gradients were made ready, and that the optimizer stepped in.
+        # Numbers of the last window whose gradients were finished, and of the last one in which the optimizer stepped.
         self.finished_in = -1
         self.stepped_in = -1
-        # What the strategy is handed: the optimizer by itself.
+        # The argument for calls of the strategy: the prepared models and this optimizer alone.
         self.bundle = Bundle((), (optimizer,))
-        # Parameters that belong to no prepared module; the number of groups they were found among.
+        # Parameters that belong to no prepared module (group, index, parameter); how many groups were searched.
         self.strays: Sequence[tuple[int, int, Tensor]] = ()
         self.num_checked = -1
-        # No step of it has been looked at yet.
+        # The first step is still to be checked.
         self.is_unproven = True
         self._stepping = stepping
-        self._is_inside = False
+        self._is_stepping = False
         self._closure: Callable[[], Any] | None = None
         self._result: Any = None
         self._saved = {name: vars(optimizer).get(name) for name in ("step", "zero_grad")}
@@ -67,17 +68,17 @@ class OptimizerGate:
 
     @property
     def is_replaying(self) -> bool:
-        """Whether loops over epochs that a checkpoint holds as finished are passing by."""
+        """Whether loops run over epochs that a loaded checkpoint has finished."""
         return self._stepping.is_replaying
 
     @property
     def is_open(self) -> bool:
-        """Whether the optimizer is being stepped, or what a strategy steps in its place."""
-        return self._is_inside
+        """Whether a step of the optimizer, or of what a strategy steps in its place, is running."""
+        return self._is_stepping
 
     @property
     def learning_rate(self) -> float:
-        """The first group's learning rate; NaN where reading it would wait for the device."""
+        """The first group's learning rate; NaN for a tensor on a device, since reading it would synchronize."""
         rate = self.optimizer.param_groups[0].get("lr", math.nan)
         if type(rate) is float:
             return rate
@@ -86,34 +87,34 @@ class OptimizerGate:
         return float(rate)
 
     def run(self, step: Callable[[Optimizer], Any], closure: Callable[[], Any] | None = None) -> Any:
-        """Call ``step`` with the gate open: the optimizer's own step runs when ``step`` comes to it."""
-        self._is_inside, self._closure = True, closure
+        """Call ``step``, inside of which the optimizer's ``step`` method runs the original one."""
+        self._is_stepping, self._closure = True, closure
         try:
             return step(self.optimizer)
         finally:
-            self._is_inside = False
+            self._is_stepping = False
 
     def step_plainly(self) -> bool:
-        """Call the optimizer's own step; returns True, since it ran."""
+        """Call the optimizer's original step; return True, since it ran."""
         optimizer: Any = self.optimizer
-        optimizer._opt_called = True  # what a scheduler looks at for its warning
-        self._is_inside = True
+        optimizer._opt_called = True  # read by schedulers for the warning about the order of calls
+        self._is_stepping = True
         try:
             self._step()
         finally:
-            self._is_inside = False
+            self._is_stepping = False
         return True
 
     def release(self) -> None:
-        """Give the optimizer its own methods back."""
+        """Restore the optimizer's original methods."""
         for name in self._saved:
-            self._put_back(name)
+            self._restore(name)
 
     def hold_zero_grad(self, is_held: bool) -> None:
-        """Put a gate before ``zero_grad`` too, for windows of several micro-batches and hidden gradients."""
+        """Intercept ``zero_grad``, or stop: for windows of several micro-batches, and for hidden gradients."""
         optimizer: Any = self.optimizer
         if not is_held:
-            self._put_back("zero_grad")
+            self._restore("zero_grad")
             return
 
         def zero_grad(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -124,53 +125,53 @@ class OptimizerGate:
         optimizer.zero_grad = types.MethodType(zero_grad, optimizer)
 
     def _install_step(self) -> None:
-        # A function, not a method of the gate: what is bound must be bound to the optimizer.
+        # A function and not a method of the proxy, since it must be bound to the optimizer.
         def step(optimizer: Any, closure: Callable[[], Any] | None = None) -> Any:
-            if not self._is_inside:
+            if not self._is_stepping:
                 return self._stepping.step(self, closure)
             optimizer._opt_called = True
             return self._step() if self._closure is None else self._step(self._closure)
 
-        vars(step)["_wrapped_by_lr_sched"] = True  # else a later scheduler binds its own above
+        vars(step)["_wrapped_by_lr_sched"] = True  # else a scheduler that is made later patches step again
         optimizer: Any = self.optimizer
         optimizer.step = types.MethodType(step, optimizer)
 
-    def _put_back(self, name: str) -> None:
+    def _restore(self, name: str) -> None:
         vars(self.optimizer).pop(name, None)
         if self._saved[name] is not None:
             setattr(self.optimizer, name, self._saved[name])
 
 
 class Hearing(Protocol):
-    """Hears of a schedule's steps as long as it waits for one."""
+    """Is called before a schedule's steps while ``is_waiting``."""
 
     is_waiting: bool
 
     def hear(self, scheduler: LRScheduler, stride: int, is_plain: bool) -> None:
-        """Hear that a schedule is about to be stepped by ``stride``; ``is_plain`` says that it was given no epoch."""
+        """Handle that a schedule is about to advance by ``stride``; ``is_plain``: its step got no arguments."""
         ...
 
 
 def gate_scheduler(
-    scheduler: LRScheduler, gate: OptimizerGate, stride: int = 1, hearing: Hearing | None = None
+    scheduler: LRScheduler, proxy: OptimizerGate, stride: int = 1, observer: Hearing | None = None
 ) -> LRScheduler:
-    """Let ``scheduler.step`` do nothing where its optimizer was asked to step since the last call and did not.
+    """Make ``scheduler.step`` do nothing if the optimizer's step was called since the last call and did not run.
 
     So a scheduler that is stepped for each batch counts optimizer steps, and one that is stepped for each epoch
-    counts epochs; those that pass by empty after a resume are counted already. Each call advances the schedule by
-    ``stride``, at most to the end of one that has an end.
+    counts epochs. Epochs that are skipped after a resume are counted already. Each call advances the schedule by
+    ``stride``, at most to its end.
     """
     own_step = type(scheduler).step
-    seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
+    seen_attempts, seen_ran = proxy.num_attempts, proxy.num_ran
 
     def step(self: LRScheduler, *args: Any, **kwargs: Any) -> Any:
         nonlocal seen_attempts, seen_ran
-        is_held = gate.num_attempts > seen_attempts and gate.num_ran == seen_ran
-        seen_attempts, seen_ran = gate.num_attempts, gate.num_ran
-        if is_held or gate.is_replaying:
+        is_held = proxy.num_attempts > seen_attempts and proxy.num_ran == seen_ran
+        seen_attempts, seen_ran = proxy.num_attempts, proxy.num_ran
+        if is_held or proxy.is_replaying:
             return None
-        if hearing is not None and hearing.is_waiting:
-            hearing.hear(self, stride, not args and not kwargs)
+        if observer is not None and observer.is_waiting:
+            observer.hear(self, stride, not args and not kwargs)
         if stride > 1:
             _advance(self, own_step, stride - 1)
         return own_step(self, *args, **kwargs)
@@ -179,10 +180,10 @@ def gate_scheduler(
 
 
 def share_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
-    """Let ``scheduler.step`` take the mean of what all ranks have measured; every rank must call it.
+    """Make ``scheduler.step`` use the mean of all ranks' metrics; every rank must call it.
 
-    A loss that a loop has summed up is that of the rank's share: each by its own, ranks would lower the learning rate
-    at different times and drift apart.
+    A loss that a loop has summed up is that of the rank's share. Without the mean, ranks would lower the learning rate
+    at different times, and their replicas would diverge.
     """
     own_step = type(scheduler).step
 
@@ -194,7 +195,7 @@ def share_metric(scheduler: ReduceLROnPlateau, comm: Communicator) -> None:
 
 
 def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -> None:
-    """Advance a schedule without its optimizer; at once where the rate is a function of the position alone."""
+    """Advance a schedule without its optimizer; directly where the rate is a function of the position alone."""
     total = getattr(scheduler, "total_steps", None)
     if total is not None:
         count = max(0, min(count, total - 2 - scheduler.last_epoch))
@@ -206,5 +207,5 @@ def _advance(scheduler: LRScheduler, own_step: Callable[..., Any], count: int) -
 
 
 def release_scheduler(scheduler: LRScheduler) -> LRScheduler:
-    """Undo `gate_scheduler`."""
+    """Undo `wrap_scheduler`."""
     return restore(scheduler)

@@ -1,4 +1,4 @@
-"""Profiling a block on every rank, with a Chrome trace for each."""
+"""Profiling of a block on every rank, with a Chrome trace for each."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ _SCHEDULE = ("skip_first", "wait", "warmup", "active", "repeat")
 
 
 @contextmanager
-def profiled(how: ProfileKwargs, rank: int) -> Iterator[Profiler]:
+def profiled(settings: ProfileKwargs, rank: int) -> Iterator[Profiler]:
     """Profile the block; write ``trace_rank<R>.json`` into the folder, or one file for each cycle of the schedule."""
-    target = None if how.output_trace_dir is None else _checked_folder(how.output_trace_dir)
-    made = _schedule(how.schedule_option)
+    target = None if settings.output_trace_dir is None else _checked_folder(settings.output_trace_dir)
+    made = _schedule(settings.schedule_option)
 
     def write(profiler: Profiler) -> None:
-        if how.on_trace_ready is not None:
-            how.on_trace_ready(profiler)
+        if settings.on_trace_ready is not None:
+            settings.on_trace_ready(profiler)
         if target is not None:
             step = f"_step{profiler.step_num}" if made is not None else ""
             profiler.export_chrome_trace(str(target / f"trace_rank{rank}{step}.json"))
 
     with torch.profiler.profile(
-        activities=None if how.activities is None else [_activity(name) for name in how.activities],
+        activities=None if settings.activities is None else [_activity(name) for name in settings.activities],
         schedule=made,
         on_trace_ready=write,
-        record_shapes=how.record_shapes,
-        profile_memory=how.profile_memory,
-        with_stack=how.with_stack,
-        with_flops=how.with_flops,
-        with_modules=how.with_modules,
+        record_shapes=settings.record_shapes,
+        profile_memory=settings.profile_memory,
+        with_stack=settings.with_stack,
+        with_flops=settings.with_flops,
+        with_modules=settings.with_modules,
     ) as profiler:
         yield profiler
 
@@ -49,16 +49,16 @@ def _checked_folder(folder: str | os.PathLike[str]) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise MisuseError(f"traces cannot be written to {str(path)!r}: {error}; name a folder, new or there") from error
+        raise MisuseError(f"traces cannot be written to {str(path)!r}: {error}; give another folder") from error
     if not os.access(path, os.W_OK | os.X_OK):
-        raise MisuseError(f"traces cannot be written to {str(path)!r}: the folder is read-only; name another")
+        raise MisuseError(f"traces cannot be written to {str(path)!r}: the folder is read-only; give another")
     return path
 
 
 def _activity(name: str) -> ProfilerActivity:
     known = {kind.name.lower(): kind for kind in torch.profiler.supported_activities()}
     if name.lower() not in known:
-        raise MisuseError(f"the profiler here knows no activity {name!r}; it knows {', '.join(sorted(known))}")
+        raise MisuseError(f"the profiler has no activity {name!r}; it has {', '.join(sorted(known))}")
     return known[name.lower()]
 
 

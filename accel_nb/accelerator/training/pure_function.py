@@ -1,6 +1,6 @@
-"""Whether a function's value follows from its arguments alone, so that it may be asked about the future.
+"""Detection of pure functions: those whose value depends on their arguments alone, so that they can be called ahead.
 
-Read from its bytecode and from what its names hold; nothing is called. What cannot be told counts as no.
+The decision is made from the bytecode and the values of its names; nothing is called. In doubt the answer is no.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ _MAX_DEPTH = 4
 
 
 def follows_from_arguments(function: Any, depth: int = 0) -> bool:
-    """Whether calling the function changes nothing, and gives the same for the same arguments."""
+    """Whether calling the function has no side effects, and returns the same value for the same arguments."""
     if isinstance(function, functools.partial):
-        given = (*function.args, *function.keywords.values())
-        return all(map(_is_constant, given)) and follows_from_arguments(function.func, depth)
+        bound = (*function.args, *function.keywords.values())
+        return all(map(_is_constant, bound)) and follows_from_arguments(function.func, depth)
     if not isinstance(function, types.FunctionType) or depth > _MAX_DEPTH:
         return False
     defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
@@ -43,7 +43,7 @@ def _is_harmless(instruction: dis.Instruction, function: types.FunctionType, dep
     if name.startswith(("LOAD_DEREF", "LOAD_CLASSDEREF")):
         return _is_known(_cells(function), instruction.argval, depth)
     if name.startswith(("LOAD_ATTR", "LOAD_METHOD")):
-        return hasattr(math, str(instruction.argval))  # of a module: nothing else that is let in has attributes of use
+        return hasattr(math, str(instruction.argval))  # of a module that is allowed
     return name.startswith("STORE_FAST") or not name.startswith(_CHANGING)
 
 
@@ -67,7 +67,7 @@ def _cells(function: types.FunctionType) -> dict[str, Any]:
 
 
 def _is_constant(value: Any) -> bool:
-    """Whether a value is numbers and texts only; a list counts as it is now."""
+    """Whether a value is a number, a text, None, or a list of these; a list counts by its present items."""
     if isinstance(value, tuple | list):
         return all(map(_is_constant, value))  # pyright: ignore[reportUnknownArgumentType]
     return value is None or type(value) in (bool, int, float, str)

@@ -1,9 +1,9 @@
-"""Steering a run under way: what was asked for is done after the same step on every rank.
+"""Control of a running training: requested actions run after the same step on every rank.
 
-Ranks exchange nothing for that. Each counts the ends of steps at which its loop asks for a next batch. When something
-is asked, every rank's monitor thread answers with this count, and the rank waits at its next end of a step until it is
-told at which count all of them do it: one later than any has come to. That is a rendezvous through the kernel which no
-rank can miss, and which costs nothing as long as nothing is asked: the flag is in memory and is looked at.
+Ranks exchange no messages for this. Each rank counts the steps after which its loop reads a next batch. When an action
+is requested, the kernel proposes it to every rank: the rank's monitor thread returns this count, and its main thread
+waits at the end of its next step. The kernel then decides the count at which all ranks run the action: one later than
+any rank has reached. So no rank can miss it. Without a request a step only tests a flag in memory.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ from accel_nb.telemetry.actions import (
 )
 from accel_nb.telemetry.step_meter import StepMeter
 
-NO_MAP = "not mapped: the device has no allocator of its own to look into"
+NO_MAP = "not mapped: the device has no allocator of its own to take a snapshot of"
 
 
 class TrainingStopped(KeyboardInterrupt):
-    """The run was asked to stop after a step. A cell that is left by it counts as finished."""
+    """Raised after a step where the run was requested to stop. A cell that it ends counts as finished."""
 
 
 @dataclass(slots=True)
 class Due:
-    """An action that all ranks do when they have counted to ``at``."""
+    """An action that all ranks run when their count of steps is ``at``."""
 
     at: int
     number: int
@@ -50,66 +50,70 @@ class Due:
 
 
 class Steering:
-    """One rank's part in it. `propose` and `decide` are called in the monitor thread, the rest in the main one."""
+    """One rank's requested actions. `propose` and `decide` run in the monitor thread, the rest in the main thread."""
 
     def __init__(
         self,
-        tell: Callable[[int, int, str], object],
-        look: Callable[[str], str],
+        report: Callable[[int, int, str], object],
+        describe_name: Callable[[str], str],
         map_memory: Callable[[int], str] = lambda step: NO_MAP,
     ) -> None:
-        """``tell`` says what was done, ``look`` what a name holds; ``map_memory`` reports after a step, and says so."""
-        self._tell = tell
-        self._look = look
+        """Create a receiver without actions.
+
+        ``report`` is called with an action's number, the step and the outcome. ``describe_name`` returns a description
+        of a variable. ``map_memory`` reports a memory map after a step and returns the outcome.
+        """
+        self._report = report
+        self._describe_name = describe_name
         self._map_memory = map_memory
         self._changed = threading.Condition()
         self.begin_run()
 
     def begin_run(self) -> None:
-        """Forget what was asked of the run before."""
+        """Discard the actions of the run before."""
         self.count = 0
-        # All that a step looks at.
+        # The only flag that is tested after each step.
         self.is_pending = False
-        self._held: tuple[int, Action] | None = None
+        self._proposed: tuple[int, Action] | None = None
         self._due: list[Due] = []
         self.stopped_step: int | None = None
 
     def propose(self, number: int, action: Action) -> int:
-        """Hold this rank at its next end of a step, and return how many it has come to: it will not pass another."""
+        """Make this rank wait at the end of its next step, and return how many steps it has counted."""
         with self._changed:
-            self._held = number, action
-            self.is_pending = True  # first: a rank that misses it has counted already
+            self._proposed = number, action
+            self.is_pending = True  # before the count is read: a step that does not see the flag is counted already
             return self.count
 
     def decide(self, number: int, at: int | None) -> None:
-        """Hear at which count all ranks do what was proposed; None: they do not."""
+        """Set at which count all ranks run the proposed action; None cancels it."""
         with self._changed:
-            if self._held is None or self._held[0] != number:
+            if self._proposed is None or self._proposed[0] != number:
                 return
-            action, self._held = self._held[1], None
+            action, self._proposed = self._proposed[1], None
             if at is not None:
                 self._due.append(Due(at, number, action))
             self.is_pending = bool(self._due)
             self._changed.notify_all()
 
     def attend(self, helm: Helm) -> None:
-        """Wait for what is being decided, and do what is due; raises `TrainingStopped` where that is to stop."""
+        """Wait for a pending decision, then run the actions that are due; raises `TrainingStopped` to stop the run."""
         with self._changed:
-            while self._held is not None:
+            while self._proposed is not None:
                 self._changed.wait()
             due = [item for item in self._due if item.at <= self.count]
             self._due = [item for item in self._due if item.at > self.count]
             self.is_pending = bool(self._due)
         step = helm.num_steps
         for item in sorted(due, key=lambda item: isinstance(item.action, StopAfterStep)):
-            self._tell(item.number, step, self._do(item.action, helm))
+            self._report(item.number, step, self._do(item.action, helm))
         if any(isinstance(item.action, StopAfterStep) for item in due):
             self.stopped_step = step
             raise TrainingStopped
 
     def _do(self, action: Action, helm: Helm) -> str:
         if isinstance(action, Inspect):
-            return "\n".join(f"{name} = {self._look(name)}" for name in action.names)
+            return "\n".join(f"{name} = {self._describe_name(name)}" for name in action.names)
         if isinstance(action, MapMemory):
             return self._map_memory(helm.num_steps)
         return helm.do(action)
@@ -117,7 +121,7 @@ class Steering:
 
 @dataclass(slots=True)
 class Helm:
-    """What of one accelerator can be steered; it does not hold the accelerator."""
+    """Runs requested actions on what one accelerator has prepared; it does not reference the accelerator."""
 
     steering: Steering
     stepper: Stepper
@@ -127,14 +131,14 @@ class Helm:
 
     @property
     def num_steps(self) -> int:
-        """How many optimizer steps were made."""
+        """How many optimizer steps have run."""
         return self.meter.step
 
     def boundary(self) -> None:
-        """Hear that a loop is done with a batch; this is on the hot path.
+        """Handle that a loop has finished a batch; this is on the hot path.
 
-        A batch inside of an accumulation window ends no step, nor does one that trains nothing; and ranks that have run
-        out of data come to fewer batches than the others.
+        A batch inside of an accumulation window, or one that trains nothing, ends no step. Inside of
+        join_uneven_inputs nothing is counted, since ranks have different numbers of batches there.
         """
         step = self.meter.step
         if step == self._seen_step or self.stepper.is_joined:
@@ -146,12 +150,12 @@ class Helm:
             steering.attend(self)
 
     def begin_run(self) -> None:
-        """Hear that a cell begins: what it reports is every step again."""
+        """Reset for a new cell, which reports every step again."""
         self._seen_step = self.num_steps
         self.meter.interval = 1
 
     def do(self, action: Action) -> str:
-        """Do an action between two steps and say what was done."""
+        """Run an action between two steps and return a description of the outcome."""
         if isinstance(action, StopAfterStep):
             return f"stopped after step {self.num_steps:,}" + ("" if self.autosave is None else f": {self._save()}")
         if isinstance(action, SaveNow):
@@ -164,7 +168,7 @@ class Helm:
 
     def _save(self) -> str:
         if self.autosave is None:
-            return "not saved: --checkpoint DIR says where checkpoints go"
+            return "not saved: give the folder for checkpoints with --checkpoint DIR"
         try:
             self.autosave.save_now(self.num_steps)
         except CheckpointError as error:
@@ -185,7 +189,7 @@ class Helm:
 
 
 def describe_value(value: Any) -> str:
-    """Say what a name holds in a line or a few, without a message between ranks."""
+    """Return a description of a value in a few lines, without communication between ranks."""
     if isinstance(value, torch.nn.Module):
         return f"{type(value).__name__} with {sum(item.numel() for item in value.parameters()):,} parameters"
     if isinstance(value, torch.Tensor):
@@ -198,4 +202,4 @@ def describe_value(value: Any) -> str:
 
 
 current_steering: ContextVar[Steering | None] = ContextVar("accel_nb_steering", default=None)
-"""What an Accelerator is steered by; the worker sets it around a cell."""
+"""The actions requested of the run that an `Accelerator` belongs to; the worker sets it around a cell."""

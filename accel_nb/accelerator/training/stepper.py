@@ -1,7 +1,7 @@
-"""One training run inside an accelerator: backward, clip and step over what was prepared.
+"""Backward passes, gradient clipping and optimizer steps of the objects that one accelerator has prepared.
 
-Prepared objects refer to this and not to the accelerator, so that a dropped accelerator is really gone and a cell that
-builds it anew can take the objects over.
+Prepared objects refer to the `Stepper` and not to the accelerator. So a dropped accelerator is garbage collected, and
+a cell that builds a new one can prepare the same objects again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from accel_nb.telemetry.step_meter import StepMeter
 
 
 class Stepper:
-    """Backward passes and optimizer steps; everything here is on the hot path."""
+    """Runs backward passes and optimizer steps. Its methods are on the hot path."""
 
     def __init__(
         self,
@@ -46,38 +46,39 @@ class Stepper:
         has_sentinels: bool = False,
     ) -> None:
         self.strategy = strategy
-        # Replaced while ranks whose data has ended take part in the steps of the others.
+        # Replaced inside of join_uneven_inputs, where ranks that have run out of data take part in others' steps.
         self.finish_gradients = strategy.finish_gradients
         self.is_joined = False
-        # Loops over epochs that a checkpoint holds as finished are passing by.
+        # True while loops run over epochs that a loaded checkpoint has finished: nothing is trained.
         self.is_replaying = False
-        # Replicas may differ for now.
-        self._is_apart = False
+        # Gradients are not averaged for now, so replicas may differ.
+        self._is_local = False
         self.world = world
         self._comm = comm
         self.bundle = Bundle()
         num_shares = strategy.data_coords()[1]
         self.window = Window(accumulate, num_shares, self._set_sync, on_drop=self._drop_gradients, options=window)
         self.gates: dict[int, OptimizerGate] = {}
-        # A loss that is a sum over samples is to count as on one device, not as the mean over workers.
+        # Treat a loss that is a sum over samples as on one device, instead of averaging it over workers.
         self.keeps_sums = False
-        # The code is plain PyTorch: where no batch is divided, every rank computes what one device would.
+        # The code is a plain cell: where no batch is divided, every rank computes what one device would.
         self.is_plain = False
         self.namespace: Mapping[str, Any] = {}
         self.was_skipped = False
-        # Ranks draw random numbers of their own.
+        # Each rank has its own random number stream.
         self.has_diverged = False
         self.is_inside_backward = False
-        # A backward pass ended in its middle: what averages gradients waits for the rest of them.
+        # A backward pass raised: gradient averaging may still wait for the rest of the gradients.
         self.is_torn = False
-        self._has_said_ungated = False
+        self._has_warned_unprepared = False
         self._clip = clip
-        # Nothing stands between the gate and the optimizer's own step: three calls less.
+        # The optimizer's own step can be called without the strategy: saves three calls.
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
         self.meter = meter
         self._memory = memory
-        self._known: set[int] = set()
-        # What each model had to train when it was prepared: only of that are gradients averaged.
+        self._averaged_ids: set[int] = set()
+        # By model id: the ids of the parameters that were trainable when the model was prepared. Only their gradients
+        # are averaged.
         self._trainable: dict[int, set[int]] = {}
         self._has_sentinels = has_sentinels
         self._weights = WindowWeights(world, comm)
@@ -85,63 +86,67 @@ class Stepper:
         self._last_gate: OptimizerGate | None = None
         self._reader = LossReader()
         self._exchanged: dict[str, bool] = {}
-        # What backward was called on inside of an optimizer's closure, each loss times what it counts.
+        # Inside of an optimizer's closure: the sum of the losses given to backward, each times its weight.
         self._closure_loss: Tensor | None = None
 
     def follow(self, strategy: Strategy) -> None:
-        """Go on with another strategy that divides the data into as many shares; before anything is prepared."""
+        """Replace the strategy before anything is prepared; the new one must divide data into as many shares."""
         self.strategy = strategy
         self.finish_gradients = strategy.finish_gradients
         self._steps_plainly = not (strategy.capabilities.native_step or strategy.precision.policy.loss_scaling)
 
     def include(self, bundle: Bundle) -> None:
-        """Add prepared objects; those that are known already are left out by the caller."""
+        """Add prepared objects; the caller leaves out those that were added before."""
         self.bundle = self.bundle + bundle
         for model in bundle.models:
             self._trainable[id(model)] = _trainable_in(model)
-        self._learn_parameters()
+        self._update_averaged()
         for model in bundle.models:
             self.strategy.grad_sync(model, self.window.averages)
 
     def changed_models(self) -> list[nn.Module]:
-        """Return the models that train other parameters than when they were prepared."""
+        """Return the models whose set of trainable parameters has changed since they were prepared."""
         return [model for model in self.bundle.models if self._trainable[id(model)] != _trainable_in(model)]
 
     def learn_anew(self, models: Iterable[nn.Module]) -> None:
-        """Take what the models train now for what is averaged."""
+        """Average the gradients of the parameters that are trainable now."""
         for model in models:
             self._trainable[id(model)] = _trainable_in(model)
             self.strategy.grad_sync(model, self.window.averages)
-        self._learn_parameters()
+        self._update_averaged()
 
     def exclude(self, objects: Iterable[Any]) -> None:
-        """Forget objects."""
+        """Remove prepared objects."""
         gone = {id(item) for item in objects}
         self.bundle = Bundle(
             tuple(model for model in self.bundle.models if id(model) not in gone),
             tuple(optimizer for optimizer in self.bundle.optimizers if id(optimizer) not in gone),
             tuple(scheduler for scheduler in self.bundle.schedulers if id(scheduler) not in gone),
         )
-        self._learn_parameters()
+        self._update_averaged()
 
     def set_accumulation(self, size: int) -> None:
         """Change how many micro-batches a window has, from the next one on."""
         self.window.size = size
-        for gate in self.gates.values():
-            gate.hold_zero_grad(self.holds_zero_grad)
+        for proxy in self.gates.values():
+            proxy.hold_zero_grad(self.holds_zero_grad)
 
     @property
     def holds_zero_grad(self) -> bool:
-        """Whether an optimizer's ``zero_grad`` has to ask here."""
+        """Whether ``zero_grad`` of optimizers must be intercepted."""
         return self.window.size > 1 or self.strategy.capabilities.hides_gradients
 
     def read(self, loss: Tensor) -> Reading:
-        """Return what a loss over the present share is taken for."""
+        """Return how a loss over the current share is reduced."""
         share = self.window.share
         return "mean" if share is None else self._reader.read(loss, share.num_samples)
 
     def backward(self, loss: Tensor, weight: float | Tensor | None = None, **options: bool) -> None:
-        """Compute the gradients of one micro-batch, or of a part of it; with ``weight`` the loss is a sum."""
+        """Compute the gradients of one micro-batch, or of a part of it.
+
+        With ``weight`` the loss is a sum, and gradients are divided by the total weight of the window. Raises
+        `MisuseError` for a loss without gradient or of several values, and where no model is prepared.
+        """
         window = self.window
         try:
             if not loss.requires_grad:
@@ -152,8 +157,8 @@ class Stepper:
             raise MisuseError(
                 f"backward takes the loss as a tensor, and got a {type(loss).__name__}; do not call .item() on it"
             ) from None
-        if not self.gates and not self._has_said_ungated:
-            self._say_ungated()
+        if not self.gates and not self._has_warned_unprepared:
+            self._warn_unprepared()
         share, factor, shown = window.share, window.mean_factor, loss
         if self._weights.is_on and weight is None:
             self._weights.switch(False, is_new=not window.is_dirty)
@@ -168,7 +173,7 @@ class Stepper:
                 factor = window.sum_factor
             elif reading != "mean" and self._exchanges(reading):
                 portion = self._portion(reading.total, share).to(loss.dtype)
-                # A share of nothing but ignored targets has a loss of 0 / 0.
+                # A share whose targets are all ignored has a loss of 0 / 0.
                 loss, shown, factor = loss * portion, shown.detach().where(portion != 0, 0.0), 1.0
         try:
             if share is None:
@@ -194,45 +199,45 @@ class Stepper:
         finally:
             self.is_inside_backward = False
 
-    def step(self, gate: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
-        """Step an optimizer if the window closes; returns what the closure returned."""
-        gate.num_attempts += 1
+    def step(self, proxy: OptimizerGate, closure: Callable[[], Any] | None) -> Any:
+        """Step an optimizer if the window closes; return what the closure returned."""
+        proxy.num_attempts += 1
         if self.is_inside_backward and self.window.share is not None:
             self._refuse_step_in_backward()
         if closure is not None:
-            return self._step_with_closure(gate, closure)
+            return self._step_with_closure(proxy, closure)
         window = self.window
         if window.size > 1 and window.has_backward and not window.is_in_block:
-            self._refuse_second_backward(gate)
+            self._refuse_second_backward(proxy)
             if window.is_out_of_step and window.counts_batches:
                 raise MisuseError(_TWICE_ACCUMULATED.format(size=window.size))
         closes, number, factor = window.attempt() if window.has_backward else window.moment()
         if not closes:
             return None
-        if gate.finished_in != number:
-            self._finish(gate, number, factor)
+        if proxy.finished_in != number:
+            self._finish(proxy, number, factor)
         if self._clip is not None:
-            self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
-        sentinel = self._sentinel(gate) if gate.is_unproven else None
-        ran = gate.step_plainly() if self._steps_plainly else gate.run(self.strategy.step) == "ran"
-        self._end_step(gate, number, ran)
+            self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, _parameters(proxy.optimizer))
+        sentinel = self._sentinel(proxy) if proxy.is_unproven else None
+        ran = proxy.step_plainly() if self._steps_plainly else proxy.run(self.strategy.step) == "ran"
+        self._end_step(proxy, number, ran)
         if sentinel is not None and ran:
-            gate.is_unproven = False
+            proxy.is_unproven = False
             sentinel.after()
         return None
 
-    def may_zero(self, gate: OptimizerGate) -> bool:
-        """Whether an optimizer may clear its gradients: not those of a window that is not closed."""
+    def may_zero(self, proxy: OptimizerGate) -> bool:
+        """Whether an optimizer may clear its gradients: not those of an open window."""
         window = self.window
-        return window.size == 1 or not window.is_dirty or gate.stepped_in == window.number
+        return window.size == 1 or not window.is_dirty or proxy.stepped_in == window.number
 
-    def note_zero(self, gate: OptimizerGate) -> None:
-        """Hear that an optimizer has cleared the gradients that it sees."""
+    def note_zero(self, proxy: OptimizerGate) -> None:
+        """Clear the gradients that a strategy holds outside of ``parameter.grad``."""
         if self.strategy.capabilities.hides_gradients:
-            self.strategy.drop_gradients(gate.bundle)
+            self.strategy.drop_gradients(proxy.bundle)
 
     def clip_norm(self, parameters: Tensor | Iterable[Tensor], max_norm: float, norm_type: float) -> Tensor:
-        """Clip the gradients of a closing window; inside of an open one only measure them."""
+        """Clip the gradients of a closing window and return their norm; in an open window only return the norm."""
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         bundle = self.finish(clipped)
         if bundle is None:
@@ -242,24 +247,24 @@ class Stepper:
 
     def owns(self, parameters: list[Tensor]) -> bool:
         """Whether any of the parameters belongs to a prepared model."""
-        return any(id(parameter) in self._known for parameter in parameters)
+        return any(id(parameter) in self._averaged_ids for parameter in parameters)
 
     def finish(self, parameters: list[Tensor]) -> Bundle | None:
-        """Make the gradients of the optimizers that own ``parameters`` what one process would have.
+        """Average and unscale the gradients of the optimizers that own ``parameters``, as one process would have them.
 
-        Returns these optimizers, or None inside of an open window, where gradients are nobody's business yet.
+        Return these optimizers, or None inside of an open window, where gradients are not complete.
         """
         closes, number, factor = self.window.moment()
         if not closes:
             return None
         owners = self._owners(parameters)
-        for gate in owners:
-            if gate.finished_in != number:
-                self._finish(gate, number, factor)
+        for proxy in owners:
+            if proxy.finished_in != number:
+                self._finish(proxy, number, factor)
         return self._bundle_of(owners)
 
     def clip_value(self, parameters: Tensor | Iterable[Tensor], clip_value: float) -> None:
-        """Clip each gradient of a closing window; inside of an open one do nothing."""
+        """Clip each gradient of a closing window; do nothing inside of an open one."""
         clipped = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         bundle = self.finish(clipped)
         if bundle is not None:
@@ -268,7 +273,7 @@ class Stepper:
     @property
     def known_parameters(self) -> Set[int]:
         """The ids of the parameters whose gradients are averaged."""
-        return self._known
+        return self._averaged_ids
 
     @property
     def num_steps(self) -> int:
@@ -276,29 +281,29 @@ class Stepper:
         return self.meter.step
 
     def fingerprint(self) -> str | None:
-        """Return what ranks' replicas of the trained models agree on; None where each has something of its own."""
-        has_replicas = not self.strategy.capabilities.shards_params and not self._is_apart
+        """Return a digest that is equal on all ranks whose replicas are; None where ranks hold different parameters."""
+        has_replicas = not self.strategy.capabilities.shards_params and not self._is_local
         if not (self._has_sentinels and has_replicas and self.world.size > 1):
             return None
         return fingerprint(self.stepped_models())
 
     def resume_at(self, step: int, num_held: int) -> None:
-        """Count optimizer steps from ``step`` on, inside of a window with ``num_held`` micro-batches done."""
+        """Set the number of optimizer steps, and of the micro-batches that are done in the current window."""
         self.meter.step = step
         self.window.resume(num_held)
 
     def stepped_models(self) -> list[nn.Module]:
-        """Return the models that some optimizer steps: not loss modules, teachers or averaged copies."""
+        """Return the models of which an optimizer steps parameters: not loss modules, teachers or averaged copies."""
         stepped = {id(value) for optimizer in self.bundle.optimizers for value in _parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 
     @property
     def held_bytes(self) -> dict[str, int]:
-        """What this rank holds, as of the latest sample."""
+        """This rank's memory in bytes by kind, as of the latest sample."""
         return self._memory.held
 
     def flush(self) -> None:
-        """Report what is still on its way from the device."""
+        """Report the values that are still being copied from the device."""
         self.meter.flush()
 
     @contextmanager
@@ -314,8 +319,8 @@ class Stepper:
                 self.strategy.grad_sync(model, self.window.averages)
 
     def keep_local(self, models: Iterable[nn.Module], is_on: bool) -> None:
-        """Keep the gradients of models on this rank until told otherwise; every rank must call."""
-        self._is_apart = is_on
+        """Switch averaging of the models' gradients off (``is_on``) or on; every rank must call."""
+        self._is_local = is_on
         for model in models:
             self.strategy.keep_local(model, is_on)
 
@@ -326,7 +331,7 @@ class Stepper:
     def _drop_gradients(self) -> None:
         self.strategy.drop_gradients(self.bundle)
 
-    def _step_with_closure(self, gate: OptimizerGate, closure: Callable[[], Any]) -> Any:
+    def _step_with_closure(self, proxy: OptimizerGate, closure: Callable[[], Any]) -> Any:
         if self.window.size > 1 or self.strategy.precision.policy.loss_scaling:
             raise MisuseError(
                 "an optimizer that is stepped with a closure can neither accumulate nor scale losses: "
@@ -339,43 +344,43 @@ class Stepper:
             with torch.enable_grad():
                 loss = self._evaluate(closure)
             _, number, factor = self.window.attempt()
-            self._finish(gate, number, factor)
+            self._finish(proxy, number, factor)
             if self._clip is not None:
-                self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
+                self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, _parameters(proxy.optimizer))
             return loss
 
-        # Not through the strategy: its step returns no loss, and there is nothing to scale.
-        result = gate.run(lambda optimizer: optimizer.step(), finished_closure)
-        self._end_step(gate, number, True)
+        # The strategy's step is not called: it returns no loss, and there is nothing to scale.
+        result = proxy.run(lambda optimizer: optimizer.step(), finished_closure)
+        self._end_step(proxy, number, True)
         return result
 
     def _evaluate(self, closure: Callable[[], Any]) -> Any:
         """Call an optimizer's closure and return its loss as that of the whole batch.
 
-        An optimizer that searches along a line decides by it, and all ranks must decide alike.
+        A line search, as in L-BFGS, depends on the loss, and all ranks must get the same value.
         """
         if self.world.size == 1 or self.is_joined:
             return closure()
-        self._closure_loss = nothing = torch.zeros((), device=self.world.device)
+        self._closure_loss = start = torch.zeros((), device=self.world.device)
         try:
             loss = closure()
             total = self._closure_loss
         finally:
             self._closure_loss = None
-        if total is nothing or not isinstance(loss, Tensor | float):
+        if total is start or not isinstance(loss, Tensor | float):
             return loss
         total = self._comm.all_reduce(total.to(torch.float64).reshape(1), "mean").reshape(())
         return total.to(loss.dtype) if isinstance(loss, Tensor) else total.item()
 
-    def _sentinel(self, gate: OptimizerGate) -> FirstStep | None:
-        """Return what looks at a first step, once it has seen what is about to be stepped."""
-        if not self._has_sentinels or self._is_apart:
-            gate.is_unproven = False
+    def _sentinel(self, proxy: OptimizerGate) -> FirstStep | None:
+        """Return the check of an optimizer's first step, with the state before the step recorded."""
+        if not self._has_sentinels or self._is_local:
+            proxy.is_unproven = False
             return None
-        if has_gradient(gate.optimizer):
-            self.strategy.unscale(gate.optimizer)
+        if has_gradient(proxy.optimizer):
+            self.strategy.unscale(proxy.optimizer)
         sentinel = FirstStep(
-            gate.optimizer,
+            proxy.optimizer,
             self.bundle,
             self._comm,
             has_replicas=not self.strategy.capabilities.shards_params,
@@ -385,40 +390,40 @@ class Stepper:
         sentinel.before()
         return sentinel
 
-    def _finish(self, gate: OptimizerGate, number: int, factor: float) -> None:
-        """Make the gradients of an optimizer what one process would have, once for each window."""
-        gate.finished_in = number
-        if len(gate.optimizer.param_groups) != gate.num_checked:
-            self._check_groups(gate)
-        if gate.strays:
-            self._refuse_strays(gate)
-        self.finish_gradients(gate.bundle, self._weights.factor(number, factor))
+    def _finish(self, proxy: OptimizerGate, number: int, factor: float) -> None:
+        """Average and unscale the gradients of an optimizer, once for each window."""
+        proxy.finished_in = number
+        if len(proxy.optimizer.param_groups) != proxy.num_checked:
+            self._check_groups(proxy)
+        if proxy.strays:
+            self._refuse_unaveraged(proxy)
+        self.finish_gradients(proxy.bundle, self._weights.factor(number, factor))
 
-    def _end_step(self, gate: OptimizerGate, number: int, ran: bool) -> None:
+    def _end_step(self, proxy: OptimizerGate, number: int, ran: bool) -> None:
         if ran:
-            gate.num_ran += 1
-        gate.stepped_in = number
+            proxy.num_ran += 1
+        proxy.stepped_in = number
         self.was_skipped = not ran
-        now = self.meter.end_step(gate.learning_rate, not ran)
+        now = self.meter.end_step(proxy.learning_rate, not ran)
         if now >= self._memory.due:
             hidden = self.strategy.hidden_bytes()
             self._memory.sample(now, self.meter.step, self.bundle.models, self.bundle.optimizers, hidden)
 
     def _bundle_of(self, gates: list[OptimizerGate]) -> Bundle:
-        return Bundle(self.bundle.models, tuple([gate.optimizer for gate in gates]))
+        return Bundle(self.bundle.models, tuple([proxy.optimizer for proxy in gates]))
 
     def _owners(self, parameters: list[Tensor]) -> list[OptimizerGate]:
         if len(self.gates) <= 1:
             return list(self.gates.values())
         wanted = set(map(id, parameters))
         return [
-            gate
-            for gate in self.gates.values()
-            if any(id(parameter) in wanted for parameter in _parameters(gate.optimizer))
+            proxy
+            for proxy in self.gates.values()
+            if any(id(parameter) in wanted for parameter in _parameters(proxy.optimizer))
         ]
 
     def _exchanges(self, reading: Weighed) -> bool:
-        """Whether ranks exchange the weights of such losses: asked once for each kind, answered alike on every rank."""
+        """Whether ranks exchange the weights of such losses: decided once for each kind, equally on every rank."""
         known = self._exchanged.get(reading.key)
         if known is None:
             needed = torch.tensor([reading.is_needed], dtype=torch.int32, device=reading.total.device)
@@ -426,29 +431,29 @@ class Stepper:
         return known
 
     def _portion(self, weight: Tensor, share: Share) -> Tensor:
-        """Return what a loss of this total weight is multiplied by, for the ranks' mean to be that of all weights."""
+        """Return the factor for a loss of this total weight that makes the ranks' mean the mean over all weights."""
         own = weight.detach().to(torch.float64).reshape(1) * bool(share.num_samples)
         return (own / self._comm.all_reduce(own.clone()) * (self.world.size / self.window.size)).reshape(())
 
-    def _learn_parameters(self) -> None:
-        self._known = {key for model in self.bundle.models for key in self._trainable[id(model)]}
-        for gate in self.gates.values():
-            gate.num_checked = -1
+    def _update_averaged(self) -> None:
+        self._averaged_ids = {key for model in self.bundle.models for key in self._trainable[id(model)]}
+        for proxy in self.gates.values():
+            proxy.num_checked = -1
 
-    def _refuse_second_backward(self, gate: OptimizerGate) -> None:
-        """Two backward passes, each with a step of its own optimizer, are one micro-batch and would count as two."""
+    def _refuse_second_backward(self, proxy: OptimizerGate) -> None:
+        """Raise `MisuseError` if a second optimizer steps in one batch: the batch would count as two micro-batches."""
         share = self.window.share
-        if share is not None and share is self._last_share and gate is not self._last_gate:
+        if share is not None and share is self._last_share and proxy is not self._last_gate:
             raise MisuseError(
                 "two optimizers step after backward passes of their own in one batch, and accumulate is "
                 f"{self.window.size}: wrap what is done with a batch in `with accelerator.accumulate():`, or set "
                 "accumulate to 1"
             )
-        self._last_share, self._last_gate = share, gate
+        self._last_share, self._last_gate = share, proxy
 
-    def _say_ungated(self) -> None:
-        """Say once that no optimizer is prepared where its steps should wait, or see other gradients."""
-        self._has_said_ungated = True
+    def _warn_unprepared(self) -> None:
+        """Warn once that no optimizer is prepared although gradients are accumulated or scaled."""
+        self._has_warned_unprepared = True
         scales = self.strategy.precision.policy.loss_scaling
         if (self.window.size > 1 or scales) and self.world.is_main:
             lacking = "unscales its gradients" if scales else f"holds its steps back for {self.window.size} batches"
@@ -462,30 +467,34 @@ class Stepper:
         return any(parameter is value for model in self.bundle.models for value in model.parameters())
 
     def _refuse_step_in_backward(self) -> None:
-        """Refuse a step by gradients of one share; those of a model that is divided are averaged before hooks run."""
+        """Raise `MisuseError` for a step by gradients of one share.
+
+        Gradients of a sharded model are averaged before hooks run, so a step in the backward pass is right there.
+        """
         if self.world.size > 1 and not self.strategy.capabilities.shards_params:
             raise MisuseError(_STEP_IN_BACKWARD)
 
-    def _refuse_strays(self, gate: OptimizerGate) -> None:
-        computes_alike = self.is_plain and self.window.share is None and not self.has_diverged
-        for stray in gate.strays:
-            if computes_alike and not self._holds(stray[2]):
+    def _refuse_unaveraged(self, proxy: OptimizerGate) -> None:
+        """Raise `UnsyncedGradientError` if a parameter has a gradient that is not averaged over ranks."""
+        is_equal_on_ranks = self.is_plain and self.window.share is None and not self.has_diverged
+        for unaveraged in proxy.strays:
+            if is_equal_on_ranks and not self._holds(unaveraged[2]):
                 continue  # a tensor in no module, whose gradient is the same on every rank
-            if stray[2].requires_grad and stray[2].grad is not None:
-                raise UnsyncedGradientError(self._describe_stray(*stray))
+            if unaveraged[2].requires_grad and unaveraged[2].grad is not None:
+                raise UnsyncedGradientError(self._describe_unaveraged(*unaveraged))
 
-    def _check_groups(self, gate: OptimizerGate) -> None:
-        """Note what the optimizer steps, and which of it belongs to nothing that averages gradients."""
-        gate.num_checked = len(gate.optimizer.param_groups)
-        gate.bundle = Bundle(self.bundle.models, (gate.optimizer,))
-        gate.strays = [
+    def _check_groups(self, proxy: OptimizerGate) -> None:
+        """Record which of the optimizer's parameters belong to no prepared model, so that they are not averaged."""
+        proxy.num_checked = len(proxy.optimizer.param_groups)
+        proxy.bundle = Bundle(self.bundle.models, (proxy.optimizer,))
+        proxy.strays = [
             (number, index, parameter)
-            for number, group in enumerate(gate.optimizer.param_groups)
+            for number, group in enumerate(proxy.optimizer.param_groups)
             for index, parameter in enumerate(group["params"])
-            if id(parameter) not in self._known and self.world.size > 1
+            if id(parameter) not in self._averaged_ids and self.world.size > 1
         ]
 
-    def _describe_stray(self, group: int, index: int, parameter: Tensor) -> str:
+    def _describe_unaveraged(self, group: int, index: int, parameter: Tensor) -> str:
         name = _find_name(parameter, self.namespace)
         return (
             f"parameter {index} of group {group} of the optimizer"
@@ -505,34 +514,34 @@ _NO_GRADIENT = (
 
 _STEP_IN_BACKWARD = (
     "an optimizer steps inside of the backward pass, in a hook on gradients, before these are averaged over the "
-    "workers: step after backward() instead, divide the model by `--strategy fsdp`, or use one worker"
+    "workers: step after backward() instead, shard the model with `--strategy fsdp`, or use one worker"
 )
 
 
 _NO_WEIGHTS_IN_JOIN = (
-    "backward was given a weight inside of join_uneven_inputs, where ranks that have ended cannot add theirs: leave "
-    "the weight out, or divide the data evenly instead of joining"
+    "backward got a weight inside of join_uneven_inputs, where ranks that have run out of data cannot add theirs: "
+    "leave the weight out, or divide the data evenly instead of joining"
 )
 
 
 _NOT_ONE_VALUE = (
-    "backward takes a loss of one value, and got a tensor of shape {shape}: call .mean() on it, or .sum() and say of "
-    "how much by weight"
+    "backward takes a loss of one value, and got a tensor of shape {shape}: call .mean() on it, or .sum() and pass "
+    "the number of summed values as weight"
 )
 
 
 _TWICE_ACCUMULATED = (
     "gradients of several batches were summed up before this step, and gradient_accumulation_steps is {size}: without "
-    "accumulate() a step is tried after each batch, or after {size} batches of which each was trained on before the "
-    "next was read. Wrap what is done with each batch in `with accelerator.accumulate(model):`, or leave "
-    "gradient_accumulation_steps at 1 and divide the loss yourself; a loss that is a sum over tokens is weighed by "
+    "accumulate(), step() is called after each batch, or after {size} batches of which each was trained on before the "
+    "next was read. Wrap the code for one batch in `with accelerator.accumulate(model):`, or leave "
+    "gradient_accumulation_steps at 1 and divide the loss yourself; for a loss that is a sum over tokens call "
     "backward(loss, weight=num_tokens)"
 )
 
 
 _NO_MODEL = (
     "backward was called on an accelerator that holds no model, so each worker would train alone. Call "
-    "prepare(model, optimizer, loader) first; after an interrupt run the cell again that builds the Accelerator"
+    "prepare(model, optimizer, loader) first; after an interrupt run the cell that builds the Accelerator again"
 )
 
 

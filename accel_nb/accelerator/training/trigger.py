@@ -1,4 +1,4 @@
-"""One flag for all ranks: any may set it, and all learn of it at the same check."""
+"""A flag that any rank may set, and that all ranks read as set in the same check."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 
 class Trigger:
-    """A flag between ranks; see `Accelerator.check_trigger` for what users are promised.
+    """A flag between ranks; see `Accelerator.check_trigger` for the guarantees.
 
-    Ranks compare flags on their hosts, so that no device is waited for. A set flag takes part in exactly one
-    comparison, and so is answered exactly once.
+    Flags are reduced in host memory, without a device synchronization. A set flag takes part in exactly one reduction,
+    and so is returned by exactly one check.
     """
 
     def __init__(self, comm: Communicator) -> None:
@@ -20,11 +20,11 @@ class Trigger:
         self._pending: Callable[[], bool] | None = None
 
     def set(self) -> None:
-        """Set this rank's flag; sends nothing."""
+        """Set this rank's flag, without communication."""
         self._is_set = True
 
     def check(self, *, wait: bool) -> bool:
-        """Compare flags: now, or by the comparison that the check before has started."""
+        """Return whether any rank's flag was set: now (``wait``), or when the check before was made."""
         started = self._comm.start_any(self._is_set)
         self._is_set = False
         earlier, self._pending = self._pending, None if wait else started
