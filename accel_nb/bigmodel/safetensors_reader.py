@@ -6,7 +6,6 @@ import ctypes
 import errno
 import fcntl
 import functools
-import json
 import mmap
 import os
 import signal
@@ -23,33 +22,15 @@ import torch
 from torch import Tensor
 
 from accel_nb.bigmodel.host_memory import empty_tensors
-from accel_nb.errors import ConfigError
+from accel_nb.errors import ConfigError, CorruptCheckpoint
+from accel_nb.runtime import safetensors_header
+from accel_nb.runtime.safetensors_header import SUFFIX, read_file_header
+from accel_nb.runtime.strict_json import parse_strict_json
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-SUFFIX = ".safetensors"
+DTYPES = {name: getattr(torch, torch_name) for name, (torch_name, _) in safetensors_header.DTYPES.items()}
 INDEX_SUFFIX = ".index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_MAX_HEADER_BYTES = 100_000_000
-"""safetensors' own limit."""
 _MAX_INDEX_BYTES = 100_000_000
-_MAX_DIM = 2**62
 CHUNK_BYTES = 8 << 20
 """What is read at a time where bytes must be converted or sent on."""
 _STAGING_BYTES = 4 << 20
@@ -87,7 +68,13 @@ class ShardFile:
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"the checkpoint's file {path} is not a regular file")
             self.nbytes = status.st_size
-            self.tensors = {tensor.name: tensor for tensor in self._read_header()}
+            self.tensors = {
+                name: FileTensor(name, self, entry.start, DTYPES[entry.dtype], entry.shape)
+                for name, entry in read_file_header(self.fd, str(path)).items()
+            }
+        except CorruptCheckpoint as error:
+            self.close()
+            raise ConfigError(str(error)) from None
         except BaseException:
             self.close()
             raise
@@ -216,56 +203,6 @@ class ShardFile:
 
     def _cut_short(self, offset: int) -> OSError:
         return OSError(f"{self.path} ends before byte {offset}: it was cut short while in use")
-
-    def _read_header(self) -> Iterator[FileTensor]:
-        length = bytearray(8)
-        if self.nbytes < len(length):
-            raise self._refusal(f"it has {self.nbytes} bytes, too few for a header")
-        self.read(0, memoryview(length))
-        size = int.from_bytes(length, "little")
-        if size > _MAX_HEADER_BYTES or len(length) + size > self.nbytes:
-            raise self._refusal(f"its header claims {size} bytes of a file of {self.nbytes}")
-        text = bytearray(size)
-        self.read(len(length), memoryview(text))
-        try:
-            header = strict_json(text)
-        except (ValueError, RecursionError) as error:
-            raise self._refusal(f"its header is not JSON of the right form: {error}") from error
-        if not isinstance(header, dict):
-            raise self._refusal("its header is not a JSON object")
-        start = len(length) + size
-        found = [self._entry(name, entry, start) for name, entry in header.items() if name != "__metadata__"]
-        end = start
-        for tensor in sorted(found, key=lambda tensor: (tensor.offset, tensor.nbytes)):
-            if tensor.offset != end:
-                raise self._refusal(f"the bytes of {_quoted(tensor.name)} overlap others or leave a hole")
-            end += tensor.nbytes
-        if end != self.nbytes:
-            raise self._refusal(
-                f"its tensors end at byte {end}, and the file at {self.nbytes}: it is cut short or longer"
-            )
-        yield from found
-
-    def _entry(self, name: str, entry: Any, start: int) -> FileTensor:
-        try:
-            dtype_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._refusal(f"the entry of {_quoted(name)} lacks dtype, shape or data_offsets") from error
-        dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
-        if dtype is None:
-            raise self._refusal(f"{_quoted(name)} has the dtype {_quoted(dtype_name)}; known are {', '.join(DTYPES)}")
-        numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
-        if not all(type(number) is int and 0 <= number < _MAX_DIM for number in numbers):
-            raise self._refusal(f"{_quoted(name)} has a shape or offsets that are not whole numbers from 0")
-        nbytes = dtype.itemsize
-        for dim in shape:
-            nbytes *= dim
-        if end - begin != nbytes or start + end > self.nbytes:
-            raise self._refusal(f"{_quoted(name)} takes {nbytes} bytes by its shape, and its offsets say {end - begin}")
-        return FileTensor(name, self, start + begin, dtype, tuple(shape))
-
-    def _refusal(self, why: str) -> ConfigError:
-        return ConfigError(f"{self.path} is no safetensors file that can be trusted: {why}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -399,21 +336,6 @@ def as_bytes(tensor: Tensor) -> memoryview:
     return memoryview(array)
 
 
-def strict_json(text: bytes | bytearray) -> Any:
-    """Return what JSON says; raises `ValueError` for names given twice, NaN and infinities."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name is given twice")
-        return found
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number")
-
-    return json.loads(text.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
-
-
 def _in_folder(folder: Path) -> Path:
     indices = sorted(folder.glob(f"*{SUFFIX}{INDEX_SUFFIX}"))
     files = sorted(folder.glob(f"*{SUFFIX}"))
@@ -470,10 +392,10 @@ def _read_index(path: Path) -> dict[str, str]:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_INDEX_BYTES:
                 raise ConfigError(f"{path} is no regular file of at most {_MAX_INDEX_BYTES} bytes")
-            found = strict_json(file.read())
+            found = parse_strict_json(file.read())
     except OSError as error:
         raise ConfigError(f"the index {path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"the index {path} is not JSON of the right form: {error}") from error

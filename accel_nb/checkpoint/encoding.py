@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.checkpoint.layout import DTYPES, Region, parse_json, whole
+from accel_nb.checkpoint.layout import Region, parse_json, whole
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
+from accel_nb.runtime.safetensors_header import DTYPES
 
 MAX_DEPTH = 100
 

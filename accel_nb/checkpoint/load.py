@@ -12,12 +12,13 @@ from torch import Tensor
 
 from accel_nb.checkpoint.discovery import locate, manifest_of
 from accel_nb.checkpoint.encoding import ArrayOf, decode
-from accel_nb.checkpoint.layout import DTYPES, MAX_JSON_BYTES, Region, TensorPlace, read_header, whole
+from accel_nb.checkpoint.layout import MAX_JSON_BYTES, Region, whole
 from accel_nb.checkpoint.manifest import Manifest, TensorRecord
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
 from accel_nb.errors import AccelNbError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.safetensors_header import DTYPES, TensorEntry, read_header
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,7 @@ class Checkpoint:
     passed_over: list[str] = field(default_factory=list)
     """What is wrong with newer ones that were to be read instead, one line each."""
 
-    _places: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
+    _headers: dict[str, dict[str, TensorEntry]] = field(default_factory=dict)
 
     def tree(self) -> Any:
         """Return the state tree, with a `StoredTensor` in place of each tensor.
@@ -88,24 +89,24 @@ class Checkpoint:
         return result
 
     def _piece(self, file: str, key: str) -> Tensor:
-        place = self._header(file)[key]
-        dtype = getattr(torch, DTYPES[place.dtype][0])
-        if place.start == place.end:
-            return torch.empty(place.shape, dtype=dtype)
-        content = self.files[file][place.start : place.end]
-        if place.start % DTYPES[place.dtype][1]:
+        entry = self._header(file)[key]
+        dtype = getattr(torch, DTYPES[entry.dtype][0])
+        if entry.start == entry.end:
+            return torch.empty(entry.shape, dtype=dtype)
+        content = self.files[file][entry.start : entry.end]
+        if entry.start % DTYPES[entry.dtype][1]:
             content = memoryview(bytearray(content))
-        return torch.frombuffer(content, dtype=dtype).view(place.shape)
+        return torch.frombuffer(content, dtype=dtype).view(entry.shape)
 
-    def _header(self, file: str) -> dict[str, TensorPlace]:
-        if file not in self._places:
-            self._places[file] = read_header(self.files[file], f"{self.url}/{file}")
-        return self._places[file]
+    def _header(self, file: str) -> dict[str, TensorEntry]:
+        if file not in self._headers:
+            self._headers[file] = read_header(self.files[file], f"{self.url}/{file}")
+        return self._headers[file]
 
     def _check(self, path: str, record: TensorRecord) -> None:
         for piece in record.pieces:
-            place = self._header(piece.file).get(piece.key)
-            if place is None or place.dtype != record.dtype or place.shape != piece.region.shape:
+            entry = self._header(piece.file).get(piece.key)
+            if entry is None or entry.dtype != record.dtype or entry.shape != piece.region.shape:
                 raise CorruptCheckpoint(
                     f"{self.url}/{piece.file}: it holds no {record.dtype} of shape {list(piece.region.shape)} as "
                     f"{piece.key[:200]!a}, which the manifest says of {path[:200]!a}"

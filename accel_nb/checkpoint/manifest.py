@@ -17,16 +17,14 @@ from typing import Any
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from accel_nb.checkpoint.layout import (
-    DTYPES,
     MANIFEST,
     Region,
-    checked_dtype,
     checked_file_name,
-    checked_shape,
     parse_json,
     tiles,
 )
 from accel_nb.errors import CorruptCheckpoint
+from accel_nb.runtime.safetensors_header import DTYPES, checked_dtype, checked_shape
 
 FORMAT = "accel_nb.checkpoint"
 VERSION = 2

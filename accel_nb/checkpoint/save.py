@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, Encoded, FromMain, Leaf, Slice, encode, region_of, tensor_of
-from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, header_of, state_file
+from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, state_file
 from accel_nb.checkpoint.manifest import (
     CHUNK_BYTES,
     Facts,
@@ -32,6 +32,7 @@ from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.write_plan import Task, TensorPlan, WritePlan, plan_writes
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.safetensors_header import encode_header
 
 logger = logging.getLogger(__name__)
 
@@ -223,7 +224,7 @@ def write_share(draft: Draft, buffers: Callable[[Sequence[Task]], Iterator[memor
     try:
         for file, group in groupby(draft.tasks, key=lambda task: task.file):
             tasks = list(group)
-            header = header_of({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
+            header = encode_header({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
             with _Sums() as sums:
                 content = _joined([memoryview(header)], buffers(tasks))
                 draft.store.write(draft.folder, file, sums.over(content))

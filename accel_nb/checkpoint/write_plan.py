@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from accel_nb.checkpoint.layout import DTYPES, Region, tensor_file, tiles, whole
+from accel_nb.checkpoint.layout import Region, tensor_file, tiles, whole
 from accel_nb.checkpoint.manifest import Piece, TensorRecord
 from accel_nb.errors import CheckpointError
+from accel_nb.runtime.safetensors_header import DTYPES
 
 MAX_FILE_BYTES = 2 << 30
 MIN_SPLIT_BYTES = 64 << 20

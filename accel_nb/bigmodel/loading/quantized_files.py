@@ -24,8 +24,10 @@ from accel_nb.bigmodel.quantization.quantize import (
     replace_layers,
     report_quantization,
 )
-from accel_nb.bigmodel.safetensors_reader import SUFFIX, open_checkpoint, strict_json
+from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.safetensors_header import SUFFIX
+from accel_nb.runtime.strict_json import parse_strict_json
 
 RECORD = "quantization.json"
 _VERSION = 1
@@ -88,13 +90,13 @@ def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
     try:
         if record.stat().st_size > _MAX_RECORD_BYTES:
             raise ValueError(f"it has more than {_MAX_RECORD_BYTES} bytes")
-        found = strict_json(record.read_bytes())
+        found = parse_strict_json(record.read_bytes())
         if not isinstance(found, dict) or found.pop("version", None) != _VERSION:
             raise ValueError(f"it is no record of version {_VERSION}")
         layers = {str(name): parse_dtype(dtype) for name, dtype in found.pop("layers").items()}
         skipped = found.pop("skip_modules")
         how = Quantization(**found, skip_modules=None if skipped is None else tuple(map(str, skipped)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
         raise ConfigError(f"{record} does not say how the weights beside it are quantised: {error}") from error
     present = dict(model.named_modules())
     if wrong := [name for name in layers if type(present.get(name)) is not nn.Linear]:

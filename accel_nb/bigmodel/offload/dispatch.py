@@ -32,9 +32,10 @@ from accel_nb.bigmodel.planning.sizes import (
     parse_bytes,
     to_torch_device,
 )
-from accel_nb.bigmodel.safetensors_reader import SUFFIX, FileTensor, ShardFile
+from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.process.hardware import num_usable_cores
+from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 
 _HANDLE = "_accel_nb_dispatched"
