@@ -19,6 +19,7 @@ from accel_nb.checkpoint.verify import map_files, verify_files
 from accel_nb.errors import AccelNbError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.safetensors_header import DTYPES, TensorEntry, read_header
+from accel_nb.runtime.tensors.state_tree import map_state
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,27 +151,19 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoi
 
 
 def materialise(tree: Any) -> Any:
-    """Return a tree with every stored tensor read whole; tensors that were one stay one."""
-    return _Reader().read(tree)
+    """Return a tree with every stored tensor read whole; references to one tensor stay references to one."""
+    read: dict[int, Tensor] = {}
 
+    def read_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, StoredTensor):
+            if id(leaf) not in read:
+                read[id(leaf)] = leaf.read()
+            return read[id(leaf)]
+        if isinstance(leaf, ArrayOf):
+            return read_leaf(leaf.tensor).numpy().copy()
+        return leaf
 
-class _Reader:
-    def __init__(self) -> None:
-        self._known: dict[int, Tensor] = {}
-
-    def read(self, tree: Any) -> Any:
-        if isinstance(tree, StoredTensor):
-            if id(tree) not in self._known:
-                self._known[id(tree)] = tree.read()
-            return self._known[id(tree)]
-        if isinstance(tree, ArrayOf):
-            return self.read(tree.tensor).numpy().copy()
-        if type(tree) in (list, tuple):
-            return type(tree)(self.read(item) for item in tree)
-        if isinstance(tree, dict):
-            items = {key: self.read(item) for key, item in tree.items()}
-            return items if type(tree) is dict else type(tree)(items)
-        return tree
+    return map_state(read_leaf, tree)
 
 
 def _open(store: Store, name: str, comm: Communicator) -> Checkpoint:

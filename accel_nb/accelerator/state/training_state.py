@@ -37,6 +37,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.secrets import redact, redacted
+from accel_nb.runtime.tensors.state_tree import map_state
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
 LoadHook = Callable[[list[nn.Module], str], None]
@@ -497,14 +498,7 @@ def _row(stored: StoredTensor, row: int) -> Tensor:
 
 def _owned(tree: Any) -> Any:
     """Return a tree whose tensors are no views of a file: what keeps them may outlive it."""
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        items = {key: _owned(value) for key, value in tree.items()}
-        return items if type(tree) is dict else type(tree)(items)
-    if type(tree) in (list, tuple):
-        return type(tree)(_owned(value) for value in tree)
-    return tree
+    return map_state(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:
