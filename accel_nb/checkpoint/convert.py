@@ -12,7 +12,7 @@ from torch import Tensor
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, tensor_of
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.save import Draft, abandon, commit, live_buffers, refuse_foreign, write_share
-from accel_nb.checkpoint.store import open_store, split
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import LocalComm
@@ -40,7 +40,7 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_sha
         TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], tuple(tensor_of(leaf).shape), "replicated")
         for path, leaf in encoded.leaves.items()
     ]
-    root, name = split(target)
+    root, name = split_url(target)
     store, save_id = open_store(root), uuid.uuid4().hex[:12]
     if name in store.folders():
         raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")

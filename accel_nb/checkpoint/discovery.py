@@ -6,7 +6,8 @@ import os
 
 from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, aside, step_of
 from accel_nb.checkpoint.manifest import Manifest, read_manifest
-from accel_nb.checkpoint.store import Store, open_store, split
+from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.errors import CorruptCheckpoint, NoCheckpoint
 
 
@@ -16,7 +17,7 @@ def locate(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
     A URL of one checkpoint stands for that one; one of a folder of checkpoints for all ``step_N`` in it that have a
     manifest, by their steps: clocks are not asked. Raises `NoCheckpoint`.
     """
-    root, name = split(url)
+    root, name = split_url(url)
     if name:
         store = open_store(root)
         if is_complete(store, name):

@@ -28,7 +28,7 @@ from accel_nb.checkpoint.layout import Region, step_name
 from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.save import Place, reserve
-from accel_nb.checkpoint.store import open_store, split
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
 from accel_nb.data.position import Position
@@ -126,7 +126,7 @@ class TrainingState:
         options = self._resolved.config.checkpoint
         keep = None
         if output_dir is not None:
-            root, name = split(output_dir)
+            root, name = split_url(output_dir)
         elif options.dir is not None:
             root, name, keep = options.dir, step_name(self._stepper.num_steps), options.total_limit
         else:
