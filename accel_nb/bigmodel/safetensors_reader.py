@@ -1,4 +1,4 @@
-"""Checkpoints of safetensors files, read in place: names, types and extents are checked before any byte is used."""
+"""Reading of tensors from safetensors files; headers and indices are checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ INDEX_SUFFIX = ".index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
 _MAX_INDEX_BYTES = 100_000_000
 CHUNK_BYTES = 8 << 20
-"""What is read at a time where bytes must be converted or sent on."""
+"""Size of a read where bytes are converted or copied to a device."""
 _STAGING_BYTES = 4 << 20
 _SECTOR_BYTES = 4096
-"""Reading past the system's cache is in whole sectors, to whole pages."""
+"""Alignment of direct reads (``O_DIRECT``) in file and memory."""
 _DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
 _CACHESTAT = 451
-"""Linux' system call of that name."""
+"""The number of Linux' system call ``cachestat``."""
 _POPULATE_READ = 22
-"""Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
+"""Linux' ``MADV_POPULATE_READ``, which Python defines since 3.14."""
 
 
 class ShardFile:
-    """An open safetensors file, and where its tensors lie. Readable from several threads at once.
+    """An open safetensors file and its tensors; several threads may read at once.
 
-    It stays readable if its name is removed while it is open.
+    It stays readable if its name is removed while it is open. A lease (`hold`) delays processes that want to write.
     """
 
     def __init__(self, path: Path, *, may_link: bool = False) -> None:
@@ -80,7 +80,7 @@ class ShardFile:
             raise
 
     def read(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` from ``offset`` on; raises `OSError` if the file has become shorter."""
+        """Fill ``out`` from ``offset`` on; raises `OSError` if the file was truncated."""
         if self._direct is not None and len(out) >= _STAGING_BYTES:
             self._read_direct(self._direct, offset, out)
             return
@@ -92,10 +92,9 @@ class ShardFile:
             out = out[count:]
 
     def bypass_cache(self) -> bool:
-        """Read large tensors past the system's cache from now on; returns whether system and file allow it.
+        """Read large tensors with ``O_DIRECT`` from now on; returns whether system and file allow it.
 
-        For files of which the cache could not keep enough until they are read again: filling it takes more of the
-        processor than the reading does.
+        For files larger than the page cache: filling it costs more processor time than the reads.
         """
         if self._direct is None and _DIRECT_FLAG:
             try:
@@ -107,7 +106,7 @@ class ShardFile:
         return self._direct is not None
 
     def mapping(self) -> mmap.mmap:
-        """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
+        """Return the file as a copy-on-write memory map whose pages are read at once."""
         if self._mapping is None:
             pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             _populate(pages)
@@ -115,10 +114,10 @@ class ShardFile:
         return self._mapping
 
     def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
-        """Return bytes over pages of the file, as `mapping` does for all of it; ``whole``: all are read at once.
+        """Return bytes over a copy-on-write map of a part of the file; ``whole``: all pages are read at once.
 
-        Raises `OSError` if they cannot be read, or the file has become shorter. Once it is mapped, touching bytes that
-        have been cut off ends the process: `hold` it, and check its length.
+        Raises `OSError` if they cannot be read, or the file was truncated. Access to mapped bytes that are truncated
+        later ends the process: call `hold`, and check the length.
         """
         self.check_length()
         skipped = offset % mmap.ALLOCATIONGRANULARITY
@@ -133,27 +132,28 @@ class ShardFile:
         return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
 
     def hold(self) -> None:
-        """Let others who want to write to the file or cut it short wait until `let_go`; for less than half a minute.
+        """Acquire a read lease: other processes that open the file for writing or truncate it wait until `let_go`.
 
-        Raises `OSError` if somebody has it open for writing or waits to do so, or the system knows no leases for it.
+        Linux ends their wait after `/proc/sys/fs/lease-break-time` (45 s). Raises `OSError` if the file is open for
+        writing, a process waits to write, or the file system does not support leases.
         """
         with self._holding:
             if not self._num_holders:
                 fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)  # by default SIGIO, which would end the process
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             elif fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-                raise OSError(errno.EBUSY, f"somebody waits to write to {self.path}")
+                raise OSError(errno.EBUSY, f"another process waits to write to {self.path}")
             self._num_holders += 1
 
     def let_go(self) -> None:
-        """End what `hold` began."""
+        """Release the lease of `hold`."""
         with self._holding:
             self._num_holders -= 1
             if not self._num_holders:
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def can_be_held(self) -> bool:
-        """Whether `hold` is possible now."""
+        """Whether a lease can be acquired now."""
         if not hasattr(fcntl, "F_SETLEASE"):
             return False
         try:
@@ -164,25 +164,25 @@ class ShardFile:
         return True
 
     def check_length(self) -> None:
-        """Raise `OSError` if the file has become shorter."""
+        """Raise `OSError` if the file was truncated."""
         length = os.fstat(self.fd).st_size
         if length < self.nbytes:
             raise self._cut_short(length)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
+        """Whether bytes are in the page cache, by samples of them."""
         if self._direct is not None or not nbytes:
             return self._direct is None
         places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
         return all(_is_page_cached(self.fd, place) for place in places)
 
     def will_read(self, offset: int, nbytes: int) -> None:
-        """Tell the system what is going to be read, so that a disk works ahead of us."""
+        """Advise the system to read bytes into the page cache."""
         if self._direct is None and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def _read_direct(self, fd: int, offset: int, out: memoryview) -> None:
-        """Read whole sectors into a staging buffer, and copy from there: tensors begin anywhere in a file."""
+        """Read whole sectors into a staging buffer and copy from there, since tensors are not aligned in files."""
         try:
             staging = self._staging.pop()
         except IndexError:
@@ -196,18 +196,18 @@ class ShardFile:
                 count = min(os.preadv(fd, [staging], offset + done - skipped) - skipped, len(out) - done)
                 if count <= 0:
                     raise self._cut_short(offset + done)
-                ctypes.memmove(target + done, source + skipped, count)  # other threads go on meanwhile
+                ctypes.memmove(target + done, source + skipped, count)  # releases the GIL
                 done += count
         finally:
             self._staging.append(staging)
 
     def _cut_short(self, offset: int) -> OSError:
-        return OSError(f"{self.path} ends before byte {offset}: it was cut short while in use")
+        return OSError(f"{self.path} ends before byte {offset}: it was truncated while in use")
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """Where a tensor lies in a file; ``offset`` in bytes from the file's start."""
+    """A tensor in a file; ``offset`` in bytes from the start of the file."""
 
     name: str
     file: ShardFile
@@ -217,7 +217,7 @@ class FileTensor:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         count = 1
         for dim in self.shape:
             count *= dim
@@ -229,26 +229,26 @@ class FileTensor:
         return self.numel * self.dtype.itemsize
 
     def part(self, begin: int, count: int) -> FileTensor:
-        """Return ``count`` elements from ``begin`` on as a tensor of one dim."""
+        """Return ``count`` elements from ``begin`` on as a one-dimensional tensor in the file."""
         return FileTensor(self.name, self.file, self.offset + begin * self.dtype.itemsize, self.dtype, (count,))
 
     def mapped(self) -> Tensor:
-        """Return a tensor over the file's pages."""
+        """Return a tensor over the file's mapped pages."""
         if not self.numel:
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
         return flat.view(self.shape)
 
     def is_at_hand(self) -> bool:
-        """Whether reading it is a matter of copying, and not of waiting for a disk."""
+        """Whether it is in the page cache, so that reading it does not wait for a disk."""
         return self.file.is_cached(self.offset, self.nbytes)
 
     def will_read(self) -> None:
-        """Tell the system that this is going to be read."""
+        """Advise the system to read it into the page cache."""
         self.file.will_read(self.offset, self.nbytes)
 
     def read_into(self, out: Tensor) -> None:
-        """Fill a contiguous tensor on the CPU with as many elements; another dtype is converted to in parts."""
+        """Fill a contiguous CPU tensor with as many elements, converted in chunks to its dtype if that differs."""
         if out.dtype == self.dtype:
             if self.numel:
                 self.file.read(self.offset, as_bytes(out))
@@ -257,7 +257,7 @@ class FileTensor:
             out.view(-1)[begin : begin + part.numel()].copy_(part)
 
     def chunks(self, allocate: Callable[[int], Tensor] | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield parts as stored, with their first element's place; in one buffer unless ``allocate`` gives others."""
+        """Yield the index of the first element and the chunk, as stored; all in one buffer without ``allocate``."""
         per_chunk = max(1, CHUNK_BYTES // self.dtype.itemsize)
         nbytes = min(per_chunk, self.numel) * self.dtype.itemsize
         buffer = None if allocate else empty_tensors([((nbytes,), torch.uint8)])[0]
@@ -282,8 +282,8 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a safetensors file, an index of several (``.index.json``), or the folder that holds either.
 
-    Raises `ConfigError` with all that is wrong: files missing, cut short, outside of the folder, links (but those of a
-    Hugging Face cache), foreign dtypes, pickled files.
+    Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except those of a
+    Hugging Face cache), unknown dtypes, pickled files.
     """
     path = Path(path)
     is_folder = path.is_dir()
@@ -294,7 +294,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return _open_index(path)
     if not path.exists() and not path.is_symlink():
         raise ConfigError(f"there is no checkpoint at {path}; give a {SUFFIX} file, an index of them, or their folder")
-    # A file that the user has named may be a link; one that was found may not.
+    # A file named by the user may be a link; one found in a folder may not.
     file = ShardFile(_checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True)
     return Checkpoint(path, [file], dict(file.tensors))
 
@@ -305,33 +305,33 @@ def _libc() -> Any:
 
 
 def _populate(pages: mmap.mmap) -> None:
-    """Read and map all pages, while other threads go on; raises `OSError` where touching them would end the process."""
+    """Read and map all pages without the GIL; raises `OSError` where an access would end the process."""
     if sys.platform != "linux":
         return
     start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
     if _libc().madvise(start, ctypes.c_size_t(len(pages)), _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    # Before Linux 5.14, which does not know the advice, each page is read when it is touched.
+    # Linux before 5.14 lacks this advice (EINVAL) and reads each page on access.
 
 
 def _is_page_cached(fd: int, offset: int) -> bool:
-    """Whether the system has the byte at a place of a file; False if it does not tell."""
+    """Whether a byte of a file is in the page cache; False if the system cannot report it."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
-    asked, told = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
-    if not _libc().syscall(_CACHESTAT, fd, asked, told, 0):
-        return told[0] > 0
+    query, result = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
+    if not _libc().syscall(_CACHESTAT, fd, query, result, 0):
+        return result[0] > 0
     if ctypes.get_errno() != errno.ENOSYS:
         return False
-    try:  # before Linux 6.5; where the byte is not there, this begins to read it
+    try:  # before Linux 6.5; starts a read if the byte is not cached
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:
         return False
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU that holds at least one element."""
-    assert tensor.is_contiguous(), "only contiguous memory can be filled"
+    """Return the memory of a contiguous CPU tensor with at least one element."""
+    assert tensor.is_contiguous(), "the tensor must be contiguous"
     array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
@@ -374,10 +374,12 @@ def _open_index(path: Path) -> Checkpoint:
     for tensor, name in weight_map.items():
         file = files.get(name)
         if file is not None and tensor not in file.tensors:
-            problems.append(f"{path.name} says that {_quoted(tensor)} is in {name}, which does not have it")
+            problems.append(f"{path.name} lists {_quoted(tensor)} in {name}, which does not contain it")
         elif file is not None:
             tensors[tensor] = file.tensors[tensor]
-    for file in files.values():  # what the index forgets is told as unexpected if the model has no use for it
+    for (
+        file
+    ) in files.values():  # tensors missing in the index are reported as unexpected if the model does not use them
         for tensor in file.tensors.values():
             tensors.setdefault(tensor.name, tensor)
     if problems:
@@ -391,17 +393,17 @@ def _read_index(path: Path) -> dict[str, str]:
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_INDEX_BYTES:
-                raise ConfigError(f"{path} is no regular file of at most {_MAX_INDEX_BYTES} bytes")
+                raise ConfigError(f"{path} is not a regular file of at most {_MAX_INDEX_BYTES} bytes")
             found = parse_strict_json(file.read())
     except OSError as error:
         raise ConfigError(f"the index {path} cannot be read: {error.strerror}") from error
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"the index {path} is not JSON of the right form: {error}") from error
+        raise ConfigError(f"the index {path} is not strict JSON: {error}") from error
     weight_map = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise ConfigError(f"the index {path} has no weight_map of tensors' names and files' names")
+        raise ConfigError(f"the index {path} has no weight_map from tensor names to file names")
     return weight_map
 
 
@@ -412,18 +414,18 @@ def _checked(root: Path, name: str, index: Path) -> Path:
         raise ConfigError(f"{where}; only names of files beside it are allowed")
     if not name.endswith(SUFFIX):
         _refuse_pickled(Path(name))
-        raise ConfigError(f"{where}, which is no {SUFFIX} file")
+        raise ConfigError(f"{where}, which is not a {SUFFIX} file")
     path = root / name
     real = Path(os.path.realpath(path))
     if path.is_symlink() and _in_cache(root, real):
         return real
     if real != path:
-        raise ConfigError(f"{where}, which is a link or lies behind one, to {real}; put the file itself there")
+        raise ConfigError(f"{where}, which is a link to {real}, or in a linked folder; put the file itself there")
     return path
 
 
 def _in_cache(root: Path, real: Path) -> bool:
-    """Whether a link leads where those of a Hugging Face cache do: from snapshots/REVISION to blobs beside it."""
+    """Whether a link has the form of a Hugging Face cache: from snapshots/REVISION to the sibling folder blobs."""
     return root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
 
 

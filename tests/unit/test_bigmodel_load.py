@@ -271,7 +271,7 @@ def test_a_file_cut_short_after_opening_is_an_error(tmp_path: Path) -> None:
     opened = open_checkpoint(path)
     os.truncate(path, 5000)
     source = max(opened.tensors.values(), key=lambda tensor: tensor.offset)
-    with pytest.raises(OSError, match="cut short while in use"):
+    with pytest.raises(OSError, match="truncated while in use"):
         source.read_into(torch.empty(source.shape))
 
 

@@ -480,7 +480,7 @@ def test_files_removed_while_open_are_still_read_and_files_cut_short_are_an_erro
     with torch.no_grad():
         model(TOKENS)
         os.truncate(path, 1000)
-        with pytest.raises(OffloadError, match=r"cannot be read: .*cut short while in use"):
+        with pytest.raises(OffloadError, match=r"cannot be read: .*truncated while in use"):
             model(TOKENS)
         with open(path, "wb") as file:  # put right, it works again
             file.write(Path(copy).read_bytes())
