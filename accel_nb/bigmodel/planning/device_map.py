@@ -1,4 +1,4 @@
-"""Where each part of a model goes: planned from sizes and limits, and checked."""
+"""Planning and checking of device maps: the place of each part of a model, from sizes and memory limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class Workload:
-    """What a device must hold beside weights while the model runs, in bytes.
+    """Memory needed beside weights while the model runs, in bytes.
 
     ``activations`` on every device that computes; ``kv_cache`` for each block, on the device that computes the block.
     """
@@ -41,7 +41,7 @@ class Workload:
 
     @classmethod
     def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
-        """Make one from sizes like ``"2GB"``; raises `ConfigError`."""
+        """Parse sizes like ``"2GB"``; raises `ConfigError`."""
         return cls(parse_bytes(activations, "activations"), parse_bytes(kv_cache, "kv_cache"))
 
 
@@ -68,18 +68,18 @@ def infer_auto_device_map(
     pace: Pace | None = None,
     flops: Mapping[str, int] | None = None,
 ) -> DeviceMap:
-    """Plan where each part of a model goes: accelerators in their order, then ``cpu``, then ``disk``.
+    """Plan the place of each part of a model: accelerators in their order, then ``cpu``, then ``disk``.
 
-    What shares a tensor goes to one device, and a shared tensor counts once. ``no_split_module_classes`` are classes
-    that stay whole (None: the blocks that the model repeats). The first device keeps room for weights that come to it
-    from elsewhere: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are kept free too, in
-    bytes. ``fallback_allocation`` gives a device that the next part in order does not fit on a later one that does.
-    With a ``pace``, parts that the first device computes exchange places until a forward is expected to end no sooner:
-    what takes long to come stays, and what is away lies between parts that compute meanwhile. ``flops`` are what
-    modules compute in a forward, by name (`measure_demand`); without, they go through their weights once, as for one
-    token. ``verbose`` prints the plan.
+    Parts that share a tensor are placed on one device, and a shared tensor counts once. ``no_split_module_classes`` are
+    classes that are not split (None: the blocks that the model repeats). On the first device, memory is reserved for
+    offloaded weights: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are reserved too, in
+    bytes. With ``fallback_allocation``, a device on which the next part does not fit receives a later part that does.
+    With a ``pace``, parts that the first device computes exchange places as long as that shortens the expected forward:
+    parts with slow transfers stay on the device, and transfers overlap with the computation of other parts. ``flops``
+    are the operations of modules in a forward, by name (`measure_demand`); without them the time of a module is that of
+    one pass over its weights, as for one token. ``verbose`` prints the plan.
 
-    Raises `ConfigError` with all that is wrong, a part that is larger than the device that computes it included.
+    Raises `ConfigError` with all problems, including a part larger than the device that computes it.
     """
     limits = get_max_memory(max_memory)
     blocks = _blocks(model, no_split_module_classes)
@@ -110,7 +110,7 @@ def expect_forward(
     flops: Mapping[str, int] | None = None,
     offload_buffers: bool = False,
 ) -> ForwardTime:
-    """Return how long a forward is expected to take under a device map; the arguments are as in planning one."""
+    """Return the expected time of a forward under a device map; arguments as in `infer_auto_device_map`."""
     tree = Tree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
     places = {part: _place_of_part(tree, part, device_map) for part in tree.smallest("")}
     room: dict[Device, float] = dict.fromkeys([main_device(places.values()), "cpu", "disk"], float("inf"))
@@ -129,10 +129,10 @@ def get_balanced_memory(
     activations: int | str = 0,
     kv_cache: int | str = 0,
 ) -> dict[Device, int]:
-    """Return limits under which the accelerators share the model as evenly as its parts allow.
+    """Return memory limits that divide the model among the accelerators as evenly as its parts allow.
 
-    ``low_zero`` leaves on the first one only what the others cannot hold. Limits stay as they are if the model does not
-    fit on the accelerators, or if there is but one.
+    With ``low_zero`` the first one receives only what does not fit on the others. Limits do not change if the model
+    does not fit on the accelerators, or there is only one.
     """
     limits = get_max_memory(max_memory)
     devices = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
@@ -175,12 +175,12 @@ def plan_device_map(
     flops: Mapping[str, int] | None = None,
     offload_buffers: bool = False,
 ) -> DeviceMap:
-    """Return the device map that ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` means here.
+    """Return the device map for ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` on this machine.
 
-    But for ``sequential`` it is the one with the fastest forward that was found, at a ``pace`` (None: a typical one).
+    Except for ``sequential`` it is the fastest one found for a ``pace`` (None: typical hardware).
     """
     if way not in WAYS:
-        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary of your own")
+        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary")
     limits = get_max_memory(max_memory)
     if way != "sequential":
         limits = get_balanced_memory(
@@ -206,12 +206,12 @@ def plan_device_map(
 
 
 def main_device(places: Iterable[Device]) -> Device:
-    """Return the device that computes what has no device of its own: the first accelerator of a map, else ``cpu``."""
+    """Return the device that computes offloaded parts: the first accelerator of a map, else ``cpu``."""
     return next((device for device in places if str(device) not in ("cpu", "disk")), "cpu")
 
 
 def _place_of_part(tree: Tree, part: str, device_map: Mapping[str, Device]) -> Device:
-    """Return where a part lies, by its first tensor, as arrangements name places."""
+    """Return the place of a part's first tensor, as `Arrangement` names places."""
     own = (name for index in sorted(tree.inside(part)) for name in tree.held[index].names if is_within(name, part))
     place = place_of(next(own, part), device_map)
     if place is None or str(place) in ("cpu", "disk"):
@@ -230,7 +230,7 @@ def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
 
 
 def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool) -> _Plan:
-    """Place everything on the devices if it fits without weights on their way; else keep room for these."""
+    """Place all parts; if some are offloaded, reserve buffer memory on the main device and place again."""
     main = main_device(_usable(limits))
     room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
     if "cpu" in limits:
@@ -247,7 +247,7 @@ def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_bu
 
 
 def _needed_on_the_way(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
-    """Return the room that the main device needs for what lies elsewhere and is computed on it."""
+    """Return the memory that the main device needs to compute offloaded parts."""
     away = _offloaded(tree, plan, main)
     sizes = [tree.nbytes(tree.inside(part)) for part in away]
     blocks = sum(tree.is_block(part) for part in away)
@@ -277,13 +277,15 @@ def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], mai
     if sum(tree.held[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
         "disk", float("inf")
     ):
-        problems.append(f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than what is left")
+        problems.append(
+            f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than the parts that remain"
+        )
     if problems:
         raise ConfigError(problems)
 
 
 def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
-    """Fill the devices in order; what fits on none of them goes to ``disk``."""
+    """Fill the devices in order; parts that fit on none of them are placed on ``disk``."""
     devices = [device for device in room if device != "disk"]
     plan = _Plan(room=dict(room))
     queue = deque([""])
@@ -323,7 +325,7 @@ def _arranged(
     flops: Mapping[str, int],
     offload_buffers: bool,
 ) -> tuple[DeviceMap, ForwardTime]:
-    """Let parts that the main device computes exchange places; return all places, and how long a forward takes."""
+    """Exchange places of parts that the main device computes; return all places, and the time of a forward."""
     small = {part: place for name, place in places.items() for part in tree.smallest(name)}
     main = main_device(_usable(limits))
     kept = work.activations + work.kv_cache * sum(
