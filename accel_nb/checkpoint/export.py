@@ -1,4 +1,4 @@
-"""Files for others: weights as safetensors with the index that model libraries read, and plain values."""
+"""Export for other libraries: weights as safetensors with the usual index, and plain values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?
 class WeightFiles:
     """Writes ``model.safetensors``, or shards with ``model.safetensors.index.json``, of tensors in the order they come.
 
-    With ``dtype`` real numbers are rounded to it. Holds no more tensors than those of one file. What is in the folder
-    changes in `finish`, which also raises what went wrong before, so that ranks who gather the tensors for it can go
-    through all of them. Raises `MisuseError` for a size or a floating point format that is none.
+    With ``dtype`` floating-point tensors are converted to it. Holds the tensors of at most one file. The folder changes
+    only in `finish`, which also raises earlier errors, so that ranks that gather the tensors can iterate over all of
+    them. Raises `MisuseError` for an invalid size or dtype.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class WeightFiles:
         self._problem: Exception | None = None
 
     def add(self, name: str, value: Any) -> None:
-        """Take a tensor, on any device; `finish` raises `CheckpointError` for another value."""
+        """Add a tensor, on any device; for another value `finish` raises `CheckpointError`."""
         if self._problem is not None:
             return
         try:
@@ -53,12 +53,12 @@ class WeightFiles:
                 self._write()
             self._shard[name] = _apart(value, self._shard.values())
             self._room -= value.nbytes
-        except Exception as error:  # told by `finish`
+        except Exception as error:  # raised by `finish`
             self._problem = error
             self._shard = {}
 
     def finish(self) -> None:
-        """Put the files in place, and remove those of an earlier save."""
+        """Rename the files to their final names, and remove those of an earlier save."""
         if self._problem is None and (self._shard or not self._written):
             self._write()
         count = len(self._written)
@@ -90,7 +90,7 @@ class WeightFiles:
 
 
 def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
-    """Write tensors that are whole as `WeightFiles` does; tied ones once."""
+    """Write complete tensors with `WeightFiles`; tied ones once."""
     files = WeightFiles(folder, max_shard_size)
     for name, value in distinct(weights).items():
         files.add(name, value)
@@ -98,9 +98,9 @@ def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max
 
 
 def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
-    """Return the weights without names of a tensor that has another name already.
+    """Return the weights with one name for each tensor.
 
-    Whole tensors are the same if they lie in the same place; of others the names in each group of ``ties`` are one.
+    Complete tensors are the same if they share memory; for others the names in each group of ``ties`` are one tensor.
     """
     later = {name for first, *others in ties for name in others}
     kept: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> 
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
-    """Write a value in the format of the path's ending; raises `CheckpointError` for what is not plain."""
+    """Write a value in the format of the path's suffix; raises `CheckpointError` for values that are not plain."""
     target = Path(path)
     encoded = encode(value)
     if as_safetensors or target.suffix == ".safetensors":
@@ -139,7 +139,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
 
 
 def _apart(value: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Return a contiguous tensor that shares no memory with others, as a file of weights wants it."""
+    """Return a contiguous tensor that shares no memory with others, as safetensors requires."""
     storages = {other.untyped_storage().data_ptr() for other in others}
     if value.untyped_storage().data_ptr() in storages:
         return value.clone(memory_format=torch.contiguous_format)

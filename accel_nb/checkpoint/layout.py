@@ -25,14 +25,14 @@ _ASIDE = re.compile(r"(.+)\.(tmp|old|gone)-([0-9a-f]{8,32})")
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """A box in a global tensor: where it begins in each dim, and how long it is there."""
+    """A box in a global tensor: its offset and length in each dim."""
 
     offsets: tuple[int, ...]
     shape: tuple[int, ...]
 
     @property
     def size(self) -> int:
-        """How many elements it holds."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     def is_inside(self, shape: Sequence[int]) -> bool:
@@ -43,7 +43,7 @@ class Region:
         )
 
     def overlaps(self, other: Region) -> bool:
-        """Whether the two share an element."""
+        """Whether the two have a common element."""
         return all(
             start < their_start + their_length and their_start < start + length
             for start, length, their_start, their_length in zip(
@@ -53,7 +53,7 @@ class Region:
 
 
 def whole(shape: Sequence[int]) -> Region:
-    """Return the region that is all of a tensor."""
+    """Return the region of a whole tensor."""
     return Region((0,) * len(shape), tuple(shape))
 
 
@@ -80,49 +80,49 @@ def step_name(step: int) -> str:
 
 
 def step_of(name: str) -> int | None:
-    """Return the step that an automatic name stands for; None for other names."""
+    """Return the step of an automatic name ``step_N``; None for other names."""
     match = _STEP_NAME.fullmatch(name)
     return int(match[1]) if match else None
 
 
 def temporary_name(name: str, save_id: str) -> str:
-    """Return where a checkpoint is written before it is complete."""
+    """Return the folder of a checkpoint that is being written."""
     return f"{name}.tmp-{save_id}"
 
 
 def replaced_name(name: str, save_id: str) -> str:
-    """Return where a checkpoint waits that another one of the same name replaces."""
+    """Return the folder of a checkpoint that is being replaced by another one of the same name."""
     return f"{name}.old-{save_id}"
 
 
 def removed_name(name: str, removal_id: str) -> str:
-    """Return what a checkpoint is called while it is removed."""
+    """Return the folder of a checkpoint that is being removed."""
     return f"{name}.gone-{removal_id}"
 
 
 def aside(folder: str) -> tuple[str, str] | None:
-    """Return the checkpoint's name and ``tmp``, ``old`` or ``gone``; None for a folder that is not set aside."""
+    """Return the checkpoint's name and ``tmp`` (being written), ``old`` (replaced) or ``gone`` (removed); else None."""
     match = _ASIDE.fullmatch(folder)
     return (match[1], match[2]) if match else None
 
 
 def tensor_file(rank: int, world_size: int, number: int, suffix: str) -> str:
-    """Return the name of one rank's file of tensors; ``suffix`` keeps saves apart where folders cannot be renamed."""
+    """Return the name of one rank's file of tensors; ``suffix`` distinguishes saves in stores without rename."""
     return f"tensors-{rank:05}-of-{world_size:05}-{number:03}{suffix}.safetensors"
 
 
 def state_file(suffix: str) -> str:
-    """Return the name of the file that holds everything but tensors."""
+    """Return the name of the file with everything except tensors."""
     return f"state{suffix}.json"
 
 
 def part_file(rank: int, suffix: str) -> str:
-    """Return the name of the note by which a rank says that its files are written."""
+    """Return the name of the file by which a rank reports to rank 0 that its files are written."""
     return f"part-{rank:05}{suffix}.json"
 
 
 def checked_file_name(name: object, where: str) -> str:
-    """Return a file name that came out of a file if it is a plain one; raises `CorruptCheckpoint`."""
+    """Return a file name read from a file if it is a plain one; raises `CorruptCheckpoint`."""
     if not isinstance(name, str) or not _FILE_NAME.fullmatch(name):
         shown = ascii(name) if len(ascii(name)) <= 80 else ascii(name)[:80] + "..."
         raise CorruptCheckpoint(
@@ -132,7 +132,7 @@ def checked_file_name(name: object, where: str) -> str:
 
 
 def checked_name(name: str) -> str:
-    """Return a checkpoint's name that a user gave; raises `CheckpointError` for one that no folder may have."""
+    """Return a checkpoint's name given by the user; raises `CheckpointError` if it is not a plain folder name."""
     if not name or name in (".", "..") or set(name) & set("/\\\0") or aside(name):
         raise CheckpointError(f"{name!a} cannot be the name of a checkpoint; give a plain folder name")
     return name
