@@ -240,7 +240,7 @@ def test_a_checkpoint_of_the_same_run_is_replaced(store: Store) -> None:
 def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(CheckpointError, match="exists and is no checkpoint"):
+    with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
         save(LocalStore(str(tmp_path)), "mine", {"w": torch.zeros(2)})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
