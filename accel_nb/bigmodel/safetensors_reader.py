@@ -46,7 +46,7 @@ _POPULATE_READ = 22
 class ShardFile:
     """An open safetensors file and its tensors; several threads may read at once.
 
-    It stays readable if its name is removed while it is open. A lease (`hold`) delays processes that want to write.
+    It stays readable if its name is removed while it is open. A lease (`acquire_lease`) delays processes that want to write.
     """
 
     def __init__(self, path: Path, *, may_link: bool = False) -> None:
@@ -117,7 +117,7 @@ class ShardFile:
         """Return bytes over a copy-on-write map of a part of the file; ``whole``: all pages are read at once.
 
         Raises `OSError` if they cannot be read, or the file was truncated. Access to mapped bytes that are truncated
-        later ends the process: call `hold`, and check the length.
+        later ends the process: call `acquire_lease`, and check the length.
         """
         self.check_length()
         skipped = offset % mmap.ALLOCATIONGRANULARITY
@@ -132,7 +132,7 @@ class ShardFile:
         return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
 
     def hold(self) -> None:
-        """Acquire a read lease: other processes that open the file for writing or truncate it wait until `let_go`.
+        """Acquire a read lease: other processes that open the file for writing or truncate it wait until `release_lease`.
 
         Linux ends their wait after `/proc/sys/fs/lease-break-time` (45 s). Raises `OSError` if the file is open for
         writing, a process waits to write, or the file system does not support leases.
@@ -146,7 +146,7 @@ class ShardFile:
             self._num_holders += 1
 
     def let_go(self) -> None:
-        """Release the lease of `hold`."""
+        """Release the lease of `acquire_lease`."""
         with self._holding:
             self._num_holders -= 1
             if not self._num_holders:

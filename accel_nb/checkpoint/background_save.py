@@ -59,7 +59,7 @@ class Saver:
 
     @property
     def is_behind(self) -> bool:
-        """Whether a background save is running, and it or the last one takes longer than `PATIENCE_S`."""
+        """Whether a background save is running, and it or the last one takes longer than `MAX_WAIT_S`."""
         return self.is_busy and max(self.took_s, self._job.elapsed_s if self._job else 0.0) > PATIENCE_S
 
     def save(
@@ -76,7 +76,7 @@ class Saver:
     ) -> str:
         """Write ``tree`` as the checkpoint ``name`` and return its URL.
 
-        ``keep`` is the number of checkpoints of this run to retain; ``place`` is the result of `reserve`, if it was
+        ``keep`` is the number of checkpoints of this run to retain; ``place`` is the result of `reserve_folder`, if it was
         called; with ``may_replace`` a checkpoint of another run with this name is replaced. With ``blocking=False`` it
         returns once the tensors are copied. Raises `CheckpointError` for this save, or for the previous one.
         """
@@ -128,7 +128,7 @@ class Saver:
             self._job = None
 
     def leave(self) -> None:
-        """Close without the other ranks, of which some may have ended; cancel a save that takes over `PATIENCE_S`."""
+        """Close without the other ranks, of which some may have ended; cancel a save that takes over `MAX_WAIT_S`."""
         if self._job is not None:
             self._job.join(PATIENCE_S)
         self.abort()

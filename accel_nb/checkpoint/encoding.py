@@ -216,7 +216,7 @@ def _refusal(path: tuple[str, ...], why: str) -> CheckpointError:
 
 
 def decode(text: bytes, tensor: Callable[[str], Any], where: str) -> Any:
-    """Return the tree of `Encoded.text`; ``tensor(path)`` returns the placeholder of a tensor.
+    """Return the tree of `EncodedState.to_bytes`; ``tensor(path)`` returns the placeholder of a tensor.
 
     Raises `CorruptCheckpoint` for anything that `encode` does not write.
     """

@@ -90,7 +90,7 @@ class WeightFiles:
 
 
 def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
-    """Write complete tensors with `WeightFiles`; tied ones once."""
+    """Write complete tensors with `WeightWriter`; tied ones once."""
     files = WeightFiles(folder, max_shard_size)
     for name, value in distinct(weights).items():
         files.add(name, value)

@@ -134,7 +134,7 @@ class LocalStore:
         """Create the temporary folder, with a lock that this process holds until its end."""
         folder = temporary_name(name, save_id)
         for _ in range(_NUM_TRIES):
-            # Renamed only once it is locked: after a kill in between, `sweep` can remove it.
+            # Renamed only once it is locked: after a kill in between, `remove_stale` can remove it.
             new = self._root / removed_name(name, uuid.uuid4().hex[:12])
             os.makedirs(new)
             lock = -1
@@ -236,7 +236,7 @@ class LocalStore:
         self._remove_folder(folder)
 
     def remove(self, name: str) -> None:
-        """Rename it first, so that after a kill `sweep` removes the rest."""
+        """Rename it first, so that after a kill `remove_stale` removes the rest."""
         self._remove_folder(name)
 
     def sweep(self) -> None:

@@ -120,9 +120,6 @@ class Position:
 class Epoch:
     """Progress of one training iteration over a loader, and the position where it was resumed."""
 
-    __slots__ = ("_group_size", "_mark", "_num_trained", "batches", "drawing", "is_over", "latest", "resumed", "seen",
-                 "snapshots")  # fmt: skip
-
     def __init__(self, group_size: int, num_trained: Callable[[], int], resumed: Position | None = None) -> None:
         self.resumed = resumed
         self.seen = 0 if resumed is None else resumed.seen
@@ -234,7 +231,7 @@ def put_back(was: Drawing, draws_from: Any, generators: list[torch.Generator]) -
 
 
 def num_remaining(draws_from: Any, num_items: int | None, resumed: Position | None, *, deals: bool) -> int | None:
-    """Return the number of items that `draw` yields, if the sampler has a length."""
+    """Return the number of items that `draw_epoch` yields, if the sampler has a length."""
     if resumed is None or num_items is None:
         return num_items
     if deals and type(draws_from) is BatchSampler:

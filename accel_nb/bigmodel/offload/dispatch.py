@@ -66,7 +66,7 @@ def dispatch_model(
     computation, block by block through ``buffer_bytes`` of buffers (None: two of the largest parts), prefetched in the
     order of the previous forward. They are frozen; gradients pass through them, so that adapters train. Trainable
     parameters among frozen ones stay on the main device if they are few. Weights of a checkpoint on disk are given in
-    ``offload_index`` (`Loaded.on_disk`) and are read from there; others are written to ``offload_dir``.
+    ``offload_index`` (`LoadReport.on_disk`) and are read from there; others are written to ``offload_dir``.
     ``preload_module_classes`` are loaded whole, since they use weights of their children without calling them (None:
     the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between devices.
 

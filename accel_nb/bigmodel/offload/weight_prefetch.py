@@ -253,7 +253,7 @@ class WeightStream:
     def _advance(self, unit: Unit) -> None:
         """Record this thread's position in the order, and request the units that it needs next."""
         state, order = self._thread_state, self._order
-        if len(state.seen) > 8 * len(order):  # parts of the model are called alone, without `end`
+        if len(state.seen) > 8 * len(order):  # parts of the model are called alone, without `end_forward`
             state.seen = []
         state.seen.append(unit)
         if state.next >= len(order) or order[state.next] is not unit:
