@@ -46,7 +46,7 @@ _POPULATE_READ = 22
 class ShardFile:
     """An open safetensors file and its tensors; several threads may read at once.
 
-    It stays readable if its name is removed while it is open. A lease (`acquire_lease`) delays processes that want to write.
+    It stays readable if its name is removed while it is open. `acquire_lease` delays writes by other processes.
     """
 
     def __init__(self, path: Path, *, may_link: bool = False) -> None:
@@ -132,7 +132,7 @@ class ShardFile:
         return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
 
     def hold(self) -> None:
-        """Acquire a read lease: other processes that open the file for writing or truncate it wait until `release_lease`.
+        """Acquire a read lease: processes that open the file for writing or truncate it wait until `release_lease`.
 
         Linux ends their wait after `/proc/sys/fs/lease-break-time` (45 s). Raises `OSError` if the file is open for
         writing, a process waits to write, or the file system does not support leases.

@@ -56,13 +56,13 @@ class ForeignState:
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder looks like one of ``accelerate``."""
+    """Whether a folder has the files of ``accelerate``'s ``save_state``."""
     folder = Path(path)
     return any((folder / name).is_file() for name in ("random_states_0.pkl", "optimizer.bin"))
 
 
 def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
-    """Read a folder that ``accelerate``'s ``save_state`` has written; tensors come on the CPU.
+    """Read a folder that ``accelerate``'s ``save_state`` has written; tensors are on the CPU.
 
     Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
     link, or holds anything but tensors and plain values.

@@ -76,9 +76,9 @@ class Saver:
     ) -> str:
         """Write ``tree`` as the checkpoint ``name`` and return its URL.
 
-        ``keep`` is the number of checkpoints of this run to retain; ``place`` is the result of `reserve_folder`, if it was
-        called; with ``may_replace`` a checkpoint of another run with this name is replaced. With ``blocking=False`` it
-        returns once the tensors are copied. Raises `CheckpointError` for this save, or for the previous one.
+        ``keep`` is the number of checkpoints of this run to retain; ``place`` is the result of `reserve_folder`, if it
+        was called; with ``may_replace`` a checkpoint of another run with this name is replaced. With ``blocking=False``
+        it returns once the tensors are copied. Raises `CheckpointError` for this save, or for the previous one.
         """
         self.wait()
         started = time.monotonic()

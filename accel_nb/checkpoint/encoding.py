@@ -245,7 +245,7 @@ class _Decoder:
         tag = next(iter(value), "")
         if len(value) != 1 or not tag.startswith("$"):
             if any(key.startswith("$") for key in value):
-                raise self._error("a tag stands among other keys")
+                raise self._error("a tag is among other keys")
             return {key: self.decode(item, depth + 1) for key, item in value.items()}
         make = _TAGS.get(tag)
         if make is None:

@@ -79,7 +79,7 @@ class Place:
 
 
 def reserve(store: Store, name: str, run: str, comm: Communicator, *, may_replace: bool = False) -> Place:
-    """Create the folder of a checkpoint, so that others can write to it too; every rank must call. Pass it to `plan_save`.
+    """Create the folder of a checkpoint, which others can write to before `plan_save`; every rank must call.
 
     Raises `CheckpointError` on every rank, as `plan_save` does. Release it with ``store.discard`` if it is not used.
     """
@@ -117,8 +117,8 @@ def draft(
 ) -> Draft:
     """Agree with all ranks on the files that each writes; every rank must call.
 
-    ``place`` is the result of `reserve_folder`, if it was called. With ``may_replace`` a checkpoint of another run with this
-    name is replaced.
+    ``place`` is the result of `reserve_folder`, if it was called. With ``may_replace`` a checkpoint of another run with
+    this name is replaced.
 
     Raises `CheckpointError` on every rank for values that cannot be stored, trees that differ between ranks, and a name
     in use by anything that this run has not written.

@@ -132,4 +132,4 @@ def _is_there(place: str) -> bool:
 
 
 def _refusal(asked: str, reason: str) -> str:
-    return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() brings the real package back"
+    return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() restores the real package"

@@ -200,13 +200,13 @@ _PARTS = {
     "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
         "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine"
     ),
-    "log_with takes names and trackers of your own as they are": (
+    "log_with accepts names and custom trackers directly": (
         "filter_trackers get_available_trackers register_tracker_class"
     ),
-    "functions go to the workers as they are, without a wrapper": "PrepareForLaunch",
+    "functions are sent to the workers without a wrapper": "PrepareForLaunch",
     "XLA is served as strategy='xla', without this name": "torch_xla",
-    "it belongs to the other package's command line, ours is accel-nb": "commands launch write_basic_config",
-    "it belongs to the other package's own tests": "test_utils",
+    "it belongs to accelerate's command line; here it is accel-nb": "commands launch write_basic_config",
+    "it belongs to accelerate's own tests": "test_utils",
     "loaders are sharded in place, by Accelerator.prepare": (
         "BatchSamplerShard IterableDatasetShard DataLoaderAdapter DataLoaderStateMixin prepare_data_loader get_sampler"
     ),

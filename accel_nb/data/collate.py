@@ -30,7 +30,7 @@ class PaddingCollate:
             samples that are single sequences become a pair.
         mask_of: The field that the mask belongs to.
         only: The fields to pad; by default every sequence.
-        side: Where the padding goes.
+        side: The side to pad.
 
     Raises `MisuseError` for samples that differ in more than their first dim, or in their fields.
     """
@@ -98,7 +98,7 @@ class PaddingCollate:
         return make(values) if make is not None and len(values) == len(first) else tuple(values)
 
     def _fields(self, columns: Mapping[Any, list[Any]]) -> tuple[dict[Any, Any], Tensor | None]:
-        """Collate each field; also return the mask if one is wanted and some field was a sequence."""
+        """Collate each field; also return the mask if it is requested and a field was a sequence."""
         batch: dict[Any, Any] = {}
         mask: Tensor | None = None
         for key, values in columns.items():

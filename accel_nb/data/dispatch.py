@@ -27,7 +27,7 @@ _ALIGN = 16
 _HEADER_BYTES = 32  # kind, a number, bytes of the values, bytes of the layout
 _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_WAY_OUT = "let collate_fn give tensors, numbers, text, lists, tuples and dicts, or set dispatch_batches to False"
+_WAY_OUT = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
 Steps = Callable[[Sequence[int]], Iterator[list[Pair]]]
 """Reads on rank 0: takes the indices of all shares, yields in each step one pair for each."""

@@ -81,8 +81,8 @@ class Cutter:
         if whole is None:
             raise MisuseError(
                 "even_batches fills up the last batches with the first samples, and the batches of this loader cannot "
-                "be joined, since they differ in shape or structure: set even_batches to False, or let collate_fn give "
-                "every batch the same shape"
+                "be joined, since they differ in shape or structure: set even_batches to False, or use a collate_fn "
+                "whose batches have the same shape"
             )
         return whole
 

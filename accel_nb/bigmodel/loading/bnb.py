@@ -25,8 +25,8 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 class BnbQuantizationConfig:
     """Options of bitsandbytes by accelerate's names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
 
-    ``bnb_4bit_compute_dtype`` is what 4-bit layers compute in, ``torch_dtype`` what other weights are kept in (None:
-    float16 beside 8 bits, else the computing one). ``skip_modules`` stay as they are (None: tied layers and the head);
+    ``bnb_4bit_compute_dtype`` is what 4-bit layers compute in, ``torch_dtype`` the dtype of other weights (None:
+    float16 with 8 bits, else the computing one). ``skip_modules`` are not quantised (None: tied layers and the head);
     ``keep_in_fp32_modules`` too, in float32.
     """
 

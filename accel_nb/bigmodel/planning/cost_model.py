@@ -74,7 +74,7 @@ def forward_time(
 
     For each part: its compute time and read time in seconds (read time 0 if it stays on the device), and its bytes.
     Parts are read in order as soon as the ``budget`` of buffers has space; a part's buffer is free when its computation
-    has ended. With ``beside`` reads overlap with the computation; otherwise a part is read right before its use.
+    has ended. With ``overlaps``, reads overlap with the computation; otherwise a part is read right before its use.
     """
     computed = read = before = 0.0
     held: deque[tuple[int, float]] = deque()

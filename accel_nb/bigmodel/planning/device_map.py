@@ -31,7 +31,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class Workload:
-    """Memory needed beside weights while the model runs, in bytes.
+    """Memory needed in addition to weights while the model runs, in bytes.
 
     ``activations`` on every device that computes; ``kv_cache`` for each block, on the device that computes the block.
     """
@@ -347,9 +347,9 @@ def _arranged(
 
 
 def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
-    """Exchange the places of blocks of one size, so that those away lie evenly among all: a start for the search.
+    """Exchange places of blocks of one size, so that offloaded ones are evenly spaced: a start for the search.
 
-    What each place holds stays the same.
+    The bytes at each place do not change.
     """
     spread = list(places)
     by_size: dict[int, list[int]] = {}
@@ -369,7 +369,7 @@ def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list
 
 
 def _is_further(at: int, total: int, further: int) -> bool:
-    """Whether one of ``total`` belongs to the ``further`` ones, which lie evenly among all and end with the last."""
+    """Whether block ``at`` of ``total`` is one of the ``further`` ones, evenly spaced up to the last."""
     return (at + 1) * further // total > at * further // total
 
 
@@ -378,7 +378,7 @@ def _has_placed(part: str, plan: _Plan) -> bool:
 
 
 def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
-    """Place a part, and what shares tensors with it, if the device has room."""
+    """Place a part, and all parts that share tensors with it, if the device has enough memory."""
     family = tree.family(part)
     new = {index for name in family for index in tree.inside(name)} - plan.on.keys()
     blocks = sum(tree.is_block(small) for name in family for small in tree.smallest(name))
@@ -392,7 +392,7 @@ def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> 
 
 
 def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
-    """Name a module instead of its parts wherever they all go to one place."""
+    """Return the map with one entry for a module instead of its parts if these share a place."""
 
     def merge(name: str) -> DeviceMap:
         if name in places:
@@ -408,7 +408,7 @@ def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
 
 
 def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
-    """Name a module instead of its parts wherever all that the map names share a place; changes and returns the map."""
+    """Replace the entries of a module's parts by one for the module if these share a place; changes the map."""
     below = [name for name in device_map if is_within(name, module_name)]
     places = {str(device_map[name]) for name in below}
     if len(places) == 1 and len(below) > 1:
@@ -424,10 +424,11 @@ def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must_exist: bool = False) -> None:
-    """Raise `ConfigError` with everything that is wrong with a device map.
+    """Raise `ConfigError` with all problems of a device map.
 
     That is: devices unknown (with ``must_exist`` also those that this machine lacks), names that the model does not
-    have, tensors that no entry covers, a module beside a part of its own, and tensors that are tied across devices.
+    have, tensors that no entry covers, a module in addition to one of its parts, and tensors that are tied across
+    devices.
     """
     if not isinstance(device_map, Mapping) or not device_map:
         raise ConfigError(
@@ -446,7 +447,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
             problems.append(f"device_map places {name!r} and also {above[-1]!r}, which it is a part of; leave one out")
     places = {own: place_of(own, device_map) for tensor in held for own in tensor.names}
     if uncovered := [name for name, place in places.items() if place is None]:
-        problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that they lie in")
+        problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that contains them")
     for tensor in held:
         own = {str(place) for name in tensor.names if (place := places[name]) is not None}
         if len(own) > 1:
