@@ -36,7 +36,7 @@ class WeightFiles:
             raise MisuseError(f"dtype is {dtype!r}; weights are saved in a floating point format, as torch.bfloat16")
         self._dtype = dtype
         self._folder = Path(folder)
-        self._limit = self._room = _bytes_of(max_shard_size)
+        self._limit = self._room = _parse_size(max_shard_size)
         self._shard: dict[str, Tensor] = {}
         self._written: list[dict[str, int]] = []  # of each file, the bytes of each tensor
         self._problem: Exception | None = None
@@ -51,7 +51,7 @@ class WeightFiles:
             value = value.detach().to("cpu", self._dtype if value.is_floating_point() else None)
             if self._shard and value.nbytes > self._room:
                 self._write()
-            self._shard[name] = _apart(value, self._shard.values())
+            self._shard[name] = _copy_if_shared(value, self._shard.values())
             self._room -= value.nbytes
         except Exception as error:  # raised by `finish`
             self._problem = error
@@ -128,7 +128,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
             raise CheckpointError(f"{target}: a safetensors file holds a dict of tensors by name, and nothing else")
         tensors: dict[str, Tensor] = {}
         for key, item in distinct(value).items():
-            tensors[key] = _apart(item.detach().cpu(), tensors.values())
+            tensors[key] = _copy_if_shared(item.detach().cpu(), tensors.values())
         save_file(tensors, target)
     elif target.suffix == ".json":
         if encoded.leaves:
@@ -138,7 +138,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
         torch.save(value, target)
 
 
-def _apart(value: Tensor, others: Iterable[Tensor]) -> Tensor:
+def _copy_if_shared(value: Tensor, others: Iterable[Tensor]) -> Tensor:
     """Return a contiguous tensor that shares no memory with others, as safetensors requires."""
     storages = {other.untyped_storage().data_ptr() for other in others}
     if value.untyped_storage().data_ptr() in storages:
@@ -150,7 +150,7 @@ def _shard_name(number: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def _bytes_of(size: int | str) -> int:
+def _parse_size(size: int | str) -> int:
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     number = int(match[1]) * _UNITS[match[2].upper()] if match else size
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:

@@ -29,10 +29,10 @@ def whole_weights(values: Mapping[str, Any], comm: Communicator) -> Iterator[tup
             yield name, value
             continue
         regions = [Region(tuple(offsets), tuple(shape)) for offsets, shape in (found[name] for found in per_rank)]
-        yield name, _gathered(value, regions, comm)
+        yield name, _gather(value, regions, comm)
 
 
-def _gathered(part: Slice, regions: list[Region], comm: Communicator) -> Tensor:
+def _gather(part: Slice, regions: list[Region], comm: Communicator) -> Tensor:
     flat = part.tensor.detach().reshape(-1)
     room = max(region.size for region in regions) - flat.numel()
     if room:

@@ -138,7 +138,9 @@ def draft(
     parts = {path: region_of(leaf)[0] for path, leaf in encoded.leaves.items() if isinstance(leaf, Slice)}
     message = {
         "problem": problem,
-        "tensors": hashlib.blake2b(json.dumps([_fields(plan) for plan in plans]).encode(), digest_size=16).hexdigest(),
+        "tensors": hashlib.blake2b(
+            json.dumps([_plan_as_list(plan) for plan in plans]).encode(), digest_size=16
+        ).hexdigest(),
         "parts": {path: [region.offsets, region.shape] for path, region in parts.items()},
         "id": "" if place is None else place.save_id,
         "folder": "" if place is None else place.folder,
@@ -225,8 +227,8 @@ def write_share(draft: Draft, buffers: Callable[[Sequence[Task]], Iterator[memor
         for file, group in groupby(draft.tasks, key=lambda task: task.file):
             tasks = list(group)
             header = encode_header({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
-            with _Sums() as sums:
-                content = _joined([memoryview(header)], buffers(tasks))
+            with _ChunkChecksums() as sums:
+                content = _join_small([memoryview(header)], buffers(tasks))
                 draft.store.write(draft.folder, file, sums.over(content))
                 files[file] = [sums.size, sums.values()]
         if draft.rank == 0:
@@ -302,11 +304,11 @@ def _plan(path: str, leaf: Leaf) -> TensorPlan:
     return TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], region_of(leaf)[1], kind)
 
 
-def _fields(plan: TensorPlan) -> list[Any]:
+def _plan_as_list(plan: TensorPlan) -> list[Any]:
     return [plan.path, plan.dtype, plan.shape, plan.kind]
 
 
-def _joined(*sources: Iterable[memoryview]) -> Iterator[memoryview]:
+def _join_small(*sources: Iterable[memoryview]) -> Iterator[memoryview]:
     """Yield all bytes; small buffers are joined, large ones yielded without a copy."""
     pending = bytearray()
     for source in sources:
@@ -322,7 +324,7 @@ def _joined(*sources: Iterable[memoryview]) -> Iterator[memoryview]:
         yield memoryview(pending)
 
 
-class _Sums:
+class _ChunkChecksums:
     """Computes the checksums of a file in a second thread while it is written."""
 
     def __init__(self) -> None:
@@ -332,7 +334,7 @@ class _Sums:
         self._pool = ThreadPoolExecutor(1, "accel_nb-checksums")
         self._last: Future[None] | None = None
 
-    def __enter__(self) -> _Sums:
+    def __enter__(self) -> _ChunkChecksums:
         return self
 
     def __exit__(self, *error: object) -> None:

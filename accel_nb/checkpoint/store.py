@@ -210,12 +210,12 @@ class LocalStore:
     def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
         """Write the manifest, sync the folder and rename it."""
         self.write(folder, MANIFEST, [manifest])
-        _sync(self._root / folder)
+        _sync_folder(self._root / folder)
         target, old = self._root / name, self._root / replaced_name(name, save_id)
         if target.exists():
             os.rename(target, old)
         os.rename(self._root / folder, target)
-        _sync(self._root)
+        _sync_folder(self._root)
         self._unlock(folder, target)
         shutil.rmtree(old, ignore_errors=True)
 
@@ -292,7 +292,7 @@ class LocalStore:
         return descriptor
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -104,12 +104,12 @@ _BIG = _in(
     "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model init_empty_weights "
     "init_on_device load_checkpoint_and_dispatch",
 )
-_PLACING = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
+_DEVICE_MAPS = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
 _QUANTIZING = _in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")
 _STAGES = {"prepare_pippy": "accel_nb.bigmodel.pipelining.pipeline:prepare_pipeline"}
 _BIG_TOP = {
     **{name: place for name, place in _BIG.items() if name != "attach_layerwise_casting_hooks"},
-    **{name: place for name, place in _PLACING.items() if name != "check_device_map"},
+    **{name: place for name, place in _DEVICE_MAPS.items() if name != "check_device_map"},
 }
 
 _TOP = {
@@ -153,7 +153,7 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.tracking": _TRACKERS,
         f"{PACKAGE}.utils": {
             **_DATACLASSES, **_NESTED, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
-            **_CONSTANTS, **_TQDM, **_PLACING, **_QUANTIZING,
+            **_CONSTANTS, **_TQDM, **_DEVICE_MAPS, **_QUANTIZING,
         },
         f"{PACKAGE}.utils.bnb": _in("accel_nb", "load_and_quantize_model"),
         f"{PACKAGE}.utils.constants": _CONSTANTS,
@@ -161,7 +161,7 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.environment": _ENVIRONMENT,
         f"{PACKAGE}.utils.imports": _IMPORTS,
         f"{PACKAGE}.utils.memory": _MEMORY,
-        f"{PACKAGE}.utils.modeling": _PLACING,
+        f"{PACKAGE}.utils.modeling": _DEVICE_MAPS,
         f"{PACKAGE}.utils.operations": _NESTED,
         f"{PACKAGE}.utils.other": _OTHER,
         f"{PACKAGE}.utils.random": _RANDOM,

@@ -27,7 +27,7 @@ _ALIGN = 16
 _HEADER_BYTES = 32  # kind, a number, bytes of the values, bytes of the layout
 _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_WAY_OUT = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
+_REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
 Steps = Callable[[Sequence[int]], Iterator[list[Pair]]]
 """Reads on rank 0: takes the indices of all shares, yields in each step one pair for each."""
@@ -103,7 +103,7 @@ class _Receiver:
         values = json.loads(bytes(content[_HEADER_BYTES:start].tolist())) if values_length else []
         share, tree, tensors = self._layout
         base = _aligned(start + layout_length)
-        return _built(tree, [_view(content, base, *tensor) for tensor in tensors], values), Share(*share)
+        return _rebuild(tree, [_view(content, base, *tensor) for tensor in tensors], values), Share(*share)
 
 
 class _Sender:
@@ -167,7 +167,7 @@ def _pack(batch: Any, share: Share) -> _Packed:
     try:
         text = json.dumps(values).encode() if values else b""
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_WAY_OUT}") from error
+        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_REMEDY}") from error
     tensors: list[Any] = []
     at = 0
     for tensor in found:
@@ -221,14 +221,14 @@ def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
     if isinstance(item, Mapping) and all(type(key) is str for key in item):
         return {"dict": [[key, _tree(child, found, values)] for key, child in item.items()]}
     raise MisuseError(
-        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_WAY_OUT}"
+        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_REMEDY}"
     )
 
 
-def _built(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
+def _rebuild(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
     """Return the batch with the structure of `_tree`."""
     if isinstance(node, list):
-        return [_built(child, tensors, values) for child in node]
+        return [_rebuild(child, tensors, values) for child in node]
     kind, inside = next(iter(cast("dict[str, Any]", node).items()))
     if kind == "tensor":
         return tensors[inside]
@@ -237,5 +237,5 @@ def _built(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
     if kind == "value":
         return values[inside]
     if kind == "tuple":
-        return tuple([_built(child, tensors, values) for child in inside])
-    return {key: _built(child, tensors, values) for key, child in inside}
+        return tuple([_rebuild(child, tensors, values) for child in inside])
+    return {key: _rebuild(child, tensors, values) for key, child in inside}

@@ -73,13 +73,13 @@ class IndexFeed:
         self._comm = place.comm
         self._batch_size = (loader.batch_size or getattr(self.draws_from, "batch_size", None)) if self.deals else None
         self._drops_short = place.drops_short(bool(getattr(self.draws_from, "drop_last", False)))
-        self._is_drawn_everywhere = self._comm.world.size == 1 or _is_of_torch(self.draws_from)
+        self._is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.draws_from)
         self._is_random = self._is_drawn_everywhere and _may_draw(self.draws_from)
 
     def __iter__(self) -> Iterator[Any]:
         # The loader may create two iterators and use one: nothing happens before the first item.
         self.latest = shares = deque()
-        return self._noted(shares) if self.deals else self._pass_on()
+        return self._record_shares(shares) if self.deals else self._pass_unchanged()
 
     def __len__(self) -> int:
         return len(cast(Any, self.draws_from))
@@ -125,18 +125,18 @@ class IndexFeed:
             return -1
         return size
 
-    def _noted(self, shares: deque[Share]) -> Iterator[Any]:
+    def _record_shares(self, shares: deque[Share]) -> Iterator[Any]:
         for indices, mine in self.pairs():
             shares.append(mine)
             yield indices
 
-    def _pass_on(self) -> Iterator[Any]:
+    def _pass_unchanged(self) -> Iterator[Any]:
         for group, _ in self._start(1, self.num_items()):
             yield group[0]
 
     def draw(self) -> Iterator[Any]:
         """Yield the sampler's items for `epoch`, drawn by this rank alone."""
-        parts: tuple[rng.Part, ...] = ("torch",) if _is_of_torch(self.draws_from) else rng.ALL_PARTS
+        parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.draws_from) else rng.ALL_PARTS
         return position.draw(self.draws_from, self.epoch, self.generators, deals=self.deals, parts=parts)
 
     def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
@@ -154,7 +154,7 @@ class IndexFeed:
             with drawing_as_rank_0(self._comm, (), self.generators):
                 pass
         if not self._is_drawn_everywhere:
-            yield from _sent_by_rank_0(self._comm, self._grouped(size, expected))
+            yield from _broadcast_groups(self._comm, self._grouped(size, expected))
             return
         with _forked_if_different(theirs):
             groups = self._grouped(size, expected)
@@ -168,10 +168,10 @@ class IndexFeed:
         yield from mark_last(grouped(batches, size, drop_short=self._drops_short), expected)
 
 
-_BEGINS = -0x6E6F772C
+_ITERATION_TAG = -0x6E6F772C
 """The first number of a message at the start of an iteration; other messages do not start with it."""
 
-_ELSEWHERE = (
+_OTHER_CALL_MESSAGE = (
     "this rank begins to iterate a loader, and rank {rank} makes another call that all ranks must make, such as "
     "save_state or gather: look for one that only some of them reach, as below `if accelerator.is_main_process`"
 )
@@ -196,7 +196,7 @@ def start_together(
     numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
     subset = dataset if isinstance(dataset, Subset) else None
     numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
-    message = torch.tensor([_BEGINS, *numbers], dtype=torch.int64).view(torch.uint8)
+    message = torch.tensor([_ITERATION_TAG, *numbers], dtype=torch.int64).view(torch.uint8)
     # The message has the same length on every rank, as the collective requires.
     state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
     gathered = comm.all_gather(torch.cat([message, state]))
@@ -205,10 +205,12 @@ def start_together(
         tag, *row = part[: message.numel()].clone().view(torch.int64).tolist()
         tags.append(tag)
         rows.append(row)
-    if tags != [_BEGINS] * len(tags):
-        raise MisuseError(_ELSEWHERE.format(rank=next(rank for rank, tag in enumerate(tags) if tag != _BEGINS)))
+    if tags != [_ITERATION_TAG] * len(tags):
+        raise MisuseError(
+            _OTHER_CALL_MESSAGE.format(rank=next(rank for rank, tag in enumerate(tags) if tag != _ITERATION_TAG))
+        )
     if any(row != rows[0] for row in rows):
-        raise MisuseError(_different(rows))
+        raise MisuseError(_describe_differences(rows))
     # A copy, since torch reads a state from the start of its storage.
     return gathered[0][message.numel() :].clone() if sends_torch_state else None
 
@@ -232,7 +234,7 @@ def _as_number(item: Any) -> Any:
     return item if isinstance(item, int | float | str) else 0
 
 
-def _different(rows: list[list[int]]) -> str:
+def _describe_differences(rows: list[list[int]]) -> str:
     names = ("batches", "samples", "generators")
     lines = [
         f"rank {rank}: " + ", ".join(f"{count} {name}" for count, name in zip(row, names, strict=False) if count >= 0)
@@ -294,7 +296,7 @@ def drawing_as_rank_0(
         yield
 
 
-def _sent_by_rank_0(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
+def _broadcast_groups(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
     """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
     is_last = False
     while not is_last:
@@ -356,10 +358,10 @@ def length_of(items: Any) -> int | None:
         return None
 
 
-def _is_of_torch(sampler: Any) -> bool:
+def _can_draw_everywhere(sampler: Any) -> bool:
     """Whether every rank may iterate a sampler: it draws at the start, or from its own generator."""
     if type(sampler) is BatchSampler:
-        return _is_of_torch(sampler.sampler)
+        return _can_draw_everywhere(sampler.sampler)
     if isinstance(sampler, list | tuple | range | torch.Tensor | np.ndarray):
         return True
     return isinstance(sampler, SeededOrder) or type(sampler).__module__.partition(".")[0] == "torch"

@@ -245,17 +245,19 @@ def _remaining(draws_from: Any, resumed: Position, deals: bool, was: Drawing) ->
     count = was.num_compared
     if deals and type(draws_from) is BatchSampler:
         head, rest = _from(draws_from.sampler, resumed.seen, count)
-        _refuse_other(was, head)
+        _check_fingerprint(was, head)
         return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
     items = iter(draws_from)
     if resumed.batches:
         first = next(items, _END)
-        _refuse_other(was, [] if first is _END else _head(first, deals)[:count])
+        _check_fingerprint(was, [] if first is _END else _head(first, deals)[:count])
         items = islice(items, resumed.batches - 1, None)
     return items
 
 
-_PART = 1 << 14  # indices converted to Python integers at a time, so that the first batch does not wait for all
+_CONVERTED_AT_ONCE = (
+    1 << 14
+)  # indices converted to Python integers at a time, so that the first batch does not wait for all
 
 
 def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[Any]]:
@@ -263,7 +265,7 @@ def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[
     order = _order(sampler)
     if order is not None:
         head = order[:num_head] if start else order[:0]
-        parts = (order[first : first + _PART] for first in range(start, len(order), _PART))
+        parts = (order[first : first + _CONVERTED_AT_ONCE] for first in range(start, len(order), _CONVERTED_AT_ONCE))
         return list(_plain(head)), chain.from_iterable(map(_plain, parts))
     indices = iter(sampler)
     head = list(islice(indices, min(num_head, start)))
@@ -299,7 +301,7 @@ def _checksum(head: list[Any]) -> int:
     return zlib.crc32(repr(head).encode())
 
 
-def _refuse_other(was: Drawing, head: list[Any]) -> None:
+def _check_fingerprint(was: Drawing, head: list[Any]) -> None:
     """Raise if the epoch starts with other samples than before: some would be lost and others repeated."""
     if was.num_compared and len(head) == was.num_compared and _checksum(head) != was.fingerprint:
         raise CheckpointError(

@@ -47,7 +47,7 @@ class Cutter:
             total = sum(sizes)
             return [(group[index], Share(sizes[index], total, is_last, False)) for index in indices]
         if whole is None and None not in found:
-            whole = self._joined_or_raise(group) if place.is_even else _joined(group)
+            whole = self._joined_or_raise(group) if place.is_even else _join_or_none(group)
         if whole is None:
             return [_whole_batch(group, sizes, is_last, index) for index in indices]
         even = even_length(sum(sizes), place.count, self._batch_size, place.group_size) if place.is_even else None
@@ -77,7 +77,7 @@ class Cutter:
         return parts
 
     def _joined_or_raise(self, group: Sequence[Any]) -> Any:
-        whole = _joined(group)
+        whole = _join_or_none(group)
         if whole is None:
             raise MisuseError(
                 "even_batches fills up the last batches with the first samples, and the batches of this loader cannot "
@@ -120,12 +120,14 @@ def read_own(source: Iterator[Any], place: Place) -> Iterator[Pair]:
                 "this rank's shard of the dataset has no sample, while those of other ranks have: each shard of the "
                 "dataset must hold at least one sample, or set dispatch_batches to True"
             )
-        pair = [_in_step(filler if batch is _END else batch, counts[place.index], counts, not has_more, place.is_even)]
+        pair = [
+            _make_share(filler if batch is _END else batch, counts[place.index], counts, not has_more, place.is_even)
+        ]
         batch = ahead
         yield pair.pop()
 
 
-def _in_step(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> Pair:
+def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> Pair:
     longest = max(counts)
     if is_even and size < longest:
         missing = longest - size
@@ -145,7 +147,7 @@ def _exchange_sizes(place: Place, size: int, has_more: bool) -> tuple[list[int],
     return [counts[index] for index in sorted(counts)], any(more for _, _, more in rows)
 
 
-def _joined(group: Sequence[Any]) -> Any | None:
+def _join_or_none(group: Sequence[Any]) -> Any | None:
     try:
         return concat_batches(group)
     except ValueError:

@@ -103,7 +103,7 @@ def load(
 
     places = planned(pace)
     if pace is None and demand is not None and any(_bytes_away(model, places, dtype).values()):
-        pace = _measured(model, places, checkpoint, dtype)
+        pace = _measure_pace(model, places, checkpoint, dtype)
         places = planned(pace)
     if verbose:
         more = [] if demand is None else [_describe(demand)]
@@ -167,7 +167,7 @@ def _describe(demand: Demand) -> str:
     )
 
 
-def _measured(
+def _measure_pace(
     model: nn.Module,
     places: Mapping[str, Device],
     checkpoint: str | os.PathLike[str],

@@ -76,7 +76,7 @@ def load_checkpoint_in_model(
             "mmap needs the files on every rank, and broadcast_from_rank0 reads them on one; leave one out"
         )
     matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
-    _refuse_leaving(matched, device_map, comm)
+    _check_disk_places(matched, device_map, comm)
     targets: dict[int, Tensor] = {}
     on_host: list[int] = []
     to_quantize: list[tuple[int, torch.device]] = []
@@ -256,7 +256,7 @@ def _match_on_ranks(
     return found, loaded
 
 
-def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
+def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
     """Raise `ConfigError` if tensors would stay in files that not all ranks have, or that store them unquantised."""
     away = [
         slot for slot, _ in matched if device_map is not None and place_of(slot.names[0], device_map) == "disk"
@@ -265,8 +265,8 @@ def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, 
         raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
     if left := [slot.names[0] for slot in away if slot.layer is not None]:
         raise ConfigError(
-            f"these are not quantised in the checkpoint, and are to stay on disk: {_listed(left)}; write a quantised "
-            "checkpoint with accel_nb.quantize_checkpoint first, and load that"
+            f"these are not quantised in the checkpoint, and are to stay on disk: {_join_names(left)}; write a "
+            "quantised checkpoint with accel_nb.quantize_checkpoint first, and load that"
         )
 
 
@@ -373,9 +373,9 @@ def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple
     unexpected = [name for name in tensors if name not in known]
     what = f"the checkpoint {checkpoint.path}"
     if without_value or (strict and missing):
-        problems.append(f"{what} lacks: {_listed([*without_value, *(missing if strict else [])])}")
+        problems.append(f"{what} lacks: {_join_names([*without_value, *(missing if strict else [])])}")
     if strict and unexpected:
-        problems.append(f"{what} has, and the model does not: {_listed(unexpected)}")
+        problems.append(f"{what} has, and the model does not: {_join_names(unexpected)}")
     if not problems:
         problems = [
             f"{' and '.join([source.name, *names])} are one tensor in the model and differ in {what}"
@@ -385,9 +385,9 @@ def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple
     if problems:
         raise ConfigError(problems)
     if missing:
-        warnings.warn(f"{what} lacks, so that these keep their values: {_listed(missing)}", stacklevel=3)
+        warnings.warn(f"{what} lacks, so that these keep their values: {_join_names(missing)}", stacklevel=3)
     if unexpected:
-        warnings.warn(f"{what} has tensors that the model has no use for: {_listed(unexpected)}", stacklevel=3)
+        warnings.warn(f"{what} has tensors that the model has no use for: {_join_names(unexpected)}", stacklevel=3)
     return matched, Loaded(missing, unexpected)
 
 
@@ -408,6 +408,6 @@ def _equal(first: FileTensor, second: FileTensor) -> bool:
     return first.dtype == second.dtype and all(torch.equal(a, b) for a, b in same)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

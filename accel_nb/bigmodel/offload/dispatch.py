@@ -232,7 +232,7 @@ def _dispatch(
     held = list_tensors(model)
     tree = Tree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
     device = lane.device if lane else to_torch_device(main if main is not None else main_device(device_map.values()))
-    places = _Places(
+    places = _Placement(
         model, device_map, device, offload_buffers, sends_from_cpu=lane is not None or device.type != "cpu"
     )
     away = [tensor for tensor in held if places.is_away(tensor)]
@@ -251,14 +251,14 @@ def _dispatch(
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
         handle.stream = WeightStream(units, lane or build_lane(device), budget, num_readers=readers)
         for unit in units:
-            handle.wrap(tree.modules[unit.name], functools.partial(_computing, handle.stream, unit))
+            handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.stream, unit))
     _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
     model.__dict__[_HANDLE] = handle
     return model
 
 
 @dataclass(frozen=True)
-class _Places:
+class _Placement:
     """Decides which tensors are offloaded, and on which device the others stay."""
 
     model: nn.Module
@@ -302,7 +302,7 @@ def _sources(
     model: nn.Module,
     held: Sequence[Held],
     away: Sequence[Held],
-    places: _Places,
+    places: _Placement,
     index: Mapping[str, FileTensor],
     offload_dir: str | os.PathLike[str] | None,
 ) -> dict[str, Source]:
@@ -332,11 +332,11 @@ def _sources(
         raise ConfigError(problems)
     if to_write:
         assert offload_dir is not None
-        sources.update(_written(to_write, Path(offload_dir)))
+        sources.update(_write_files(to_write, Path(offload_dir)))
     return sources
 
 
-def _written(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
+def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
     """Write tensors to files atomically; on failure all are removed and `OffloadError` is raised."""
     made: list[Path] = []
     sources: dict[str, Source] = {}
@@ -398,12 +398,12 @@ def _units(
             groups.setdefault(owner, []).append(piece)
     order = {name: position for position, name in enumerate(tree.modules)}
     return [
-        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
+        Unit(owner, pieces, rows_only=_is_lookup(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
         for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
     ]
 
 
-def _looks_up(module: nn.Module) -> bool:
+def _is_lookup(module: nn.Module) -> bool:
     """Whether a module only looks up rows of its weight."""
     return type(module) is nn.Embedding and module.max_norm is None
 
@@ -460,7 +460,7 @@ def _move(model: nn.Module, held: Held, device: torch.device) -> None:
         holder[leaf] = moved
 
 
-def _computing(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_weights(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that runs with the unit's weights installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -476,21 +476,21 @@ def _computing(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> C
     return forward
 
 
-def _wrap_devices(handle: Dispatched, tree: Tree, places: _Places, skip_keys: Sequence[str]) -> None:
+def _wrap_devices(handle: Dispatched, tree: Tree, places: _Placement, skip_keys: Sequence[str]) -> None:
     """Wrap forwards to move inputs to the weights' devices, and the output to the device of the input."""
     devices = {name: places.computes(place) for name, place in places.device_map.items()}
     handle.computes = {name: device for name, device in devices.items() if name in tree.modules}
     if len({*devices.values(), places.main}) > 1:
         for name, device in handle.computes.items():
             if name:
-                handle.wrap(tree.modules[name], functools.partial(_moving, device, skip_keys, False))
+                handle.wrap(tree.modules[name], functools.partial(_with_moved_inputs, device, skip_keys, False))
     if handle.stream is not None:
-        handle.wrap(handle.model, functools.partial(_whole, handle.stream))
+        handle.wrap(handle.model, functools.partial(_with_recorded_order, handle.stream))
     if places.main.type != "cpu" or len(set(devices.values())) > 1:
-        handle.wrap(handle.model, functools.partial(_moving, places.main, skip_keys, True))
+        handle.wrap(handle.model, functools.partial(_with_moved_inputs, places.main, skip_keys, True))
 
 
-def _whole(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_recorded_order(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward of the whole model whose order the prefetcher records."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -506,7 +506,9 @@ def _whole(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any
     return forward
 
 
-def _moving(device: torch.device, skip_keys: Sequence[str], goes_back: bool, inner: Callable[..., Any]) -> Any:
+def _with_moved_inputs(
+    device: torch.device, skip_keys: Sequence[str], goes_back: bool, inner: Callable[..., Any]
+) -> Any:
     """Return a forward that moves inputs to a device, and the output back to the device of the first input."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:

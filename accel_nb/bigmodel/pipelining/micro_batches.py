@@ -34,14 +34,14 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
         )
     if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
-    turns = _Turns(devices)
+    turns = _DeviceLocks(devices)
     for name, device in handle.computes.items():
-        handle.wrap(model.get_submodule(name), functools.partial(_in_turn, turns, device))
-    handle.wrap(model, functools.partial(_in_parts, turns, num_chunks or 2 * len(devices)))
+        handle.wrap(model.get_submodule(name), functools.partial(_with_device, turns, device))
+    handle.wrap(model, functools.partial(_in_micro_batches, turns, num_chunks or 2 * len(devices)))
     return model
 
 
-class _Turns:
+class _DeviceLocks:
     """Locks: each device computes one part of the batch at a time; parts start in the order of the batch."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
@@ -77,7 +77,7 @@ class _Turns:
             self._locks[device].release()
 
 
-def _in_turn(turns: _Turns, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _with_device(turns: _DeviceLocks, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that first acquires its device."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -87,7 +87,7 @@ def _in_turn(turns: _Turns, device: torch.device, inner: Callable[..., Any]) -> 
     return forward
 
 
-def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
+def _in_micro_batches(turns: _DeviceLocks, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
     """Return a forward that runs ``inner`` on parts of the batch, each in a thread."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
@@ -99,7 +99,7 @@ def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Call
                 turns.leave()
         count = min(num_chunks, size)
         bounds = [size * at // count for at in range(count + 1)]
-        modes = _modes(turns.devices)
+        modes = _current_modes(turns.devices)
         begun = [threading.Event() for _ in bounds]
         begun[0].set()
 
@@ -117,7 +117,7 @@ def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Call
     return forward
 
 
-def _modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContextManager[Any]]]:
+def _current_modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContextManager[Any]]]:
     """Return context managers that apply this thread's modes in another: gradients, autocast, streams."""
     modes: list[Callable[[], AbstractContextManager[Any]]] = [
         functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),

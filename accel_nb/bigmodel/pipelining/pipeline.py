@@ -78,7 +78,7 @@ class _Forward:
             end = min(size, begin + self._round)
             part: Any = ((), {})
             if world.rank == 0:
-                part = to_device(_filled(slice_batch((args, kwargs), begin, end), self._round), world.device)
+                part = to_device(_padded(slice_batch((args, kwargs), begin, end), self._round), world.device)
             output = self.stages.run(*part)
             if world.rank == world.size - 1:
                 outputs.append(slice_batch(output, 0, end - begin))
@@ -88,7 +88,7 @@ class _Forward:
         return to_device(Collectives(self._comm).broadcast_object(joined, world.size - 1), world.device)
 
 
-def _filled(batch: Any, size: int) -> Any:
+def _padded(batch: Any, size: int) -> Any:
     """Return a batch with its last sample repeated up to a size."""
     have = first_batch_size(batch)
     if have is None or have == size:

@@ -85,12 +85,12 @@ def infer_auto_device_map(
     blocks = _blocks(model, no_split_module_classes)
     tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
     work = Workload.parse(activations, kv_cache)
-    plan = _fit(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
+    plan = _plan_with_buffers(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
     notes: list[str] = []
     if pace is not None:
-        plan.places, expected = _arranged(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
+        plan.places, expected = _search_placement(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
         notes.append(str(expected))
-    places = _merged(tree, plan.places) if clean_result else plan.places
+    places = _merge_entries(tree, plan.places) if clean_result else plan.places
     if verbose:
         print(
             describe_device_map(
@@ -229,7 +229,9 @@ def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
     return [classes] if isinstance(classes, str) else list(classes)
 
 
-def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool) -> _Plan:
+def _plan_with_buffers(
+    tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool
+) -> _Plan:
     """Place all parts; if some are offloaded, reserve buffer memory on the main device and place again."""
     main = main_device(_usable(limits))
     room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
@@ -239,14 +241,14 @@ def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_bu
         room["disk"] = limits["disk"]
     plan = _greedy(tree, room, work, fallback=fallback)
     reserved = -1
-    while (needed := _needed_on_the_way(tree, plan, main, work, offload_buffers)) > reserved:
+    while (needed := _buffer_bytes(tree, plan, main, work, offload_buffers)) > reserved:
         reserved = needed
         plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, work, fallback=fallback)
     _refuse_too_large(tree, plan, limits, main, work)
     return plan
 
 
-def _needed_on_the_way(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
+def _buffer_bytes(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
     """Return the memory that the main device needs to compute offloaded parts."""
     away = _offloaded(tree, plan, main)
     sizes = [tree.nbytes(tree.inside(part)) for part in away]
@@ -295,7 +297,7 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
             part = queue.popleft()
             if part in plan.places:
                 continue
-            if _has_placed(part, plan) or not _try(tree, part, device, plan, work):
+            if _has_placed_parts(part, plan) or not _place_if_fits(tree, part, device, plan, work):
                 if parts := tree.parts(part):
                     queue.extendleft(reversed(parts))
                 elif fallback and device not in plan.places.values():
@@ -309,14 +311,14 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
         part = queue.popleft()
         if part in plan.places:
             continue
-        if not _has_placed(part, plan):
-            _try(tree, part, "disk", plan, work)
+        if not _has_placed_parts(part, plan):
+            _place_if_fits(tree, part, "disk", plan, work)
         else:
             queue.extendleft(reversed(tree.parts(part)))
     return plan
 
 
-def _arranged(
+def _search_placement(
     tree: Tree,
     places: Mapping[str, Device],
     limits: Mapping[Device, int],
@@ -339,14 +341,14 @@ def _arranged(
     if len(set(found)) > 1:
         for start in arranged.starts():
             found = start if is_better(arranged.time(start), arranged.time(found)) else found
-        evenly = _spread(tree, arranged, found)
+        evenly = _space_evenly(tree, arranged, found)
         found = arranged.improved(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
     for part, place in zip(arranged.parts, found, strict=True):
         small.update(dict.fromkeys(part.names, place))
     return small, arranged.time(found)
 
 
-def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
+def _space_evenly(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
     """Exchange places of blocks of one size, so that offloaded ones are evenly spaced: a start for the search.
 
     The bytes at each place do not change.
@@ -373,11 +375,11 @@ def _is_further(at: int, total: int, further: int) -> bool:
     return (at + 1) * further // total > at * further // total
 
 
-def _has_placed(part: str, plan: _Plan) -> bool:
+def _has_placed_parts(part: str, plan: _Plan) -> bool:
     return any(is_within(name, part) for name in plan.places)
 
 
-def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
+def _place_if_fits(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
     """Place a part, and all parts that share tensors with it, if the device has enough memory."""
     family = tree.family(part)
     new = {index for name in family for index in tree.inside(name)} - plan.on.keys()
@@ -391,7 +393,7 @@ def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> 
     return True
 
 
-def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
+def _merge_entries(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
     """Return the map with one entry for a module instead of its parts if these share a place."""
 
     def merge(name: str) -> DeviceMap:

@@ -182,13 +182,13 @@ def _cgroup_rooms(root: Path, table: Path) -> list[int]:
         for folder in [inside, *inside.parents]:
             if folder == root.parent or not folder.is_relative_to(base):
                 break
-            room = _difference(folder / limit, folder / usage, folder / "memory.stat")
+            room = _free_in_cgroup(folder / limit, folder / usage, folder / "memory.stat")
             if room is not None:
                 rooms.append(room)
     return rooms
 
 
-def _difference(limit: Path, usage: Path, stat: Path) -> int | None:
+def _free_in_cgroup(limit: Path, usage: Path, stat: Path) -> int | None:
     """Return a control group's limit minus its usage without reclaimable page cache; None if unlimited."""
     try:
         allowed = limit.read_text().strip()

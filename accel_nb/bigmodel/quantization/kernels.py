@@ -87,16 +87,16 @@ def build_kernel(quantization: Quantization, shape: tuple[int, int], dtype: torc
             "'accel_nb[quantize]'"
         ) from None
     if quantization.method == "bnb_int8":
-        return _EightBit(quantization.threshold)
+        return _BitsAndBytes8(quantization.threshold)
     if quantization.method in ("nf4", "fp4"):
-        return _FourBit(quantization, shape, dtype)
+        return _BitsAndBytes4(quantization, shape, dtype)
     if quantization.method == "int4":
         if shape[1] % quantization.group_size:
             raise ConfigError(
                 f"its {shape[1]} inputs are no multiple of group_size={quantization.group_size}; give another, or its "
                 "name in skip_modules"
             )
-        return _Nibbles(quantization, shape, dtype)
+        return _PackedInt4(quantization, shape, dtype)
     return _Torchao(quantization, shape, dtype)
 
 
@@ -105,19 +105,19 @@ class _Torchao:
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._quantization = quantization
-        like = self._made(torch.empty(shape, dtype=dtype, device="meta"))
+        like = self._quantized(torch.empty(shape, dtype=dtype, device="meta"))
         self._names, self._context = like.__tensor_flatten__()
         self._type: Any = type(like)
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
-        made = self._made(weight)
+        made = self._quantized(weight)
         return {name: getattr(made, name).detach() for name in self._names}
 
     def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
         inner = {name: parts[name].detach() for name in self._names}
         return functional.linear(x, self._type.__tensor_unflatten__(inner, self._context, None, None), bias)
 
-    def _made(self, weight: Tensor) -> Any:
+    def _quantized(self, weight: Tensor) -> Any:
         from torchao import quantization as ao
 
         config: Any
@@ -135,7 +135,7 @@ class _Torchao:
         return made
 
 
-class _Nibbles:
+class _PackedInt4:
     """torchao's int4, stored as two weights per byte; it takes a byte per weight during computation."""
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
@@ -152,7 +152,7 @@ class _Nibbles:
         return self._bytes.linear(x, {**parts, "qdata": shifted.to(torch.int8) - 8}, bias)
 
 
-class _EightBit:
+class _BitsAndBytes8:
     """bitsandbytes' int8: a scale per row, inputs quantised in each forward, outliers in 16 bits."""
 
     def __init__(self, threshold: float) -> None:
@@ -174,7 +174,7 @@ class _EightBit:
         return output
 
 
-class _FourBit:
+class _BitsAndBytes4:
     """bitsandbytes' 4-bit formats: a scale per block of weights, optionally quantised itself."""
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:

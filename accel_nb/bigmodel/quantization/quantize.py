@@ -40,7 +40,7 @@ class QuantizedLinear(nn.Module):
         parts = self.kernel.quantize(weight)
         self.part_names = tuple(parts)
         self.note_error(weight, parts)
-        for name, part in zip(parts, _kept(list(parts.values())), strict=True):
+        for name, part in zip(parts, _copy_to_compact_memory(list(parts.values())), strict=True):
             self.register_parameter(name, nn.Parameter(part, requires_grad=False))
         if not weight.is_meta:
             give_back()  # return temporaries to the system, or the peak grows with each layer
@@ -100,7 +100,7 @@ def quantize_model(
     of the computation (None: the layers' own). Raises `ConfigError` with all problems.
     """
     how = as_quantization(quantization)
-    replace_layers(model, how, _chosen(model, how), None if dtype is None else parse_dtype(dtype))
+    replace_layers(model, how, _choose_layers(model, how), None if dtype is None else parse_dtype(dtype))
     return model
 
 
@@ -132,7 +132,7 @@ def as_quantization(given: str | Quantization) -> Quantization:
     return given if isinstance(given, Quantization) else Quantization(given)  # type: ignore[arg-type]
 
 
-def _chosen(model: nn.Module, how: Quantization) -> list[str]:
+def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
     """Return the names of the layers to quantise; raises `ConfigError` if there are none, or a name matches nothing."""
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
     inside = [name for name, module in model.named_modules() if isinstance(module, _WHOLE)]
@@ -159,7 +159,7 @@ def _is_head(model: nn.Module, name: str) -> bool:
     return not any(part.isdigit() for part in name.split("."))
 
 
-def _kept(parts: list[Tensor]) -> list[Tensor]:
+def _copy_to_compact_memory(parts: list[Tensor]) -> list[Tensor]:
     """Return copies in separate memory, so that the allocator can free the temporaries."""
     if any(part.device.type != "cpu" for part in parts):
         return parts
