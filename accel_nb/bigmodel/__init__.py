@@ -1,1 +1,1 @@
-"""Models larger than the device: planned, loaded and run from wherever their weights fit."""
+"""Models larger than a device: planning, loading, offloading, quantization and pipelining."""

@@ -1,4 +1,4 @@
-"""Memory of the host in large pages: to touch a small page for the first time costs more than to fill it."""
+"""Host memory in huge pages: the page fault of a small page costs more than filling it."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import torch
 from torch import Tensor
 
 ALIGNMENT = 64
-"""Of each tensor, in bytes: what torch gives tensors of its own, so that kernels take the same paths."""
+"""Alignment of tensors in bytes, the same as torch's own allocations, so that kernels take the same paths."""
 _PAGE_BYTES = 2 << 20
 _REGION_BYTES = 256 << 20
-"""Tensors that are made together share regions of about this size, each of which is freed with its last tensor."""
+"""Tensors allocated together share regions of about this size; a region is freed with its last tensor."""
 
 Layout = tuple[Sequence[int], torch.dtype]
 """A shape and a dtype."""
 
 
 def empty_tensors(layouts: Sequence[Layout]) -> list[Tensor]:
-    """Return tensors on the CPU with any content, in the order of their layouts; each has a storage of its own."""
+    """Return uninitialized CPU tensors in the order of their layouts; each has a storage of its own."""
     sizes = [_nbytes(shape, dtype) for shape, dtype in layouts]
     made: list[Tensor] = []
     for group in _groups(sizes):
@@ -41,12 +41,12 @@ def empty_tensors(layouts: Sequence[Layout]) -> list[Tensor]:
 
 
 def aligned(nbytes: int) -> int:
-    """Return the size up to where the next tensor may start."""
+    """Return a size rounded up to `ALIGNMENT`."""
     return -(-nbytes // ALIGNMENT) * ALIGNMENT
 
 
 def give_back() -> None:
-    """Give memory that malloc keeps for later back to the system, where the C library can."""
+    """Return free memory of malloc to the system, if the C library has ``malloc_trim``."""
     trim: Any = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(0)
@@ -69,7 +69,7 @@ def _groups(sizes: Sequence[int]) -> Iterator[range]:
 
 
 def _region(nbytes: int) -> mmap.mmap:
-    # Python's default is memory that forked processes share: not in large pages, and outside of limits on data.
+    # Python's default is MAP_SHARED, which has no huge pages and does not count towards RLIMIT_DATA.
     region = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         region.madvise(mmap.MADV_HUGEPAGE)

@@ -1,4 +1,4 @@
-"""Modules whose weights take no memory, or come to lie on a device at once."""
+"""Construction of modules with weights on the meta device, or directly on another device."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from accel_nb.bigmodel.host_memory import empty_tensors
 
 @contextmanager
 def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
-    """Build modules in the block without memory for their weights: on torch's meta device.
+    """Build modules in the block with parameters on torch's meta device, which takes no memory.
 
-    Buffers are made as ever by default, since what they hold is often computed and in no checkpoint.
-    Other threads may build ordinary modules meanwhile.
+    Buffers are made normally by default, since their values are often computed and not in checkpoints. Modules built
+    by other threads are not affected.
     """
     with init_on_device("meta", include_buffers=include_buffers):
         yield
@@ -32,7 +32,8 @@ def init_empty_weights(include_buffers: bool = False) -> Iterator[None]:
 def init_on_device(device: torch.device | str | int, include_buffers: bool = False) -> Iterator[None]:
     """Build modules in the block with parameters on ``device``, and buffers too if ``include_buffers``.
 
-    Each parameter moves as it is registered, so that its first values are drawn on the device. Ties are kept.
+    Each parameter moves when it is registered, so that its first values are drawn on the device. Tied parameters stay
+    tied.
     """
     moves = _Moves(torch.device(device))
     on_parameter: Any = nn_module.register_module_parameter_registration_hook  # annotated as if hooks returned None
@@ -49,9 +50,9 @@ def init_on_device(device: torch.device | str | int, include_buffers: bool = Fal
 
 
 class _ReturnedAtOnce(TorchFunctionMode):
-    """Takes memory for large empty tensors from the system itself, which has it back as soon as they have moved.
+    """Allocates large empty tensors by mmap, so that their memory returns to the system as soon as they have moved.
 
-    malloc keeps what it is given back between what it still lends, until a limit of memory is reached.
+    malloc retains freed memory between live allocations, until a memory limit is reached.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,7 +66,7 @@ class _ReturnedAtOnce(TorchFunctionMode):
 
 
 class _Moves:
-    """Torch's registration hooks are for the whole process; these act in the thread that made them."""
+    """Registration hooks that act only in the thread that created them; torch's are process-wide."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -91,7 +92,7 @@ class _Moves:
 
 
 def moved_parameter(parameter: nn.Parameter, data: Tensor) -> nn.Parameter:
-    """Return a parameter like ``parameter``, class and attributes included, that holds ``data``."""
+    """Return a parameter with the class and attributes of ``parameter`` that holds ``data``."""
     made = type(parameter)(data, requires_grad=parameter.requires_grad)
     for name, value in vars(parameter).items():
         setattr(made, name, value)

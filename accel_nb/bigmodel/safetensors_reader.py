@@ -1,4 +1,4 @@
-"""Checkpoints of safetensors files, read in place: names, types and extents are checked before any byte is used."""
+"""Reading of tensors from safetensors files; headers and indices are checked before any tensor is read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import ctypes
 import errno
 import fcntl
 import functools
-import json
 import mmap
 import os
 import signal
@@ -23,49 +22,31 @@ import torch
 from torch import Tensor
 
 from accel_nb.bigmodel.host_memory import empty_tensors
-from accel_nb.errors import ConfigError
+from accel_nb.errors import ConfigError, CorruptCheckpoint
+from accel_nb.runtime import safetensors_header
+from accel_nb.runtime.safetensors_header import SUFFIX, read_file_header
+from accel_nb.runtime.strict_json import parse_strict_json
 
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "C64": torch.complex64,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
-SUFFIX = ".safetensors"
+DTYPES = {name: getattr(torch, torch_name) for name, (torch_name, _) in safetensors_header.DTYPES.items()}
 INDEX_SUFFIX = ".index.json"
 _PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle")
-_MAX_HEADER_BYTES = 100_000_000
-"""safetensors' own limit."""
 _MAX_INDEX_BYTES = 100_000_000
-_MAX_DIM = 2**62
 CHUNK_BYTES = 8 << 20
-"""What is read at a time where bytes must be converted or sent on."""
+"""Size of a read where bytes are converted or copied to a device."""
 _STAGING_BYTES = 4 << 20
 _SECTOR_BYTES = 4096
-"""Reading past the system's cache is in whole sectors, to whole pages."""
+"""Alignment of direct reads (``O_DIRECT``) in file and memory."""
 _DIRECT_FLAG: int = getattr(os, "O_DIRECT", 0)
 _CACHESTAT = 451
-"""Linux' system call of that name."""
+"""The number of Linux' system call ``cachestat``."""
 _POPULATE_READ = 22
-"""Linux' MADV_POPULATE_READ, which Python does not name before 3.14."""
+"""Linux' ``MADV_POPULATE_READ``, which Python defines since 3.14."""
 
 
 class ShardFile:
-    """An open safetensors file, and where its tensors lie. Readable from several threads at once.
+    """An open safetensors file and its tensors; several threads may read at once.
 
-    It stays readable if its name is removed while it is open.
+    It stays readable if its name is removed while it is open. `acquire_lease` delays writes by other processes.
     """
 
     def __init__(self, path: Path, *, may_link: bool = False) -> None:
@@ -87,13 +68,19 @@ class ShardFile:
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"the checkpoint's file {path} is not a regular file")
             self.nbytes = status.st_size
-            self.tensors = {tensor.name: tensor for tensor in self._read_header()}
+            self.tensors = {
+                name: FileTensor(name, self, entry.start, DTYPES[entry.dtype], entry.shape)
+                for name, entry in read_file_header(self.fd, str(path)).items()
+            }
+        except CorruptCheckpoint as error:
+            self.close()
+            raise ConfigError(str(error)) from None
         except BaseException:
             self.close()
             raise
 
     def read(self, offset: int, out: memoryview) -> None:
-        """Fill ``out`` from ``offset`` on; raises `OSError` if the file has become shorter."""
+        """Fill ``out`` from ``offset`` on; raises `OSError` if the file was truncated."""
         if self._direct is not None and len(out) >= _STAGING_BYTES:
             self._read_direct(self._direct, offset, out)
             return
@@ -105,10 +92,9 @@ class ShardFile:
             out = out[count:]
 
     def bypass_cache(self) -> bool:
-        """Read large tensors past the system's cache from now on; returns whether system and file allow it.
+        """Read large tensors with ``O_DIRECT`` from now on; returns whether system and file allow it.
 
-        For files of which the cache could not keep enough until they are read again: filling it takes more of the
-        processor than the reading does.
+        For files larger than the page cache: filling it costs more processor time than the reads.
         """
         if self._direct is None and _DIRECT_FLAG:
             try:
@@ -120,7 +106,7 @@ class ShardFile:
         return self._direct is not None
 
     def mapping(self) -> mmap.mmap:
-        """Return the file's pages, read and mapped at once; a page that is written to becomes the process's own."""
+        """Return the file as a copy-on-write memory map whose pages are read at once."""
         if self._mapping is None:
             pages = mmap.mmap(self.fd, 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
             _populate(pages)
@@ -128,10 +114,10 @@ class ShardFile:
         return self._mapping
 
     def map_part(self, offset: int, nbytes: int, *, whole: bool = True) -> Tensor:
-        """Return bytes over pages of the file, as `mapping` does for all of it; ``whole``: all are read at once.
+        """Return bytes over a copy-on-write map of a part of the file; ``whole``: all pages are read at once.
 
-        Raises `OSError` if they cannot be read, or the file has become shorter. Once it is mapped, touching bytes that
-        have been cut off ends the process: `hold` it, and check its length.
+        Raises `OSError` if they cannot be read, or the file was truncated. Access to mapped bytes that are truncated
+        later ends the process: call `acquire_lease`, and check the length.
         """
         self.check_length()
         skipped = offset % mmap.ALLOCATIONGRANULARITY
@@ -146,27 +132,28 @@ class ShardFile:
         return torch.frombuffer(pages, dtype=torch.uint8, count=nbytes, offset=skipped)
 
     def hold(self) -> None:
-        """Let others who want to write to the file or cut it short wait until `let_go`; for less than half a minute.
+        """Acquire a read lease: processes that open the file for writing or truncate it wait until `release_lease`.
 
-        Raises `OSError` if somebody has it open for writing or waits to do so, or the system knows no leases for it.
+        Linux ends their wait after `/proc/sys/fs/lease-break-time` (45 s). Raises `OSError` if the file is open for
+        writing, a process waits to write, or the file system does not support leases.
         """
         with self._holding:
             if not self._num_holders:
                 fcntl.fcntl(self.fd, fcntl.F_SETSIG, signal.SIGURG)  # by default SIGIO, which would end the process
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             elif fcntl.fcntl(self.fd, fcntl.F_GETLEASE) != fcntl.F_RDLCK:
-                raise OSError(errno.EBUSY, f"somebody waits to write to {self.path}")
+                raise OSError(errno.EBUSY, f"another process waits to write to {self.path}")
             self._num_holders += 1
 
     def let_go(self) -> None:
-        """End what `hold` began."""
+        """Release the lease of `acquire_lease`."""
         with self._holding:
             self._num_holders -= 1
             if not self._num_holders:
                 fcntl.fcntl(self.fd, fcntl.F_SETLEASE, fcntl.F_UNLCK)
 
     def can_be_held(self) -> bool:
-        """Whether `hold` is possible now."""
+        """Whether a lease can be acquired now."""
         if not hasattr(fcntl, "F_SETLEASE"):
             return False
         try:
@@ -177,25 +164,25 @@ class ShardFile:
         return True
 
     def check_length(self) -> None:
-        """Raise `OSError` if the file has become shorter."""
+        """Raise `OSError` if the file was truncated."""
         length = os.fstat(self.fd).st_size
         if length < self.nbytes:
             raise self._cut_short(length)
 
     def is_cached(self, offset: int, nbytes: int) -> bool:
-        """Whether bytes can be read without waiting for a disk, as a look at some of them tells."""
+        """Whether bytes are in the page cache, by samples of them."""
         if self._direct is not None or not nbytes:
             return self._direct is None
         places = (*range(offset, offset + nbytes, CHUNK_BYTES), offset + nbytes - 1)
         return all(_is_page_cached(self.fd, place) for place in places)
 
     def will_read(self, offset: int, nbytes: int) -> None:
-        """Tell the system what is going to be read, so that a disk works ahead of us."""
+        """Advise the system to read bytes into the page cache."""
         if self._direct is None and hasattr(os, "posix_fadvise"):
             os.posix_fadvise(self.fd, offset, nbytes, os.POSIX_FADV_WILLNEED)
 
     def _read_direct(self, fd: int, offset: int, out: memoryview) -> None:
-        """Read whole sectors into a staging buffer, and copy from there: tensors begin anywhere in a file."""
+        """Read whole sectors into a staging buffer and copy from there, since tensors are not aligned in files."""
         try:
             staging = self._staging.pop()
         except IndexError:
@@ -209,68 +196,18 @@ class ShardFile:
                 count = min(os.preadv(fd, [staging], offset + done - skipped) - skipped, len(out) - done)
                 if count <= 0:
                     raise self._cut_short(offset + done)
-                ctypes.memmove(target + done, source + skipped, count)  # other threads go on meanwhile
+                ctypes.memmove(target + done, source + skipped, count)  # releases the GIL
                 done += count
         finally:
             self._staging.append(staging)
 
     def _cut_short(self, offset: int) -> OSError:
-        return OSError(f"{self.path} ends before byte {offset}: it was cut short while in use")
-
-    def _read_header(self) -> Iterator[FileTensor]:
-        length = bytearray(8)
-        if self.nbytes < len(length):
-            raise self._refusal(f"it has {self.nbytes} bytes, too few for a header")
-        self.read(0, memoryview(length))
-        size = int.from_bytes(length, "little")
-        if size > _MAX_HEADER_BYTES or len(length) + size > self.nbytes:
-            raise self._refusal(f"its header claims {size} bytes of a file of {self.nbytes}")
-        text = bytearray(size)
-        self.read(len(length), memoryview(text))
-        try:
-            header = strict_json(text)
-        except (ValueError, RecursionError) as error:
-            raise self._refusal(f"its header is not JSON of the right form: {error}") from error
-        if not isinstance(header, dict):
-            raise self._refusal("its header is not a JSON object")
-        start = len(length) + size
-        found = [self._entry(name, entry, start) for name, entry in header.items() if name != "__metadata__"]
-        end = start
-        for tensor in sorted(found, key=lambda tensor: (tensor.offset, tensor.nbytes)):
-            if tensor.offset != end:
-                raise self._refusal(f"the bytes of {_quoted(tensor.name)} overlap others or leave a hole")
-            end += tensor.nbytes
-        if end != self.nbytes:
-            raise self._refusal(
-                f"its tensors end at byte {end}, and the file at {self.nbytes}: it is cut short or longer"
-            )
-        yield from found
-
-    def _entry(self, name: str, entry: Any, start: int) -> FileTensor:
-        try:
-            dtype_name, shape, (begin, end) = entry["dtype"], entry["shape"], entry["data_offsets"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise self._refusal(f"the entry of {_quoted(name)} lacks dtype, shape or data_offsets") from error
-        dtype = DTYPES.get(dtype_name) if isinstance(dtype_name, str) else None
-        if dtype is None:
-            raise self._refusal(f"{_quoted(name)} has the dtype {_quoted(dtype_name)}; known are {', '.join(DTYPES)}")
-        numbers = [*shape, begin, end] if isinstance(shape, list) else [None]
-        if not all(type(number) is int and 0 <= number < _MAX_DIM for number in numbers):
-            raise self._refusal(f"{_quoted(name)} has a shape or offsets that are not whole numbers from 0")
-        nbytes = dtype.itemsize
-        for dim in shape:
-            nbytes *= dim
-        if end - begin != nbytes or start + end > self.nbytes:
-            raise self._refusal(f"{_quoted(name)} takes {nbytes} bytes by its shape, and its offsets say {end - begin}")
-        return FileTensor(name, self, start + begin, dtype, tuple(shape))
-
-    def _refusal(self, why: str) -> ConfigError:
-        return ConfigError(f"{self.path} is no safetensors file that can be trusted: {why}")
+        return OSError(f"{self.path} ends before byte {offset}: it was truncated while in use")
 
 
 @dataclass(frozen=True, slots=True)
 class FileTensor:
-    """Where a tensor lies in a file; ``offset`` in bytes from the file's start."""
+    """A tensor in a file; ``offset`` in bytes from the start of the file."""
 
     name: str
     file: ShardFile
@@ -280,7 +217,7 @@ class FileTensor:
 
     @property
     def numel(self) -> int:
-        """How many elements it has."""
+        """The number of elements."""
         count = 1
         for dim in self.shape:
             count *= dim
@@ -292,26 +229,26 @@ class FileTensor:
         return self.numel * self.dtype.itemsize
 
     def part(self, begin: int, count: int) -> FileTensor:
-        """Return ``count`` elements from ``begin`` on as a tensor of one dim."""
+        """Return ``count`` elements from ``begin`` on as a one-dimensional tensor in the file."""
         return FileTensor(self.name, self.file, self.offset + begin * self.dtype.itemsize, self.dtype, (count,))
 
     def mapped(self) -> Tensor:
-        """Return a tensor over the file's pages."""
+        """Return a tensor over the file's mapped pages."""
         if not self.numel:
             return torch.empty(self.shape, dtype=self.dtype)
         flat = torch.frombuffer(self.file.mapping(), dtype=self.dtype, count=self.numel, offset=self.offset)
         return flat.view(self.shape)
 
     def is_at_hand(self) -> bool:
-        """Whether reading it is a matter of copying, and not of waiting for a disk."""
+        """Whether it is in the page cache, so that reading it does not wait for a disk."""
         return self.file.is_cached(self.offset, self.nbytes)
 
     def will_read(self) -> None:
-        """Tell the system that this is going to be read."""
+        """Advise the system to read it into the page cache."""
         self.file.will_read(self.offset, self.nbytes)
 
     def read_into(self, out: Tensor) -> None:
-        """Fill a contiguous tensor on the CPU with as many elements; another dtype is converted to in parts."""
+        """Fill a contiguous CPU tensor with as many elements, converted in chunks to its dtype if that differs."""
         if out.dtype == self.dtype:
             if self.numel:
                 self.file.read(self.offset, as_bytes(out))
@@ -320,7 +257,7 @@ class FileTensor:
             out.view(-1)[begin : begin + part.numel()].copy_(part)
 
     def chunks(self, allocate: Callable[[int], Tensor] | None = None) -> Iterator[tuple[int, Tensor]]:
-        """Yield parts as stored, with their first element's place; in one buffer unless ``allocate`` gives others."""
+        """Yield the index of the first element and the chunk, as stored; all in one buffer without ``allocate``."""
         per_chunk = max(1, CHUNK_BYTES // self.dtype.itemsize)
         nbytes = min(per_chunk, self.numel) * self.dtype.itemsize
         buffer = None if allocate else empty_tensors([((nbytes,), torch.uint8)])[0]
@@ -345,8 +282,8 @@ class Checkpoint:
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
     """Open a safetensors file, an index of several (``.index.json``), or the folder that holds either.
 
-    Raises `ConfigError` with all that is wrong: files missing, cut short, outside of the folder, links (but those of a
-    Hugging Face cache), foreign dtypes, pickled files.
+    Raises `ConfigError` with all problems: files missing, truncated, outside of the folder, links (except those of a
+    Hugging Face cache), unknown dtypes, pickled files.
     """
     path = Path(path)
     is_folder = path.is_dir()
@@ -357,7 +294,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
         return _open_index(path)
     if not path.exists() and not path.is_symlink():
         raise ConfigError(f"there is no checkpoint at {path}; give a {SUFFIX} file, an index of them, or their folder")
-    # A file that the user has named may be a link; one that was found may not.
+    # A file named by the user may be a link; one found in a folder may not.
     file = ShardFile(_checked(path.parent.resolve(), path.name, path.parent) if is_folder else path, may_link=True)
     return Checkpoint(path, [file], dict(file.tensors))
 
@@ -368,50 +305,35 @@ def _libc() -> Any:
 
 
 def _populate(pages: mmap.mmap) -> None:
-    """Read and map all pages, while other threads go on; raises `OSError` where touching them would end the process."""
+    """Read and map all pages without the GIL; raises `OSError` where an access would end the process."""
     if sys.platform != "linux":
         return
     start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(pages)))
     if _libc().madvise(start, ctypes.c_size_t(len(pages)), _POPULATE_READ) and ctypes.get_errno() != errno.EINVAL:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    # Before Linux 5.14, which does not know the advice, each page is read when it is touched.
+    # Linux before 5.14 lacks this advice (EINVAL) and reads each page on access.
 
 
 def _is_page_cached(fd: int, offset: int) -> bool:
-    """Whether the system has the byte at a place of a file; False if it does not tell."""
+    """Whether a byte of a file is in the page cache; False if the system cannot report it."""
     if not hasattr(os, "RWF_NOWAIT"):
         return False
-    asked, told = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
-    if not _libc().syscall(_CACHESTAT, fd, asked, told, 0):
-        return told[0] > 0
+    query, result = (ctypes.c_uint64 * 2)(offset, 1), (ctypes.c_uint64 * 5)()
+    if not _libc().syscall(_CACHESTAT, fd, query, result, 0):
+        return result[0] > 0
     if ctypes.get_errno() != errno.ENOSYS:
         return False
-    try:  # before Linux 6.5; where the byte is not there, this begins to read it
+    try:  # before Linux 6.5; starts a read if the byte is not cached
         return os.preadv(fd, [bytearray(1)], offset, os.RWF_NOWAIT) == 1
     except OSError:
         return False
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU that holds at least one element."""
-    assert tensor.is_contiguous(), "only contiguous memory can be filled"
+    """Return the memory of a contiguous CPU tensor with at least one element."""
+    assert tensor.is_contiguous(), "the tensor must be contiguous"
     array: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
-
-
-def strict_json(text: bytes | bytearray) -> Any:
-    """Return what JSON says; raises `ValueError` for names given twice, NaN and infinities."""
-
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) != len(pairs):
-            raise ValueError("a name is given twice")
-        return found
-
-    def refuse(constant: str) -> Any:
-        raise ValueError(f"{constant} is no number")
-
-    return json.loads(text.decode("utf-8"), object_pairs_hook=once, parse_constant=refuse)
 
 
 def _in_folder(folder: Path) -> Path:
@@ -452,10 +374,12 @@ def _open_index(path: Path) -> Checkpoint:
     for tensor, name in weight_map.items():
         file = files.get(name)
         if file is not None and tensor not in file.tensors:
-            problems.append(f"{path.name} says that {_quoted(tensor)} is in {name}, which does not have it")
+            problems.append(f"{path.name} lists {_quoted(tensor)} in {name}, which does not contain it")
         elif file is not None:
             tensors[tensor] = file.tensors[tensor]
-    for file in files.values():  # what the index forgets is told as unexpected if the model has no use for it
+    for (
+        file
+    ) in files.values():  # tensors missing in the index are reported as unexpected if the model does not use them
         for tensor in file.tensors.values():
             tensors.setdefault(tensor.name, tensor)
     if problems:
@@ -469,17 +393,17 @@ def _read_index(path: Path) -> dict[str, str]:
         with os.fdopen(fd, "rb") as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_INDEX_BYTES:
-                raise ConfigError(f"{path} is no regular file of at most {_MAX_INDEX_BYTES} bytes")
-            found = strict_json(file.read())
+                raise ConfigError(f"{path} is not a regular file of at most {_MAX_INDEX_BYTES} bytes")
+            found = parse_strict_json(file.read())
     except OSError as error:
         raise ConfigError(f"the index {path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
+    except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"the index {path} is not JSON of the right form: {error}") from error
+        raise ConfigError(f"the index {path} is not strict JSON: {error}") from error
     weight_map = found.get("weight_map") if isinstance(found, dict) else None
     if not isinstance(weight_map, dict) or not weight_map or not all(isinstance(v, str) for v in weight_map.values()):
-        raise ConfigError(f"the index {path} has no weight_map of tensors' names and files' names")
+        raise ConfigError(f"the index {path} has no weight_map from tensor names to file names")
     return weight_map
 
 
@@ -490,18 +414,18 @@ def _checked(root: Path, name: str, index: Path) -> Path:
         raise ConfigError(f"{where}; only names of files beside it are allowed")
     if not name.endswith(SUFFIX):
         _refuse_pickled(Path(name))
-        raise ConfigError(f"{where}, which is no {SUFFIX} file")
+        raise ConfigError(f"{where}, which is not a {SUFFIX} file")
     path = root / name
     real = Path(os.path.realpath(path))
     if path.is_symlink() and _in_cache(root, real):
         return real
     if real != path:
-        raise ConfigError(f"{where}, which is a link or lies behind one, to {real}; put the file itself there")
+        raise ConfigError(f"{where}, which is a link to {real}, or in a linked folder; put the file itself there")
     return path
 
 
 def _in_cache(root: Path, real: Path) -> bool:
-    """Whether a link leads where those of a Hugging Face cache do: from snapshots/REVISION to blobs beside it."""
+    """Whether a link has the form of a Hugging Face cache: from snapshots/REVISION to the sibling folder blobs."""
     return root.parent.name == "snapshots" and real.parent == root.parent.parent / "blobs"
 
 

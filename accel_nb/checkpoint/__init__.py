@@ -1,1 +1,1 @@
-"""Checkpoints: complete or absent, written by all ranks, verified before they are read, on any world size."""
+"""Checkpoints: atomic, written by all ranks, verified before they are read, independent of the world size."""

@@ -1,7 +1,7 @@
-"""Reading what ``accelerate``'s ``save_state`` has written, by explicit wish only.
+"""Reader of folders written by ``accelerate``'s ``save_state``, used only on explicit request.
 
 Weights are read from safetensors where there are any. Everything else in such a folder is pickled: it is read by
-torch's ``weights_only`` unpickler, which builds tensors and plain containers and nothing else, with no way around it.
+torch's ``weights_only`` unpickler, which builds only tensors and plain containers; there is no option to change that.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint, No
 from accel_nb.runtime.process.rng import RngStates
 
 OLDEST_TORCH = "2.10"
-"""Older ones have known ways out of ``weights_only``."""
+"""Older versions have known vulnerabilities of ``weights_only``."""
 
 _INDEX = ".index.json"
 _PREFIXES = ("module.", "_orig_mod.")
-# What NumPy's random state is made of; none of it runs code of the file's choice.
+# The types of NumPy's random state; none of them can run code from the file.
 _ARRAY_PARTS = [np._core.multiarray._reconstruct, np.ndarray, np.dtype, type(np.dtype(np.uint32))]  # type: ignore[attr-defined]
 
 
 @dataclass
 class ForeignState:
-    """The content of such a folder; lists are in the order in which things were prepared there."""
+    """The content of such a folder; lists are in the order in which objects were prepared."""
 
     url: str
     models: list[dict[str, Any]] = field(default_factory=list)
@@ -46,23 +46,23 @@ class ForeignState:
     """Of each rank."""
 
     left_alone: list[str] = field(default_factory=list)
-    """What is in the folder and was not read, one line each."""
+    """Files in the folder that were not read, one line each."""
 
     @property
     def step(self) -> int:
-        """The optimizer steps that were made, as far as optimizers count them; 0 if none does."""
+        """The number of optimizer steps, if an optimizer counts them; else 0."""
         states = [state for item in self.optimizers for state in item.get("state", {}).values()]
         return max((int(state["step"]) for state in states if "step" in state), default=0)
 
 
 def is_foreign(path: str | os.PathLike[str]) -> bool:
-    """Whether a folder looks like one of ``accelerate``."""
+    """Whether a folder has the files of ``accelerate``'s ``save_state``."""
     folder = Path(path)
     return any((folder / name).is_file() for name in ("random_states_0.pkl", "optimizer.bin"))
 
 
 def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
-    """Read a folder that ``accelerate``'s ``save_state`` has written; tensors come on the CPU.
+    """Read a folder that ``accelerate``'s ``save_state`` has written; tensors are on the CPU.
 
     Raises `NoCheckpoint` if there is none, and `CorruptCheckpoint`, which names the file, for what is damaged, is a
     link, or holds anything but tensors and plain values.
@@ -92,7 +92,7 @@ def read_foreign(path: str | os.PathLike[str]) -> ForeignState:
 
 
 def _numbered(folder: Path, stem: str, suffix: str, *, first: str = "") -> Iterator[Path]:
-    """Yield ``stem.bin``, ``stem_1.bin``, ... as far as there are any."""
+    """Yield ``stem.bin``, ``stem_1.bin``, ... up to the first missing number."""
     file, number = folder / f"{stem}{first}{suffix}", 0
     while file.exists() or file.is_symlink():
         yield file
@@ -144,7 +144,7 @@ def _read(stored: Any) -> Tensor:
 
 
 def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the weights by the names of the model itself: DDP and compiled models put a word in front of all."""
+    """Return the weights by the names of the plain model, without the prefixes of DDP and compiled models."""
     names = dict(weights)
     for prefix in _PREFIXES * 2:
         if names and all(name.startswith(prefix) for name in names):
@@ -153,12 +153,12 @@ def _without_prefix(weights: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _unpickled(file: Path) -> Any:
-    """Return what a file holds; raises `CorruptCheckpoint` for more than a dict of tensors and plain values."""
+    """Return the content of a pickle; raises `CorruptCheckpoint` unless it is a dict of tensors and plain values."""
     _check_plain(file)
     try:
         with torch.serialization.safe_globals(_ARRAY_PARTS):
             content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged file may fail anywhere
+    except Exception as error:  # a damaged file may raise anything
         first = str(error).partition("\n")[0]
         raise CorruptCheckpoint(
             f"{file}: it holds more than tensors and plain values, or is damaged, and is not read "
@@ -183,7 +183,7 @@ def _random(file: Path) -> RngStates:
             "torch": content["torch_manual_seed"].cpu(),
         }
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CorruptCheckpoint(f"{file}: these are no random states ({type(error).__name__}: {error})") from None
+        raise CorruptCheckpoint(f"{file}: these are not random states ({type(error).__name__}: {error})") from None
 
 
 def _check_plain(file: Path) -> Path:
@@ -192,5 +192,5 @@ def _check_plain(file: Path) -> Path:
     except OSError as error:
         raise CorruptCheckpoint(f"{file}: {error.strerror}") from None
     if not stat.S_ISREG(facts.st_mode):
-        raise CorruptCheckpoint(f"{file}: it is no plain file")
+        raise CorruptCheckpoint(f"{file}: it is not a regular file")
     return file

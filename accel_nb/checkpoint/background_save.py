@@ -1,4 +1,4 @@
-"""Saving: at once, or in the background from a copy that is made at once. One save is on its way at a time."""
+"""Saving of checkpoints: blocking, or in the background from a copy of the tensors. One save runs at a time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 PART_TIMEOUT_S = 1800.0
 PATIENCE_S = 2.0
-"""For how long a training may wait for the save before the next one."""
+"""The longest acceptable wait of the training for a save in the background."""
 _POLL_S = (0.005, 0.2)
 _ALIGNMENT = 64
 
@@ -40,26 +40,26 @@ _ALIGNMENT = 64
 class Saver:
     """Saves checkpoints of one world; every rank has one and makes the same calls.
 
-    `save`, `wait` and `close` wait for other ranks. A failure in the background is raised, on every rank, by the call
-    that comes next.
+    `save`, `wait` and `close` wait for other ranks. A failure in the background is raised by the next call, on every
+    rank.
     """
 
     def __init__(self, comm: Communicator, device: torch.device) -> None:
         self._comm = comm
         self._staging = Staging(device)
         self._job: _Job | None = None
-        # Of the last save: its bytes on all ranks, and how long this rank worked on it.
+        # Of the last save: bytes on all ranks, and duration on this rank.
         self.num_bytes = 0
         self.took_s = 0.0
 
     @property
     def is_busy(self) -> bool:
-        """Whether a save is on its way in the background of this rank."""
+        """Whether a background save of this rank is running."""
         return self._job is not None and not self._job.is_done
 
     @property
     def is_behind(self) -> bool:
-        """Whether a save is on its way and takes, or the one before took, longer than a training should wait."""
+        """Whether a background save is running, and it or the last one takes longer than `MAX_WAIT_S`."""
         return self.is_busy and max(self.took_s, self._job.elapsed_s if self._job else 0.0) > PATIENCE_S
 
     def save(
@@ -74,12 +74,11 @@ class Saver:
         place: Place | None = None,
         may_replace: bool = False,
     ) -> str:
-        """Write ``tree`` as the checkpoint ``name`` and return where it is, or will be.
+        """Write ``tree`` as the checkpoint ``name`` and return its URL.
 
-        ``keep`` is how many checkpoints of this run may stay; ``place`` is what `reserve` returned, if it was called,
-        and ``may_replace`` lets a checkpoint of another run that has the name give way.
-        With ``blocking=False`` it returns once the tensors are copied. Raises `CheckpointError` for this save, or for
-        the one before it.
+        ``keep`` is the number of checkpoints of this run to retain; ``place`` is the result of `reserve_folder`, if it
+        was called; with ``may_replace`` a checkpoint of another run with this name is replaced. With ``blocking=False``
+        it returns once the tensors are copied. Raises `CheckpointError` for this save, or for the previous one.
         """
         self.wait()
         started = time.monotonic()
@@ -90,14 +89,14 @@ class Saver:
             staged: dict[int, memoryview] | str
             try:
                 staged = self._staging.stage(plan)
-            except (RuntimeError, MemoryError) as error:  # told by the job, since the other ranks go on
+            except (RuntimeError, MemoryError) as error:  # reported by the job, since the other ranks continue
                 staged = f"{type(error).__name__}: {error}"
             self._job = _Job(plan, staged, self._comm.world.size, finish, started)
             return plan.url
         try:
             part = write_share(plan, lambda tasks: live_buffers(plan.leaves, tasks))
             parts = self._comm.all_gather_json(part)
-        except BaseException:  # an interrupt, or a rank that died
+        except BaseException:  # an interrupt, or the death of a rank
             if self._comm.world.is_main:
                 abandon(plan)
             raise
@@ -111,9 +110,9 @@ class Saver:
         if self._job is None:  # on every rank then
             return
         job, is_main = self._job, self._comm.world.is_main
-        # The others first: one whose store is full cannot even leave the note that rank 0 waits for.
-        told = self._comm.all_gather_json(None if is_main else job.join())
-        failed = [f"rank {rank}: {text}" for rank, text in enumerate(told) if text is not None]
+        # The other ranks first: one whose store is full cannot write the report that rank 0 waits for.
+        problems = self._comm.all_gather_json(None if is_main else job.join())
+        failed = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
         if is_main and failed:
             job.give_up(failed[0])
         problem = job.join() if is_main else None
@@ -122,26 +121,26 @@ class Saver:
         _raise(self._comm.broadcast_json(problem))
 
     def abort(self) -> None:
-        """Stop what is in the background, without the other ranks; nothing of it is left."""
+        """Cancel the background save, without the other ranks, and remove its files."""
         if self._job is not None:
             self._job.give_up("it was aborted")
             self._job.join()
             self._job = None
 
     def leave(self) -> None:
-        """Close without the other ranks, one of which may be gone; what is not written within moments is given up."""
+        """Close without the other ranks, of which some may have ended; cancel a save that takes over `MAX_WAIT_S`."""
         if self._job is not None:
             self._job.join(PATIENCE_S)
         self.abort()
         self._staging.free()
 
     def close(self) -> None:
-        """Wait for what is in the background, raise if it failed, and free the copy."""
+        """Wait for the background save, raise if it failed, and free the copy."""
         try:
             self.wait()
         except CheckpointError:
             raise
-        except BaseException:  # the other ranks cannot be asked any more
+        except BaseException:  # the other ranks cannot be reached
             self.abort()
             raise
         finally:
@@ -149,14 +148,14 @@ class Saver:
 
 
 class Staging:
-    """A buffer that is used again for each save: copying into touched memory costs a fraction of cloning."""
+    """A buffer reused for each save: copying into mapped memory costs a fraction of cloning."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._buffer: Tensor | None = None
 
     def stage(self, draft: Draft) -> dict[int, memoryview]:
-        """Copy what this rank writes, and return each task's bytes by the task's id."""
+        """Copy the tensors that this rank writes, and return each task's bytes by the task's id."""
         places, end = [], 0
         for task in draft.tasks:
             places.append(end)
@@ -172,22 +171,22 @@ class Staging:
                 staged[id(task)] = memoryview(flat.numpy())  # pyright: ignore[reportArgumentType]
         if self._device.type == "cuda":
             torch.cuda.current_stream(self._device).synchronize()
-        draft.leaves.clear()  # the background must not hold the model
+        draft.leaves.clear()  # the background job must not reference the model
         return staged
 
     def free(self) -> None:
-        """Give the memory back."""
+        """Free the memory."""
         self._buffer = None
 
     def _room(self, num_bytes: int) -> Tensor:
         if self._buffer is None or self._buffer.numel() < num_bytes:
-            self._buffer = None  # first, so that the two are never there together
+            self._buffer = None  # freed first, so that the two do not coexist
             self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         return self._buffer
 
 
 class _Finish:
-    """What rank 0 does once all parts are there; returns a problem instead of raising it."""
+    """Completes the save on rank 0 once all ranks have reported; returns a problem instead of raising it."""
 
     def __init__(self, draft: Draft, keep: int | None) -> None:
         self._draft = draft
@@ -209,9 +208,9 @@ class _Finish:
 
 
 class _Job:
-    """One save in the background of one rank.
+    """The background save of one rank.
 
-    Ranks tell rank 0 through small files in the store, not through collectives: training uses those meanwhile.
+    Ranks report to rank 0 through small files in the store, not through collectives, which the training uses meanwhile.
     """
 
     def __init__(
@@ -229,7 +228,7 @@ class _Job:
         self._started = started
         self._ended: float | None = None
         self._problem: str | None = None
-        self._has_given_up = threading.Event()
+        self._is_cancelled = threading.Event()
         self._reason = ""
         # Not a daemon: a program that ends right after a save keeps the checkpoint.
         self._thread = threading.Thread(target=self._run, name="accel_nb-checkpoint")
@@ -241,23 +240,23 @@ class _Job:
 
     @property
     def elapsed_s(self) -> float:
-        """How long it has taken, or took."""
+        """The duration so far, or in total once it has ended."""
         return (self._ended or time.monotonic()) - self._started
 
     def join(self, timeout_s: float | None = None) -> str | None:
-        """Wait, and return what went wrong."""
+        """Wait, and return the problem, if any."""
         self._thread.join(timeout_s)
         return self._problem
 
     def give_up(self, reason: str) -> None:
-        """Stop as soon as may be; nothing of the checkpoint is left unless it is complete already."""
+        """Cancel the save; its files are removed unless the checkpoint is complete already."""
         self._reason = reason
-        self._has_given_up.set()
+        self._is_cancelled.set()
 
     def _run(self) -> None:
         try:
             self._problem = self._save()
-        except Exception as error:  # a thread has nobody to raise to: the next call does
+        except Exception as error:  # raised by the next call
             self._problem = f"{self._draft.url} was not saved: {type(error).__name__}: {error}"
         self._ended = time.monotonic()
 
@@ -277,19 +276,19 @@ class _Job:
     def _buffers(self, tasks: Sequence[Task]) -> Iterator[memoryview]:
         assert not isinstance(self._staged, str), "there is nothing to write"
         for task in tasks:
-            if self._has_given_up.is_set():
+            if self._is_cancelled.is_set():
                 raise CheckpointError(self._reason)
             yield self._staged[id(task)]
 
     def _await_part(self, rank: int, name: str) -> Part:
         pause, last = _POLL_S
         deadline = time.monotonic() + PART_TIMEOUT_S
-        while not self._has_given_up.is_set():
+        while not self._is_cancelled.is_set():
             if self._draft.store.has(self._draft.folder, name):
                 return json.loads(self._draft.store.read(self._draft.folder, name, 1 << 28))
             if time.monotonic() > deadline:
                 return {"problem": f"rank {rank} did not finish writing within {PART_TIMEOUT_S:.0f} s"}
-            self._has_given_up.wait(pause)
+            self._is_cancelled.wait(pause)
             pause = min(2 * pause, last)
         return {"problem": self._reason}
 

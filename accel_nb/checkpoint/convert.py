@@ -1,4 +1,4 @@
-"""Checkpoints for other uses: the weights alone, or the same state cut into other files. One process, no training."""
+"""Conversion of checkpoints in one process: the weights alone, or the same state divided for other rank numbers."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from torch import Tensor
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, encode, tensor_of
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.save import Draft, abandon, commit, live_buffers, refuse_foreign, write_share
-from accel_nb.checkpoint.store import open_store, split
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import LocalComm
 
 
 def weights_of(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]:
-    """Return the weights of one of the checkpoint's models; raises `CheckpointError` if it holds none such."""
+    """Return the weights of one of the checkpoint's models; raises `CheckpointError` if there is none."""
     tree = open_checkpoint(url, LocalComm()).tree()
     models = tree.get("models") if isinstance(tree, Mapping) else None
     if not isinstance(models, list) or not 0 <= model < len(models):
@@ -30,7 +30,7 @@ def weights_of(url: str | os.PathLike[str], model: int = 0) -> dict[str, Tensor]
 
 
 def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_shares: int) -> str:
-    """Write the same checkpoint as that many ranks would, and return where; the source is left as it is.
+    """Write the same checkpoint as ``num_shares`` ranks would, and return its URL; the source is not changed.
 
     Raises `CheckpointError` if the target exists.
     """
@@ -40,7 +40,7 @@ def reshard(url: str | os.PathLike[str], target: str | os.PathLike[str], num_sha
         TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], tuple(tensor_of(leaf).shape), "replicated")
         for path, leaf in encoded.leaves.items()
     ]
-    root, name = split(target)
+    root, name = split_url(target)
     store, save_id = open_store(root), uuid.uuid4().hex[:12]
     if name in store.folders():
         raise CheckpointError(f"{store.url}/{name} exists; give a folder that does not")

@@ -1,4 +1,4 @@
-"""Finding the checkpoints in a store, newest first, and removing those that are too many. No torch."""
+"""Lists the checkpoints in a store, newest first, and removes the oldest ones. Imports no torch."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ import os
 
 from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, aside, step_of
 from accel_nb.checkpoint.manifest import Manifest, read_manifest
-from accel_nb.checkpoint.store import Store, open_store, split
+from accel_nb.checkpoint.store import Store
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.errors import CorruptCheckpoint, NoCheckpoint
 
 
 def locate(url: str | os.PathLike[str]) -> tuple[Store, list[str]]:
-    """Return the store and the names of the checkpoints that a URL stands for, newest first.
+    """Return the store and the names of the checkpoints at a URL, newest first.
 
-    A URL of one checkpoint stands for that one; one of a folder of checkpoints for all ``step_N`` in it that have a
-    manifest, by their steps: clocks are not asked. Raises `NoCheckpoint`.
+    The URL is that of one checkpoint, or of a folder: then these are all ``step_N`` in it with a manifest, ordered by
+    step, not by time stamps. Raises `NoCheckpoint`.
     """
-    root, name = split(url)
+    root, name = split_url(url)
     if name:
         store = open_store(root)
         if is_complete(store, name):
             return store, [name]
         if waiting := [folder for folder in store.folders() if aside(folder) == (name, "old")]:
-            # Killed between setting the old one aside and putting the new one in its place.
+            # The process was killed between the two renames of a replacement.
             return store, [folder for folder in waiting if is_complete(store, folder)]
     store = open_store(url)
     names = candidates(store)
@@ -60,7 +61,7 @@ def manifest_of(store: Store, name: str) -> Manifest:
 def prune(store: Store, run: str, keep: int, *, newest: str) -> list[str]:
     """Remove the oldest checkpoints of a run until ``keep`` are left, and return their names.
 
-    Only what has an automatic name and a manifest of the same run is ever removed, and never ``newest``.
+    Removes only folders with an automatic name and a manifest of the same run, and never ``newest``.
     """
     own: list[str] = []
     for name in candidates(store):

@@ -1,8 +1,8 @@
-"""A state tree as strict JSON and back: exact types by tags, tensors by reference, anything else refused by its path.
+"""Encoding of state trees as strict JSON and back: exact types by tags, tensors by reference.
 
-A *state tree* is what state dicts are made of: dicts, lists, tuples, numbers, text, and tensors. What JSON lacks is
-written as an object with one key that begins with ``$``. `decode` makes plain values only; no type or function is ever
-looked up by a name from the file.
+A *state tree* consists of dicts, lists, tuples, numbers, text and tensors. Types that JSON lacks are objects with one
+key that begins with ``$``. `decode` builds plain values only: types and functions are never looked up by a name from
+the file. Other values are refused with their path.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.checkpoint.layout import DTYPES, Region, parse_json, whole
+from accel_nb.checkpoint.layout import Region, parse_json, whole
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
+from accel_nb.runtime.safetensors_header import DTYPES
 
 MAX_DEPTH = 100
 
@@ -56,7 +57,7 @@ class Slice:
 
 @dataclass(frozen=True, slots=True)
 class FromMain:
-    """A tensor that every rank has and that may differ between them: rank 0's is the one that counts."""
+    """A tensor that every rank has and that may differ between ranks: rank 0's is saved."""
 
     tensor: Tensor
 
@@ -66,23 +67,23 @@ Leaf: TypeAlias = "Tensor | Slice | FromMain"
 
 @dataclass
 class Encoded:
-    """A tree taken apart: its JSON, and its tensors by path; tensors that are one in memory have one path."""
+    """An encoded tree: its JSON, and its tensors by path; the same tensor in several places has one path."""
 
     document: Any = None
     leaves: dict[str, Leaf] = field(default_factory=dict)
 
     def text(self) -> bytes:
-        """Return the JSON as it is written."""
+        """Return the JSON text."""
         return json.dumps(self.document, allow_nan=False, separators=(",", ":")).encode()
 
 
 def tensor_of(leaf: Leaf) -> Tensor:
-    """Return the tensor that this rank holds of a leaf."""
+    """Return this rank's tensor of a leaf."""
     return leaf if isinstance(leaf, Tensor) else leaf.tensor
 
 
 def region_of(leaf: Leaf) -> tuple[Region, tuple[int, ...]]:
-    """Return which part of the global tensor the leaf is, and the global shape."""
+    """Return the region of the global tensor that the leaf is, and the global shape."""
     if isinstance(leaf, Slice):
         return Region(tuple(leaf.offsets), tuple(leaf.tensor.shape)), tuple(leaf.shape)
     shape = tuple(tensor_of(leaf).shape)
@@ -90,7 +91,7 @@ def region_of(leaf: Leaf) -> tuple[Region, tuple[int, ...]]:
 
 
 def encode(tree: Any) -> Encoded:
-    """Take a tree apart; raises `CheckpointError` that names the path of what cannot be stored."""
+    """Encode a tree; raises `CheckpointError` with the path of a value that cannot be stored."""
     encoder = _Encoder()
     encoder.result.document = encoder.encode(tree, (), 0)
     return encoder.result
@@ -193,7 +194,7 @@ _SEQUENCES = {tuple: "$tuple", torch.Size: "$size"}
 
 
 def _segment(key: Any) -> str:
-    """Return one step of a path: text that looks like a number is quoted, so that 3 and "3" differ."""
+    """Return one component of a path; text that looks like a number is quoted, so that 3 and "3" differ."""
     if type(key) is not str:
         return str(key)
     text = key.replace("~", "~0").replace("/", "~1")
@@ -215,7 +216,7 @@ def _refusal(path: tuple[str, ...], why: str) -> CheckpointError:
 
 
 def decode(text: bytes, tensor: Callable[[str], Any], where: str) -> Any:
-    """Return the tree of `Encoded.text`; ``tensor`` gives what stands for the tensor of a path.
+    """Return the tree of `EncodedState.to_bytes`; ``tensor(path)`` returns the placeholder of a tensor.
 
     Raises `CorruptCheckpoint` for anything that `encode` does not write.
     """
@@ -224,7 +225,7 @@ def decode(text: bytes, tensor: Callable[[str], Any], where: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class ArrayOf:
-    """What `decode` returns in place of a NumPy array: its tensor is still to be read."""
+    """The placeholder of a NumPy array in the result of `decode`; its tensor is not read yet."""
 
     tensor: Any
 
@@ -244,7 +245,7 @@ class _Decoder:
         tag = next(iter(value), "")
         if len(value) != 1 or not tag.startswith("$"):
             if any(key.startswith("$") for key in value):
-                raise self._error("a tag stands among other keys")
+                raise self._error("a tag is among other keys")
             return {key: self.decode(item, depth + 1) for key, item in value.items()}
         make = _TAGS.get(tag)
         if make is None:

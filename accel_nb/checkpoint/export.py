@@ -1,4 +1,4 @@
-"""Files for others: weights as safetensors with the index that model libraries read, and plain values."""
+"""Export for other libraries: weights as safetensors with the usual index, and plain values."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ _SHARD = re.compile(r"model(-[0-9]{5}-of-[0-9]{5})?\.safetensors(\.index\.json)?
 class WeightFiles:
     """Writes ``model.safetensors``, or shards with ``model.safetensors.index.json``, of tensors in the order they come.
 
-    With ``dtype`` real numbers are rounded to it. Holds no more tensors than those of one file. What is in the folder
-    changes in `finish`, which also raises what went wrong before, so that ranks who gather the tensors for it can go
-    through all of them. Raises `MisuseError` for a size or a floating point format that is none.
+    With ``dtype`` floating-point tensors are converted to it. Holds the tensors of at most one file. The folder changes
+    only in `finish`, which also raises earlier errors, so that ranks that gather the tensors can iterate over all of
+    them. Raises `MisuseError` for an invalid size or dtype.
     """
 
     def __init__(
@@ -36,13 +36,13 @@ class WeightFiles:
             raise MisuseError(f"dtype is {dtype!r}; weights are saved in a floating point format, as torch.bfloat16")
         self._dtype = dtype
         self._folder = Path(folder)
-        self._limit = self._room = _bytes_of(max_shard_size)
+        self._limit = self._room = _parse_size(max_shard_size)
         self._shard: dict[str, Tensor] = {}
         self._written: list[dict[str, int]] = []  # of each file, the bytes of each tensor
         self._problem: Exception | None = None
 
     def add(self, name: str, value: Any) -> None:
-        """Take a tensor, on any device; `finish` raises `CheckpointError` for another value."""
+        """Add a tensor, on any device; for another value `finish` raises `CheckpointError`."""
         if self._problem is not None:
             return
         try:
@@ -51,14 +51,14 @@ class WeightFiles:
             value = value.detach().to("cpu", self._dtype if value.is_floating_point() else None)
             if self._shard and value.nbytes > self._room:
                 self._write()
-            self._shard[name] = _apart(value, self._shard.values())
+            self._shard[name] = _copy_if_shared(value, self._shard.values())
             self._room -= value.nbytes
-        except Exception as error:  # told by `finish`
+        except Exception as error:  # raised by `finish`
             self._problem = error
             self._shard = {}
 
     def finish(self) -> None:
-        """Put the files in place, and remove those of an earlier save."""
+        """Rename the files to their final names, and remove those of an earlier save."""
         if self._problem is None and (self._shard or not self._written):
             self._write()
         count = len(self._written)
@@ -90,7 +90,7 @@ class WeightFiles:
 
 
 def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max_shard_size: int | str) -> None:
-    """Write tensors that are whole as `WeightFiles` does; tied ones once."""
+    """Write complete tensors with `WeightWriter`; tied ones once."""
     files = WeightFiles(folder, max_shard_size)
     for name, value in distinct(weights).items():
         files.add(name, value)
@@ -98,9 +98,9 @@ def save_weights(weights: Mapping[str, Any], folder: str | os.PathLike[str], max
 
 
 def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> dict[str, Any]:
-    """Return the weights without names of a tensor that has another name already.
+    """Return the weights with one name for each tensor.
 
-    Whole tensors are the same if they lie in the same place; of others the names in each group of ``ties`` are one.
+    Complete tensors are the same if they share memory; for others the names in each group of ``ties`` are one tensor.
     """
     later = {name for first, *others in ties for name in others}
     kept: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def distinct(weights: Mapping[str, Any], ties: Iterable[Sequence[str]] = ()) -> 
 
 
 def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool = False) -> None:
-    """Write a value in the format of the path's ending; raises `CheckpointError` for what is not plain."""
+    """Write a value in the format of the path's suffix; raises `CheckpointError` for values that are not plain."""
     target = Path(path)
     encoded = encode(value)
     if as_safetensors or target.suffix == ".safetensors":
@@ -128,7 +128,7 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
             raise CheckpointError(f"{target}: a safetensors file holds a dict of tensors by name, and nothing else")
         tensors: dict[str, Tensor] = {}
         for key, item in distinct(value).items():
-            tensors[key] = _apart(item.detach().cpu(), tensors.values())
+            tensors[key] = _copy_if_shared(item.detach().cpu(), tensors.values())
         save_file(tensors, target)
     elif target.suffix == ".json":
         if encoded.leaves:
@@ -138,8 +138,8 @@ def save_plain(value: Any, path: str | os.PathLike[str], *, as_safetensors: bool
         torch.save(value, target)
 
 
-def _apart(value: Tensor, others: Iterable[Tensor]) -> Tensor:
-    """Return a contiguous tensor that shares no memory with others, as a file of weights wants it."""
+def _copy_if_shared(value: Tensor, others: Iterable[Tensor]) -> Tensor:
+    """Return a contiguous tensor that shares no memory with others, as safetensors requires."""
     storages = {other.untyped_storage().data_ptr() for other in others}
     if value.untyped_storage().data_ptr() in storages:
         return value.clone(memory_format=torch.contiguous_format)
@@ -150,7 +150,7 @@ def _shard_name(number: int, count: int) -> str:
     return "model.safetensors" if count == 1 else f"model-{number + 1:05}-of-{count:05}.safetensors"
 
 
-def _bytes_of(size: int | str) -> int:
+def _parse_size(size: int | str) -> int:
     match = _SIZE.fullmatch(size.strip()) if isinstance(size, str) else None
     number = int(match[1]) * _UNITS[match[2].upper()] if match else size
     if not isinstance(number, int) or isinstance(number, bool) or number < 1:

@@ -1,4 +1,4 @@
-"""Whole tensors out of the parts that ranks hold, one tensor at a time."""
+"""Gathers complete tensors from the parts on the ranks, one tensor at a time."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from accel_nb.runtime.distributed.communicator import Communicator
 
 
 def whole_weights(values: Mapping[str, Any], comm: Communicator) -> Iterator[tuple[str, Any]]:
-    """Yield the items of a state dict with each `Slice` gathered from all ranks; every rank must go through it.
+    """Yield the items of a state dict with each `Slice` gathered from all ranks; every rank must iterate.
 
-    No more than one tensor is whole at a time, unless the caller keeps them.
+    Only one complete tensor exists at a time, unless the caller retains them.
     """
     own = {
         name: [list(value.offsets), list(value.tensor.shape)]
@@ -29,10 +29,10 @@ def whole_weights(values: Mapping[str, Any], comm: Communicator) -> Iterator[tup
             yield name, value
             continue
         regions = [Region(tuple(offsets), tuple(shape)) for offsets, shape in (found[name] for found in per_rank)]
-        yield name, _gathered(value, regions, comm)
+        yield name, _gather(value, regions, comm)
 
 
-def _gathered(part: Slice, regions: list[Region], comm: Communicator) -> Tensor:
+def _gather(part: Slice, regions: list[Region], comm: Communicator) -> Tensor:
     flat = part.tensor.detach().reshape(-1)
     room = max(region.size for region in regions) - flat.numel()
     if room:

@@ -1,4 +1,4 @@
-"""What a save costs, and how often it pays: the interval of Young and Daly. No torch."""
+"""The cost of a save and the best interval between saves (Young and Daly). Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class SaveCost:
-    """What one save took: it held the training up for ``stall_s`` seconds, and was durable after ``write_s``."""
+    """The cost of one save: it blocked the training for ``stall_s`` seconds, and was durable after ``write_s``."""
 
     num_bytes: int
     stall_s: float
     write_s: float
 
     def interval_s(self, failure_s: float) -> float:
-        """Return the seconds of training between saves that lose least; see `best_interval`.
+        """Return the seconds of training between saves that minimize the loss; see `best_interval`.
 
-        A save in the background costs the training its stall only, but until it is durable a failure still falls back
-        to the one before: the interval is never shorter than ``write_s``.
+        A background save blocks the training only for its stall, but until it is durable, recovery uses the previous
+        one: the interval is never shorter than ``write_s``.
         """
         return max(best_interval(self.stall_s, failure_s), self.write_s)
 
 
 def best_interval(save_s: float, failure_s: float) -> float:
-    """Return the seconds of work between two saves that waste the least time on saving and on work done again.
+    """Return the seconds of work between two saves that minimize the time lost to saves and to repeated work.
 
     Args:
-        save_s: How long a save holds the work up.
+        save_s: How long a save blocks the work.
         failure_s: The mean time between failures.
 
     Daly, "A higher order estimate of the optimum checkpoint interval for restart dumps" (2006), equation 37: Young's

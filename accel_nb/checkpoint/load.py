@@ -1,4 +1,4 @@
-"""Reading: verified by all ranks together, then any part of any tensor, whatever world wrote it."""
+"""Reading of checkpoints: verified by all ranks together, then any region of any tensor, for any number of ranks."""
 
 from __future__ import annotations
 
@@ -12,17 +12,19 @@ from torch import Tensor
 
 from accel_nb.checkpoint.discovery import locate, manifest_of
 from accel_nb.checkpoint.encoding import ArrayOf, decode
-from accel_nb.checkpoint.layout import DTYPES, MAX_JSON_BYTES, Region, TensorPlace, read_header, whole
+from accel_nb.checkpoint.layout import MAX_JSON_BYTES, Region, whole
 from accel_nb.checkpoint.manifest import Manifest, TensorRecord
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
 from accel_nb.errors import AccelNbError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.safetensors_header import DTYPES, TensorEntry, read_header
+from accel_nb.runtime.tensors.state_tree import map_state
 
 
 @dataclass(frozen=True, eq=False)
 class StoredTensor:
-    """A tensor of a checkpoint that is not read yet: ``shape`` is the global one."""
+    """A tensor of a checkpoint that is not read yet; ``shape`` is the global shape."""
 
     path: str
     record: TensorRecord
@@ -35,28 +37,28 @@ class StoredTensor:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype that it was saved with."""
+        """The dtype of the saved tensor."""
         return getattr(torch, DTYPES[self.record.dtype][0])
 
     def read(self, region: Region | None = None) -> Tensor:
         """Return the tensor, or a part of it, on the CPU.
 
-        It may be a view of the mapped file: changing it changes neither the file nor what others read.
+        It may be a view of a copy-on-write memory map, so changes do not reach the file.
         """
         return self.source.read(self.record, region or whole(self.shape))
 
 
 @dataclass
 class Checkpoint:
-    """A checkpoint that is open for reading; its files were verified by `open_checkpoint`."""
+    """A checkpoint open for reading, with files verified by `open_checkpoint`."""
 
     url: str
     manifest: Manifest
     files: Mapping[str, memoryview]
     passed_over: list[str] = field(default_factory=list)
-    """What is wrong with newer ones that were to be read instead, one line each."""
+    """Problems of newer checkpoints that were skipped, one line each."""
 
-    _places: dict[str, dict[str, TensorPlace]] = field(default_factory=dict)
+    _headers: dict[str, dict[str, TensorEntry]] = field(default_factory=dict)
 
     def tree(self) -> Any:
         """Return the state tree, with a `StoredTensor` in place of each tensor.
@@ -76,7 +78,7 @@ class Checkpoint:
         return decode(bytes(self.files[name][:MAX_JSON_BYTES]), tensor, f"{self.url}/{name}")
 
     def read(self, record: TensorRecord, region: Region) -> Tensor:
-        """Return a part of a stored tensor."""
+        """Return a region of a stored tensor."""
         for piece in record.pieces:
             if piece.region == region:
                 return self._piece(piece.file, piece.key)
@@ -88,48 +90,49 @@ class Checkpoint:
         return result
 
     def _piece(self, file: str, key: str) -> Tensor:
-        place = self._header(file)[key]
-        dtype = getattr(torch, DTYPES[place.dtype][0])
-        if place.start == place.end:
-            return torch.empty(place.shape, dtype=dtype)
-        content = self.files[file][place.start : place.end]
-        if place.start % DTYPES[place.dtype][1]:
+        entry = self._header(file)[key]
+        dtype = getattr(torch, DTYPES[entry.dtype][0])
+        if entry.start == entry.end:
+            return torch.empty(entry.shape, dtype=dtype)
+        content = self.files[file][entry.start : entry.end]
+        if entry.start % DTYPES[entry.dtype][1]:
             content = memoryview(bytearray(content))
-        return torch.frombuffer(content, dtype=dtype).view(place.shape)
+        return torch.frombuffer(content, dtype=dtype).view(entry.shape)
 
-    def _header(self, file: str) -> dict[str, TensorPlace]:
-        if file not in self._places:
-            self._places[file] = read_header(self.files[file], f"{self.url}/{file}")
-        return self._places[file]
+    def _header(self, file: str) -> dict[str, TensorEntry]:
+        if file not in self._headers:
+            self._headers[file] = read_header(self.files[file], f"{self.url}/{file}")
+        return self._headers[file]
 
     def _check(self, path: str, record: TensorRecord) -> None:
         for piece in record.pieces:
-            place = self._header(piece.file).get(piece.key)
-            if place is None or place.dtype != record.dtype or place.shape != piece.region.shape:
+            entry = self._header(piece.file).get(piece.key)
+            if entry is None or entry.dtype != record.dtype or entry.shape != piece.region.shape:
                 raise CorruptCheckpoint(
                     f"{self.url}/{piece.file}: it holds no {record.dtype} of shape {list(piece.region.shape)} as "
-                    f"{piece.key[:200]!a}, which the manifest says of {path[:200]!a}"
+                    f"{piece.key[:200]!a}, as the manifest states for {path[:200]!a}"
                 )
 
 
 def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoint:
-    """Open the newest checkpoint at ``url`` that is whole; every rank calls, and all get the same one.
+    """Open the newest valid checkpoint at ``url``; every rank must call, and all open the same one.
 
-    Sizes and checksums are compared first, the work shared by the ranks. Of a folder of checkpoints a damaged one is
-    passed over; one that is named itself is not replaced. Raises `CorruptCheckpoint` or `NoCheckpoint` on every rank.
+    Sizes and checksums are compared first, divided among the ranks. In a folder of checkpoints damaged ones are
+    skipped; for the URL of a single one there is no alternative. Raises `CorruptCheckpoint` or `NoCheckpoint` on every
+    rank.
     """
     found, problem = None, None
     try:
         found = locate(url)
     except AccelNbError as error:
         problem = error
-    told = comm.broadcast_json({"names": found[1] if found else None, "problem": str(problem)})
-    if told["names"] is None:
-        raise problem or CorruptCheckpoint(f"rank 0: {told['problem']}")
+    sent = comm.broadcast_json({"names": found[1] if found else None, "problem": str(problem)})
+    if sent["names"] is None:
+        raise problem or CorruptCheckpoint(f"rank 0: {sent['problem']}")
     passed_over: list[str] = []
-    for name in told["names"]:
+    for name in sent["names"]:
         opened: Checkpoint | None = None
-        reason = "rank 0 finds a checkpoint here, and this rank does not: the folder must be shared by all ranks"
+        reason = "rank 0 finds a checkpoint here, but this rank does not: the folder must be shared by all ranks"
         if found is not None:
             try:
                 opened, reason = _open(found[0], name, comm), None
@@ -149,27 +152,19 @@ def open_checkpoint(url: str | os.PathLike[str], comm: Communicator) -> Checkpoi
 
 
 def materialise(tree: Any) -> Any:
-    """Return a tree with every stored tensor read whole; tensors that were one stay one."""
-    return _Reader().read(tree)
+    """Return a tree with every stored tensor read whole; references to one tensor stay references to one."""
+    read: dict[int, Tensor] = {}
 
+    def read_leaf(leaf: Any) -> Any:
+        if isinstance(leaf, StoredTensor):
+            if id(leaf) not in read:
+                read[id(leaf)] = leaf.read()
+            return read[id(leaf)]
+        if isinstance(leaf, ArrayOf):
+            return read_leaf(leaf.tensor).numpy().copy()
+        return leaf
 
-class _Reader:
-    def __init__(self) -> None:
-        self._known: dict[int, Tensor] = {}
-
-    def read(self, tree: Any) -> Any:
-        if isinstance(tree, StoredTensor):
-            if id(tree) not in self._known:
-                self._known[id(tree)] = tree.read()
-            return self._known[id(tree)]
-        if isinstance(tree, ArrayOf):
-            return self.read(tree.tensor).numpy().copy()
-        if type(tree) in (list, tuple):
-            return type(tree)(self.read(item) for item in tree)
-        if isinstance(tree, dict):
-            items = {key: self.read(item) for key, item in tree.items()}
-            return items if type(tree) is dict else type(tree)(items)
-        return tree
+    return map_state(read_leaf, tree)
 
 
 def _open(store: Store, name: str, comm: Communicator) -> Checkpoint:
@@ -181,9 +176,9 @@ def _open(store: Store, name: str, comm: Communicator) -> Checkpoint:
 
 
 def _overlaps(record: TensorRecord, region: Region) -> list[tuple[int, tuple[slice, ...], tuple[slice, ...]]]:
-    """Return what to copy: the piece's index, where it lies in the piece, where it goes in the region.
+    """Return the copies to make: index of the piece, slices in the piece, slices in the region.
 
-    By the planner of PyTorch's distributed checkpoint; its storage layer is not used.
+    Uses the planner of PyTorch's distributed checkpoint, not its storage layer.
     """
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, TensorProperties, TensorStorageMetadata
     from torch.distributed.checkpoint.planner_helpers import create_read_items_for_chunk_list

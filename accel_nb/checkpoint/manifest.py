@@ -1,8 +1,8 @@
-"""The manifest: what belongs to a checkpoint, how large it is, and the checksums of all of it. No torch.
+"""The manifest of a checkpoint: its files with sizes and checksums, and its tensors. Imports no torch.
 
 Checksums are XXH3 (64 bits), one for each `CHUNK_BYTES` of a file, so that threads and ranks share the work; the
-manifest itself carries a BLAKE2b digest. They find damage, not forgery: whoever can write the folder can write the
-manifest too, and so nothing is believed that is not checked besides.
+manifest itself has a BLAKE2b digest. They detect damage, not forgery: an attacker with write access can replace the
+manifest too. All values are therefore validated besides.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from typing import Any
 from xxhash import xxh3_64, xxh3_64_intdigest
 
 from accel_nb.checkpoint.layout import (
-    DTYPES,
     MANIFEST,
     Region,
-    checked_dtype,
     checked_file_name,
-    checked_shape,
     parse_json,
     tiles,
 )
 from accel_nb.errors import CorruptCheckpoint
+from accel_nb.runtime.safetensors_header import DTYPES, checked_dtype, checked_shape
 
 FORMAT = "accel_nb.checkpoint"
 VERSION = 2
@@ -43,7 +41,7 @@ class FileRecord:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A part of a global tensor and where it is stored: under ``key`` in ``file``."""
+    """A part of a global tensor, stored under ``key`` in ``file``."""
 
     file: str
     key: str
@@ -60,16 +58,16 @@ class TensorRecord:
 
     @property
     def num_bytes(self) -> int:
-        """How large it is in memory."""
+        """Its size in memory."""
         return math.prod(self.shape) * DTYPES[self.dtype][1]
 
 
 @dataclass(frozen=True)
 class Facts:
-    """Where a checkpoint comes from.
+    """Origin of a checkpoint.
 
-    ``run`` is the same for all checkpoints of one training, its resumed parts included; ``created`` is for people only:
-    clocks jump.
+    ``run`` is the same for all checkpoints of one training, resumed parts included; ``created`` is for display only,
+    since clocks are not monotonic.
     """
 
     run: str
@@ -83,7 +81,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Manifest:
-    """All that is known of a checkpoint without reading its tensors."""
+    """The description of a checkpoint: metadata, files and tensors."""
 
     save_id: str
     facts: Facts
@@ -93,7 +91,7 @@ class Manifest:
 
     @property
     def num_bytes(self) -> int:
-        """The size of all files that it lists."""
+        """The total size of the listed files."""
         return sum(record.size for record in self.files.values())
 
     def to_bytes(self) -> bytes:
@@ -180,12 +178,12 @@ def checksum(content: bytes | memoryview) -> int:
 
 
 def running_checksum() -> xxh3_64:
-    """Return a checksum of bytes that come one after the other."""
+    """Return an incremental checksum."""
     return xxh3_64()
 
 
 def record_of(content: bytes) -> FileRecord:
-    """Return the record of a file that is in memory."""
+    """Return the record of a file's content."""
     view = memoryview(content)
     return FileRecord(len(content), tuple(checksum(view[start:end]) for start, end in chunks_of(len(content))))
 

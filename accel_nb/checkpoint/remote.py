@@ -1,4 +1,4 @@
-"""A store behind a URL, served by fsspec. Object stores have no rename: the manifest completes a checkpoint."""
+"""A store behind a URL, by fsspec. Object stores have no rename: writing the manifest completes a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
 
 @contextmanager
 def _as_os_errors(what: str) -> Iterator[None]:
-    """Turn the errors of clients, each of which has a family of its own, into `OSError`."""
+    """Convert the clients' own exception types to `OSError`."""
     try:
         yield
     except (AccelNbError, OSError):
@@ -24,7 +24,7 @@ def _as_os_errors(what: str) -> Iterator[None]:
 
 
 class RemoteStore:
-    """Anything that fsspec serves, such as ``s3://``, ``gs://`` and ``memory://``; files are sent whole."""
+    """A store on any file system of fsspec, such as ``s3://``, ``gs://`` and ``memory://``."""
 
     renames = False
 
@@ -41,7 +41,7 @@ class RemoteStore:
         self.is_shared = not url.startswith("memory:")
 
     def folders(self) -> list[str]:
-        """Return the names below the root that have something below them."""
+        """Return the names of the folders under the root."""
         return self._names("", "directory")
 
     def files(self, folder: str) -> list[str]:
@@ -49,71 +49,71 @@ class RemoteStore:
         return self._names(folder, "file")
 
     def begin(self, name: str, save_id: str) -> str:
-        """Return the checkpoint's own folder: nothing in it counts before the manifest."""
-        with _as_os_errors(self._shown(name)):
+        """Return the checkpoint's own folder; its files are ignored until the manifest exists."""
+        with _as_os_errors(self._format_url(name)):
             self._fs.makedirs(self._path(name), exist_ok=True)
         return name
 
     def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
-        """Send a file; the store has it when it is closed."""
-        with _as_os_errors(self._shown(folder, file)), self._fs.open(self._path(folder, file), "wb") as target:
+        """Upload a file; it is durable once it is closed."""
+        with _as_os_errors(self._format_url(folder, file)), self._fs.open(self._path(folder, file), "wb") as target:
             for buffer in content:
                 target.write(buffer)
 
     def post(self, folder: str, file: str, content: bytes) -> None:
-        """Send the file: an object is there whole or not at all."""
-        with _as_os_errors(self._shown(folder, file)):
+        """Upload the file; object stores write objects atomically."""
+        with _as_os_errors(self._format_url(folder, file)):
             self._fs.pipe_file(self._path(folder, file), content)
 
     def has(self, folder: str, file: str) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists."""
         self._fs.invalidate_cache()
-        with _as_os_errors(self._shown(folder, file)):
+        with _as_os_errors(self._format_url(folder, file)):
             return bool(self._fs.isfile(self._path(folder, file)))
 
     def read(self, folder: str, file: str, limit: int) -> bytes:
         """Return a file's content."""
         if self.size(folder, file) > limit:
             raise CorruptCheckpoint(
-                f"{self._shown(folder, file)}: it is larger than the {limit} bytes that are allowed"
+                f"{self._format_url(folder, file)}: it is larger than the {limit} bytes that are allowed"
             )
-        with _as_os_errors(self._shown(folder, file)):
+        with _as_os_errors(self._format_url(folder, file)):
             return self._fs.cat_file(self._path(folder, file))
 
     def size(self, folder: str, file: str) -> int:
         """Return a file's size."""
         try:
-            with _as_os_errors(self._shown(folder, file)):
+            with _as_os_errors(self._format_url(folder, file)):
                 facts = self._fs.info(self._path(folder, file))
         except FileNotFoundError:
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: No such file or directory") from None
+            raise CorruptCheckpoint(f"{self._format_url(folder, file)}: No such file or directory") from None
         if facts.get("type") != "file" or facts.get("islink"):
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it is no plain file")
+            raise CorruptCheckpoint(f"{self._format_url(folder, file)}: it is not a regular file")
         return int(facts["size"])
 
     def map(self, folder: str, file: str, size: int) -> memoryview:
-        """Fetch a file into memory."""
+        """Download a file into memory."""
         found = self.size(folder, file)
         if found != size:
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: it has {found} bytes instead of {size}")
-        with _as_os_errors(self._shown(folder, file)):
+            raise CorruptCheckpoint(f"{self._format_url(folder, file)}: it has {found} bytes instead of {size}")
+        with _as_os_errors(self._format_url(folder, file)):
             content = self._fs.cat_file(self._path(folder, file))
-        if len(content) != size:  # it was replaced meanwhile
-            raise CorruptCheckpoint(f"{self._shown(folder, file)}: {len(content)} of {size} bytes arrived")
+        if len(content) != size:  # the file was replaced meanwhile
+            raise CorruptCheckpoint(f"{self._format_url(folder, file)}: {len(content)} of {size} bytes were received")
         return memoryview(bytearray(content))
 
     def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
-        """Send the manifest, then remove what the one before it listed.
+        """Upload the manifest, then remove the files that the replaced one listed.
 
-        An answer may be lost on its way back: what counts is whether the manifest is there.
+        The response to the upload may be lost: the commit has succeeded if the manifest exists.
         """
         replaced: list[str] = []
         found = self._manifest(folder)
         if found is not None:
-            with suppress(CorruptCheckpoint):  # a damaged one is replaced; what it listed stays
-                replaced = list(read_manifest(found, self._shown(folder, MANIFEST)).files)
+            with suppress(CorruptCheckpoint):  # a damaged one is replaced; its files remain
+                replaced = list(read_manifest(found, self._format_url(folder, MANIFEST)).files)
         try:
-            with _as_os_errors(self._shown(folder, MANIFEST)):
+            with _as_os_errors(self._format_url(folder, MANIFEST)):
                 self._fs.pipe_file(self._path(folder, MANIFEST), manifest)
         except OSError:
             if self._manifest(folder) != manifest:
@@ -121,35 +121,35 @@ class RemoteStore:
         self.remove_files(folder, replaced)
 
     def point_latest(self, name: str) -> None:
-        """Send the name."""
-        with _as_os_errors(self._shown(LATEST)):
+        """Upload the name."""
+        with _as_os_errors(self._format_url(LATEST)):
             self._fs.pipe_file(self._path(LATEST), name.encode() + b"\n")
 
     def remove_files(self, folder: str, files: Iterable[str]) -> None:
         """Remove files."""
         for file in files:
             try:
-                with _as_os_errors(self._shown(folder, file)):
+                with _as_os_errors(self._format_url(folder, file)):
                     self._fs.rm_file(self._path(folder, file))
             except FileNotFoundError:
                 continue
 
     def discard(self, folder: str, files: Sequence[str]) -> None:
-        """Remove the files of one save, unless a manifest lists them: it may have arrived without our hearing of it."""
+        """Remove the files of one save, unless a manifest lists them; its upload may have succeeded."""
         found = self._manifest(folder)
-        if found is None or not set(read_manifest(found, self._shown(folder, MANIFEST)).files) & set(files):
+        if found is None or not set(read_manifest(found, self._format_url(folder, MANIFEST)).files) & set(files):
             self.remove_files(folder, files)
 
     def remove(self, name: str) -> None:
-        """Remove the manifest first."""
+        """Remove the checkpoint, manifest first."""
         self.remove_files(name, [MANIFEST])
         self._fs.invalidate_cache()
-        with _as_os_errors(self._shown(name)):
+        with _as_os_errors(self._format_url(name)):
             if self._fs.exists(self._path(name)):
                 self._fs.rm(self._path(name), recursive=True)
 
     def sweep(self) -> None:
-        """Do nothing: who wrote a file here, and whether they live, cannot be told."""
+        """Do nothing: the store has no record of the process that wrote a file, or whether it is alive."""
 
     def _manifest(self, folder: str) -> bytes | None:
         return self.read(folder, MANIFEST, MAX_JSON_BYTES) if self.has(folder, MANIFEST) else None
@@ -157,7 +157,7 @@ class RemoteStore:
     def _names(self, folder: str, kind: str) -> list[str]:
         self._fs.invalidate_cache()
         try:
-            with _as_os_errors(self._shown(folder)):
+            with _as_os_errors(self._format_url(folder)):
                 found = self._fs.ls(self._path(folder), detail=True)
         except FileNotFoundError:
             return []
@@ -167,5 +167,5 @@ class RemoteStore:
     def _path(self, *parts: str) -> str:
         return "/".join((self._root, *(part for part in parts if part)))
 
-    def _shown(self, *parts: str) -> str:
+    def _format_url(self, *parts: str) -> str:
         return "/".join((self.url.rstrip("/"), *(part for part in parts if part)))

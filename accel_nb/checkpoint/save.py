@@ -1,4 +1,4 @@
-"""Writing: every rank its own files at the same time; complete only when rank 0 has committed the manifest."""
+"""Writing of checkpoints: every rank writes its own files; rank 0 completes the checkpoint with the manifest."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from accel_nb.checkpoint.encoding import DTYPE_NAMES, Encoded, FromMain, Leaf, Slice, encode, region_of, tensor_of
-from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, header_of, state_file
+from accel_nb.checkpoint.layout import MANIFEST, MAX_JSON_BYTES, Region, checked_name, state_file
 from accel_nb.checkpoint.manifest import (
     CHUNK_BYTES,
     Facts,
@@ -32,6 +32,7 @@ from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.write_plan import Task, TensorPlan, WritePlan, plan_writes
 from accel_nb.errors import AccelNbError, CheckpointError, CorruptCheckpoint
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.safetensors_header import encode_header
 
 logger = logging.getLogger(__name__)
 
@@ -39,12 +40,12 @@ ALONE_AFTER_S = 10.0
 _SMALL_BYTES = 1 << 20
 
 Part = dict[str, Any]
-"""What a rank says of its share as JSON: ``files`` with size and checksums, or ``problem``."""
+"""A rank's report of its writes as JSON: ``files`` with sizes and checksums, or ``problem``."""
 
 
 @dataclass(frozen=True)
 class Draft:
-    """One checkpoint that every rank has agreed to write."""
+    """The plan of one save, on which all ranks have agreed."""
 
     store: Store
     name: str
@@ -60,27 +61,27 @@ class Draft:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """What this rank writes."""
+        """The tensors that this rank writes."""
         return self.plan.tasks[self.rank]
 
     @property
     def url(self) -> str:
-        """Where the checkpoint will be."""
+        """The URL of the checkpoint once it is complete."""
         return f"{self.store.url}/{self.name}"
 
 
 @dataclass(frozen=True)
 class Place:
-    """The folder aside that a checkpoint is written to, before it is known what is in it."""
+    """A temporary folder reserved for a checkpoint whose content is not known yet."""
 
     save_id: str
     folder: str
 
 
 def reserve(store: Store, name: str, run: str, comm: Communicator, *, may_replace: bool = False) -> Place:
-    """Make the folder of a checkpoint, for others to write to as well; every rank calls, and `draft` goes on with it.
+    """Create the folder of a checkpoint, which others can write to before `plan_save`; every rank must call.
 
-    Raises `CheckpointError` on every rank, as `draft` does. Give it back by ``store.discard`` if nothing comes of it.
+    Raises `CheckpointError` on every rank, as `plan_save` does. Release it with ``store.discard`` if it is not used.
     """
     place: Place | None = None
     problem: str | None = None
@@ -89,11 +90,11 @@ def reserve(store: Store, name: str, run: str, comm: Communicator, *, may_replac
             place = _begin(store, name, run, may_replace)
         except (AccelNbError, OSError) as error:
             problem = str(error)
-    with _says_when_alone(comm, name):
-        told = comm.all_gather_json([None if place is None else [place.save_id, place.folder], problem])[0]
-    if told[1] is not None:
-        raise CheckpointError(f"{name} was not saved; rank 0: {told[1]}")
-    return Place(*told[0])
+    with _warn_if_alone(comm, name):
+        sent = comm.all_gather_json([None if place is None else [place.save_id, place.folder], problem])[0]
+    if sent[1] is not None:
+        raise CheckpointError(f"{name} was not saved; rank 0: {sent[1]}")
+    return Place(*sent[0])
 
 
 def _begin(store: Store, name: str, run: str, may_replace: bool) -> Place:
@@ -114,13 +115,13 @@ def draft(
     *,
     may_replace: bool = False,
 ) -> Draft:
-    """Agree with all ranks on what is written by whom; every rank calls, and raises if one of them cannot.
+    """Agree with all ranks on the files that each writes; every rank must call.
 
-    ``place`` is what `reserve` returned, where it was called before. With ``may_replace`` a checkpoint of another run
-    that has the name gives way.
+    ``place`` is the result of `reserve_folder`, if it was called. With ``may_replace`` a checkpoint of another run with
+    this name is replaced.
 
-    Raises `CheckpointError` for values that cannot be stored, trees that differ between ranks, and a name that is taken
-    by something that this run has not written.
+    Raises `CheckpointError` on every rank for values that cannot be stored, trees that differ between ranks, and a name
+    in use by anything that this run has not written.
     """
     rank, world_size = comm.world.rank, comm.world.size
     encoded, problem = Encoded(), None
@@ -137,27 +138,29 @@ def draft(
     parts = {path: region_of(leaf)[0] for path, leaf in encoded.leaves.items() if isinstance(leaf, Slice)}
     message = {
         "problem": problem,
-        "tensors": hashlib.blake2b(json.dumps([_fields(plan) for plan in plans]).encode(), digest_size=16).hexdigest(),
+        "tensors": hashlib.blake2b(
+            json.dumps([_plan_as_list(plan) for plan in plans]).encode(), digest_size=16
+        ).hexdigest(),
         "parts": {path: [region.offsets, region.shape] for path, region in parts.items()},
         "id": "" if place is None else place.save_id,
         "folder": "" if place is None else place.folder,
     }
-    with _says_when_alone(comm, name):
-        told = comm.all_gather_json(message)
-    save_id, folder = told[0]["id"], told[0]["folder"]
+    with _warn_if_alone(comm, name):
+        messages = comm.all_gather_json(message)
+    save_id, folder = messages[0]["id"], messages[0]["folder"]
     suffix = "" if store.renames else f"-{save_id}"
     try:
-        for other, said in enumerate(told):
-            if said["problem"] is not None:
-                raise CheckpointError(f"{name} was not saved; rank {other}: {said['problem']}")
-            if said["tensors"] != told[0]["tensors"]:
+        for other, received in enumerate(messages):
+            if received["problem"] is not None:
+                raise CheckpointError(f"{name} was not saved; rank {other}: {received['problem']}")
+            if received["tensors"] != messages[0]["tensors"]:
                 raise CheckpointError(
                     f"{name} was not saved: rank {other} holds other tensors than rank 0 (names, dtypes or shapes); "
                     "every rank must prepare and register the same objects"
                 )
         slices = [
-            {path: Region(tuple(offsets), tuple(shape)) for path, (offsets, shape) in said["parts"].items()}
-            for said in told
+            {path: Region(tuple(offsets), tuple(shape)) for path, (offsets, shape) in received["parts"].items()}
+            for received in messages
         ]
         plan = plan_writes(plans, slices, suffix)
     except CheckpointError:
@@ -169,8 +172,8 @@ def draft(
 
 
 @contextmanager
-def _says_when_alone(comm: Communicator, name: str) -> Iterator[None]:
-    """Warn if the block, which waits for all ranks, takes long: the classic mistake is to save on rank 0 only."""
+def _warn_if_alone(comm: Communicator, name: str) -> Iterator[None]:
+    """Warn if the block, which waits for all ranks, takes long: a common mistake is to save on rank 0 only."""
     if comm.world.size == 1:
         yield
         return
@@ -192,15 +195,15 @@ def _says_when_alone(comm: Communicator, name: str) -> Iterator[None]:
 
 
 def refuse_foreign(store: Store, name: str, run: str, *, may_replace: bool = False) -> None:
-    """Raise `CheckpointError` if ``name`` is taken by anything but a checkpoint of the same run, or ``may_replace``."""
+    """Raise `CheckpointError` if ``name`` exists and is not a checkpoint of this run, unless ``may_replace``."""
     if name not in store.folders():
         return
     files = store.files(name)
     if MANIFEST not in files:
-        # Without a rename, what a dead or a living save has sent lies there; its files have names of their own.
+        # Without rename, the folder may hold files of another save, complete or not; file names are unique to a save.
         if files and store.renames:
             raise CheckpointError(
-                f"{store.url}/{name} exists and is no checkpoint; it is left as it is. Give another folder"
+                f"{store.url}/{name} exists and is not a checkpoint; it is not changed. Give another folder"
             )
         return
     try:
@@ -209,23 +212,23 @@ def refuse_foreign(store: Store, name: str, run: str, *, may_replace: bool = Fal
         return
     if found.facts.run != run and not may_replace:
         raise CheckpointError(
-            f"{store.url}/{name} was written by another run ({found.facts.run}, {found.facts.created}); it is left "
-            "as it is. Give another folder, or load from this one to go on with that run"
+            f"{store.url}/{name} was written by another run ({found.facts.run}, {found.facts.created}); it is not "
+            "changed. Give another folder, or load from this one to go on with that run"
         )
 
 
 def write_share(draft: Draft, buffers: Callable[[Sequence[Task]], Iterator[memoryview]]) -> Part:
-    """Write this rank's files and return what to tell rank 0; a failure is told, not raised.
+    """Write this rank's files and return the report for rank 0; a failure is reported, not raised.
 
-    ``buffers`` gives the bytes of the tasks of one file, in order.
+    ``buffers(tasks)`` yields the bytes of the tasks of one file, in order.
     """
     files: dict[str, Any] = {}
     try:
         for file, group in groupby(draft.tasks, key=lambda task: task.file):
             tasks = list(group)
-            header = header_of({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
-            with _Sums() as sums:
-                content = _joined([memoryview(header)], buffers(tasks))
+            header = encode_header({task.key: (task.tensor.dtype, task.region.shape, task.num_bytes) for task in tasks})
+            with _ChunkChecksums() as sums:
+                content = _join_small([memoryview(header)], buffers(tasks))
                 draft.store.write(draft.folder, file, sums.over(content))
                 files[file] = [sums.size, sums.values()]
         if draft.rank == 0:
@@ -239,7 +242,7 @@ def write_share(draft: Draft, buffers: Callable[[Sequence[Task]], Iterator[memor
 
 
 def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
-    """Make the checkpoint complete; rank 0 only. Raises `CheckpointError`, after which nothing of it is left."""
+    """Complete the checkpoint; rank 0 only. Raises `CheckpointError` after removal of all its files."""
     try:
         for rank, part in enumerate(parts):
             if "problem" in part:
@@ -249,7 +252,7 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
             size = draft.store.size(draft.folder, name)
             if size != record.size:
                 raise CheckpointError(f"{draft.url} was not saved: {name} has {size} bytes instead of {record.size}")
-        # Again: another job may have been faster.
+        # Checked again, since another job may have written the name meanwhile.
         refuse_foreign(draft.store, draft.name, draft.facts.run, may_replace=draft.may_replace)
         manifest = Manifest(draft.save_id, draft.facts, state_file(draft.suffix), files, draft.plan.records())
         draft.store.commit(draft.folder, draft.name, draft.save_id, manifest.to_bytes())
@@ -268,20 +271,20 @@ def commit(draft: Draft, parts: Sequence[Part]) -> Manifest:
 
 
 def abandon(draft: Draft) -> None:
-    """Remove what was written of a checkpoint that is not to be; rank 0 only."""
+    """Remove the files of a checkpoint that is not completed; rank 0 only."""
     files = {task.file for tasks in draft.plan.tasks for task in tasks}
-    with suppress(AccelNbError, OSError):  # on a store that fails it stays: nothing lists it
+    with suppress(AccelNbError, OSError):  # files that cannot be removed are ignored by readers: no manifest lists them
         draft.store.discard(draft.folder, (*files, state_file(draft.suffix)))
 
 
 def live_buffers(leaves: dict[str, Leaf], tasks: Iterable[Task]) -> Iterator[memoryview]:
-    """Yield the bytes of tensors as they are now; training must not go on meanwhile."""
+    """Yield the bytes of the live tensors; training must not continue meanwhile."""
     for task in tasks:
         yield as_bytes(part_of(leaves[task.tensor.path], task))
 
 
 def part_of(leaf: Leaf, task: Task) -> Tensor:
-    """Return what a task writes of the tensor that this rank holds: a view."""
+    """Return the part of this rank's tensor that a task writes, as a view."""
     tensor = tensor_of(leaf).detach()
     if isinstance(leaf, Slice) or task.region.shape == task.tensor.shape:
         return tensor
@@ -289,7 +292,7 @@ def part_of(leaf: Leaf, task: Task) -> Tensor:
 
 
 def as_bytes(tensor: Tensor) -> memoryview:
-    """Return a tensor's bytes on the CPU; a view where it is there already, and contiguous."""
+    """Return a tensor's bytes on the CPU; a view if it is contiguous and on the CPU."""
     flat = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     if not flat.numel():
         return memoryview(b"")
@@ -301,12 +304,12 @@ def _plan(path: str, leaf: Leaf) -> TensorPlan:
     return TensorPlan(path, DTYPE_NAMES[tensor_of(leaf).dtype], region_of(leaf)[1], kind)
 
 
-def _fields(plan: TensorPlan) -> list[Any]:
+def _plan_as_list(plan: TensorPlan) -> list[Any]:
     return [plan.path, plan.dtype, plan.shape, plan.kind]
 
 
-def _joined(*sources: Iterable[memoryview]) -> Iterator[memoryview]:
-    """Yield all bytes; small buffers are joined, large ones passed on without a copy."""
+def _join_small(*sources: Iterable[memoryview]) -> Iterator[memoryview]:
+    """Yield all bytes; small buffers are joined, large ones yielded without a copy."""
     pending = bytearray()
     for source in sources:
         for buffer in source:
@@ -321,8 +324,8 @@ def _joined(*sources: Iterable[memoryview]) -> Iterator[memoryview]:
         yield memoryview(pending)
 
 
-class _Sums:
-    """Checksums of a file on its way to a store, worked out by a second thread while it is written."""
+class _ChunkChecksums:
+    """Computes the checksums of a file in a second thread while it is written."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -331,14 +334,14 @@ class _Sums:
         self._pool = ThreadPoolExecutor(1, "accel_nb-checksums")
         self._last: Future[None] | None = None
 
-    def __enter__(self) -> _Sums:
+    def __enter__(self) -> _ChunkChecksums:
         return self
 
     def __exit__(self, *error: object) -> None:
         self._pool.shutdown()
 
     def over(self, buffers: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Pass bytes on, cut so that no piece reaches over the end of a chunk."""
+        """Yield the bytes, divided at the ends of chunks, and add them to the checksums."""
         for buffer in buffers:
             view = buffer
             while view:
@@ -351,7 +354,7 @@ class _Sums:
     def values(self) -> list[int]:
         """Return the checksum of each chunk."""
         if self._last is not None:
-            self._last.result()  # one thread: all before it are done too
+            self._last.result()  # the pool has one thread, so all earlier ones are done too
         return self._done + ([self._open.intdigest()] if self.size % CHUNK_BYTES else [])
 
     def _add(self, piece: memoryview, is_end: bool) -> None:

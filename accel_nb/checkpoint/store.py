@@ -1,7 +1,8 @@
-"""Where checkpoints lie: a local folder, or anything that fsspec has a URL for. No torch.
+"""Storage of checkpoints: the interface `Store`, and `LocalStore` for local folders. Imports no torch.
 
-A store keeps folders of files under one root. A local folder is written aside and renamed when it is complete. Object
-stores have no rename: there the manifest is written last, and what no manifest lists does not exist.
+A store has folders of files under one root. In a local store a checkpoint is written to a temporary folder, which is
+renamed when it is complete. Object stores have no rename: there the manifest is written last, and files that no
+manifest lists are ignored.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _NUM_TRIES = 10
 
 
 class Store(Protocol):
-    """Folders of files under one root; ``folder`` and ``file`` are plain names that have been checked."""
+    """Folders of files under one root; ``folder`` and ``file`` are plain, validated names."""
 
     url: str
     renames: bool
-    """Whether a folder is written aside; else file names must tell saves apart."""
+    """Whether folders can be renamed; otherwise file names must distinguish saves."""
 
     is_shared: bool
-    """Whether other processes see what is written here."""
+    """Whether other processes see the files."""
 
     def folders(self) -> list[str]:
         """Return the names of the folders, in no order; none if the root does not exist."""
@@ -51,23 +52,23 @@ class Store(Protocol):
         ...
 
     def begin(self, name: str, save_id: str) -> str:
-        """Make room for a checkpoint and return the folder to write to; rank 0 only."""
+        """Create the folder to write a checkpoint to, and return its name; rank 0 only."""
         ...
 
     def write(self, folder: str, file: str, content: Iterable[Buffer]) -> None:
-        """Write a new file; when this returns it survives a loss of power."""
+        """Write a new file; it is durable when this returns."""
         ...
 
     def post(self, folder: str, file: str, content: bytes) -> None:
-        """Write a small file that nobody sees half written."""
+        """Write a small file atomically."""
         ...
 
     def has(self, folder: str, file: str) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists."""
         ...
 
     def read(self, folder: str, file: str, limit: int) -> bytes:
-        """Return a file of at most ``limit`` bytes; raises `CorruptCheckpoint` for what is missing or no plain file."""
+        """Return a file of at most ``limit`` bytes; raises `CorruptCheckpoint` if it is missing or not regular."""
         ...
 
     def size(self, folder: str, file: str) -> int:
@@ -75,61 +76,36 @@ class Store(Protocol):
         ...
 
     def map(self, folder: str, file: str, size: int) -> memoryview:
-        """Return a file of ``size`` bytes, which may be changed in memory only; raises as `read`."""
+        """Return a file of ``size`` bytes as writable private memory; raises as `read`."""
         ...
 
     def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
-        """Make the checkpoint complete: all at once, replacing one of the same name; rank 0 only."""
+        """Complete the checkpoint atomically, replacing one of the same name; rank 0 only."""
         ...
 
     def point_latest(self, name: str) -> None:
-        """Note the newest checkpoint's name, for people and other tools."""
+        """Write the newest checkpoint's name to the file ``latest``, for users and other tools."""
         ...
 
     def remove_files(self, folder: str, files: Iterable[str]) -> None:
-        """Remove files; those that are not there are no error."""
+        """Remove files; missing ones are ignored."""
         ...
 
     def discard(self, folder: str, files: Sequence[str]) -> None:
-        """Remove what a save left that was not committed."""
+        """Remove the files of a save that is not committed."""
         ...
 
     def remove(self, name: str) -> None:
-        """Remove a checkpoint: from the first moment on it is none any more."""
+        """Remove a checkpoint; it is invalid from the first step on."""
         ...
 
     def sweep(self) -> None:
-        """Remove what saves left behind whose process is gone; rank 0 only."""
+        """Remove the remains of saves whose process has ended; rank 0 only."""
         ...
 
 
-def open_store(url: str | os.PathLike[str]) -> Store:
-    """Return the store at a folder or URL, which need not exist yet.
-
-    Raises `CheckpointError` for a URL whose protocol nothing serves.
-    """
-    from accel_nb.checkpoint.remote import RemoteStore
-
-    text = os.fspath(url)
-    if "://" not in text:
-        return LocalStore(text)
-    if text.startswith("file://"):
-        return LocalStore(text.removeprefix("file://"))
-    return RemoteStore(text)
-
-
-def split(url: str | os.PathLike[str]) -> tuple[str, str]:
-    """Return the root that holds a checkpoint's folder, and the folder's name."""
-    text = os.fspath(url)
-    if "://" not in text or text.startswith("file://"):
-        path = Path(text.removeprefix("file://")).expanduser().absolute()
-        return str(path.parent), path.name
-    root, _, name = text.rstrip("/").rpartition("/")
-    return (root, name) if not root.endswith((":/", "/")) else (text, "")
-
-
 class LocalStore:
-    """A folder of this machine, or of a file system that all ranks mount."""
+    """A local folder, or one on a file system that all ranks mount."""
 
     renames = True
     is_shared = True
@@ -140,7 +116,7 @@ class LocalStore:
         self._locks: dict[str, int] = {}
 
     def folders(self) -> list[str]:
-        """Return the folders; links to folders are left out."""
+        """Return the folders, without links to folders."""
         try:
             with os.scandir(self._root) as entries:
                 return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -148,17 +124,17 @@ class LocalStore:
             return []
 
     def files(self, folder: str) -> list[str]:
-        """Return the names of what is in a folder, whatever it is."""
+        """Return the names of all entries of a folder."""
         try:
             return os.listdir(self._root / folder)
         except OSError as error:
             raise CorruptCheckpoint(f"{self._root / folder}: {error.strerror}") from None
 
     def begin(self, name: str, save_id: str) -> str:
-        """Make the temporary folder, with a lock that lives as long as this process."""
+        """Create the temporary folder, with a lock that this process holds until its end."""
         folder = temporary_name(name, save_id)
         for _ in range(_NUM_TRIES):
-            # Not under its name before it is locked: a kill in between would leave what nobody dares to remove.
+            # Renamed only once it is locked: after a kill in between, `remove_stale` can remove it.
             new = self._root / removed_name(name, uuid.uuid4().hex[:12])
             os.makedirs(new)
             lock = -1
@@ -169,7 +145,7 @@ class LocalStore:
             except OSError as error:
                 if lock >= 0:
                     os.close(lock)
-                if isinstance(error, FileNotFoundError):  # another job has swept it away
+                if isinstance(error, FileNotFoundError):  # the sweep of another job has removed it
                     continue
                 raise
             self._locks[folder] = lock
@@ -190,12 +166,12 @@ class LocalStore:
             os.close(descriptor)
 
     def post(self, folder: str, file: str, content: bytes) -> None:
-        """Write the file aside and rename it."""
+        """Write a temporary file and rename it."""
         self.write(folder, f"{file}.tmp", [content])
         os.rename(self._root / folder / f"{file}.tmp", self._root / folder / file)
 
     def has(self, folder: str, file: str) -> bool:
-        """Whether a file is there."""
+        """Whether a file exists."""
         return (self._root / folder / file).is_file()
 
     def read(self, folder: str, file: str, limit: int) -> bytes:
@@ -234,17 +210,17 @@ class LocalStore:
     def commit(self, folder: str, name: str, save_id: str, manifest: bytes) -> None:
         """Write the manifest, sync the folder and rename it."""
         self.write(folder, MANIFEST, [manifest])
-        _sync(self._root / folder)
+        _sync_folder(self._root / folder)
         target, old = self._root / name, self._root / replaced_name(name, save_id)
         if target.exists():
             os.rename(target, old)
         os.rename(self._root / folder, target)
-        _sync(self._root)
+        _sync_folder(self._root)
         self._unlock(folder, target)
         shutil.rmtree(old, ignore_errors=True)
 
     def point_latest(self, name: str) -> None:
-        """Write the name aside and rename it."""
+        """Write a temporary file and rename it."""
         path = self._root / f".{LATEST}.tmp"
         path.write_text(name + "\n")
         os.replace(path, self._root / LATEST)
@@ -257,14 +233,14 @@ class LocalStore:
     def discard(self, folder: str, files: Sequence[str]) -> None:
         """Remove the temporary folder."""
         self._unlock(folder, None)
-        self._take_away(folder)
+        self._remove_folder(folder)
 
     def remove(self, name: str) -> None:
-        """Rename it first: what a kill leaves of it is then known for what it is."""
-        self._take_away(name)
+        """Rename it first, so that after a kill `remove_stale` removes the rest."""
+        self._remove_folder(name)
 
     def sweep(self) -> None:
-        """Remove temporary folders whose lock nobody holds, replaced ones, and those that are gone."""
+        """Remove temporary folders without a locked lock, replaced ones, and partly removed ones."""
         names = self.folders()
         for folder in names:
             kind = aside(folder)
@@ -272,9 +248,9 @@ class LocalStore:
                 continue
             is_dead = kind[1] == "tmp" and folder not in self._locks and self._is_unlocked(folder)
             if is_dead or kind[1] == "gone" or (kind[1] == "old" and (self._root / kind[0] / MANIFEST).is_file()):
-                self._take_away(folder)
+                self._remove_folder(folder)
 
-    def _take_away(self, folder: str) -> None:
+    def _remove_folder(self, folder: str) -> None:
         kind = aside(folder)
         gone = removed_name(kind[0] if kind else folder, uuid.uuid4().hex[:12])
         try:
@@ -308,15 +284,15 @@ class LocalStore:
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError as error:
-            why = "it is a link, which is not followed" if path.is_symlink() else error.strerror
+            why = "it is a link, and links are not followed" if path.is_symlink() else error.strerror
             raise CorruptCheckpoint(f"{path}: {why}") from None
         if not stat.S_ISREG(os.fstat(descriptor).st_mode):
             os.close(descriptor)
-            raise CorruptCheckpoint(f"{path}: it is no plain file")
+            raise CorruptCheckpoint(f"{path}: it is not a regular file")
         return descriptor
 
 
-def _sync(folder: Path) -> None:
+def _sync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

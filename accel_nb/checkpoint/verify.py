@@ -1,4 +1,4 @@
-"""Verifying a checkpoint: every size and every checksum, before anything of it is believed. No torch."""
+"""Verification of a checkpoint: the sizes and checksums of all files. Imports no torch."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ _MAX_THREADS = 8
 
 
 def map_files(store: Store, name: str, manifest: Manifest) -> dict[str, memoryview]:
-    """Return every file that the manifest lists; raises `CorruptCheckpoint` for one that is missing or misses bytes."""
+    """Return every file that the manifest lists; raises `CorruptCheckpoint` for a missing one or a wrong size."""
     return {file: store.map(name, file, record.size) for file, record in manifest.files.items()}
 
 
 def verify_files(
     files: dict[str, memoryview], manifest: Manifest, where: str, *, share: tuple[int, int] = (0, 1)
 ) -> None:
-    """Compare checksums; of all chunks, or this rank's share ``(rank, world size)`` of them.
+    """Compare the checksums of all chunks, or of this rank's share ``(rank, world size)`` of them.
 
     Raises `CorruptCheckpoint` that names the first bad file and byte range.
     """

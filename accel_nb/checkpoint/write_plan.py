@@ -1,4 +1,4 @@
-"""Who writes what: pure arithmetic over the tensors of all ranks, the same on every rank. No torch."""
+"""Division of a save among the ranks: arithmetic with the same result on every rank. Imports no torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from accel_nb.checkpoint.layout import DTYPES, Region, tensor_file, tiles, whole
+from accel_nb.checkpoint.layout import Region, tensor_file, tiles, whole
 from accel_nb.checkpoint.manifest import Piece, TensorRecord
 from accel_nb.errors import CheckpointError
+from accel_nb.runtime.safetensors_header import DTYPES
 
 MAX_FILE_BYTES = 2 << 30
 MIN_SPLIT_BYTES = 64 << 20
@@ -20,7 +21,7 @@ Kind = Literal["replicated", "main", "sharded"]
 
 @dataclass(frozen=True, slots=True)
 class TensorPlan:
-    """A global tensor before it is written; ``kind`` says which ranks have it."""
+    """A global tensor to write; ``kind`` states which ranks hold it."""
 
     path: str
     dtype: str
@@ -28,13 +29,13 @@ class TensorPlan:
     kind: Kind
 
     def num_bytes(self, region: Region) -> int:
-        """How large a part of it is."""
+        """Return the size of a region of it."""
         return region.size * DTYPES[self.dtype][1]
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A piece that one rank writes under ``key`` into ``file``."""
+    """A region of a tensor that one rank writes under ``key`` to ``file``."""
 
     tensor: TensorPlan
     region: Region
@@ -43,13 +44,13 @@ class Task:
 
     @property
     def num_bytes(self) -> int:
-        """How large it is."""
+        """Its size."""
         return self.tensor.num_bytes(self.region)
 
 
 @dataclass(frozen=True)
 class WritePlan:
-    """What every rank writes, in the order in which it lies in the files."""
+    """The tasks of every rank, in the order of the files' contents."""
 
     tasks: Sequence[Sequence[Task]]
 
@@ -65,7 +66,7 @@ class WritePlan:
 
 
 def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Region]], suffix: str = "") -> WritePlan:
-    """Share tensors among ``len(slices)`` ranks; ``slices`` holds each rank's parts of the sharded ones, by path.
+    """Divide tensors among ``len(slices)`` ranks; ``slices`` holds each rank's parts of the sharded ones, by path.
 
     Replicated tensors are written once, large ones split along their first dim. Raises `CheckpointError` for sharded
     tensors that the slices do not cover exactly.
@@ -97,7 +98,7 @@ def plan_writes(tensors: Sequence[TensorPlan], slices: Sequence[Mapping[str, Reg
 
 
 def _holders(tensor: TensorPlan, slices: Sequence[Mapping[str, Region]]) -> list[tuple[int, Region]]:
-    """Return which rank writes which part: the first that has it."""
+    """Return the rank that writes each part: the first one that holds it."""
     holders: dict[Region, int] = {}
     for rank, parts in enumerate(slices):
         if tensor.path in parts:
@@ -123,7 +124,7 @@ def _split(tensor: TensorPlan, limit: int) -> list[Region]:
 
 
 def _pack(share: list[tuple[TensorPlan, Region]], rank: int, world_size: int, suffix: str) -> list[Task]:
-    """Put a rank's pieces into files; wide dtypes come first, so that every tensor is aligned to its width."""
+    """Assign a rank's regions to files; wide dtypes come first, so that every tensor is aligned to its width."""
     tasks: list[Task] = []
     number, filled = 0, 0
     used = {"__metadata__"}

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from accel_nb.checkpoint.discovery import locate, manifest_of
-from accel_nb.checkpoint.layout import MANIFEST, read_header
+from accel_nb.checkpoint.layout import MANIFEST
 from accel_nb.checkpoint.manifest import Manifest
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.verify import map_files, verify_files
 from accel_nb.cli.parser import Parser
 from accel_nb.errors import CheckpointError, ConfigError
+from accel_nb.runtime.safetensors_header import read_header
 
 _NUM_SHOWN = 10
 

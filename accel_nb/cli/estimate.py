@@ -8,7 +8,7 @@ from pathlib import Path
 
 from accel_nb.cli.command_failed import Failed
 from accel_nb.errors import ConfigError
-from accel_nb.forecast.header import SUFFIX, read_safetensors
+from accel_nb.forecast.header import read_safetensors
 from accel_nb.forecast.plans import Forecast, Setting, forecast
 from accel_nb.forecast.request import Request, find_setting, read_request
 from accel_nb.forecast.sizes import with_optimizer
@@ -16,6 +16,7 @@ from accel_nb.forecast.table import show
 from accel_nb.pool.device_assignment import place_workers
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.hardware import inspect_machine
+from accel_nb.runtime.safetensors_header import SUFFIX
 
 
 class NothingFits(Failed):

@@ -1,8 +1,8 @@
-"""``import accelerate`` finds ours: code that was written for the well-known package runs unchanged in this process.
+"""Compatibility with ``accelerate``: after `install`, code written for that package runs on accel_nb unchanged.
 
-`install` puts a finder in front of Python's own, `uninstall` takes it away. What is offered are names, in the modules
-where people import them from; behind each stands an object of accel_nb. Names that are not offered can be imported,
-since libraries import many that they do not use: to use one raises an error that says which part would serve it.
+`install` inserts an import finder before Python's own, `uninstall` removes it. The supported names are available in
+accelerate's modules, each an object of accel_nb. Unsupported names can be imported, since libraries import many that
+they do not use; using one raises an error with the alternative.
 """
 
 from accel_nb.compat.finder import COMPATIBLE_VERSION, install, is_installed, uninstall

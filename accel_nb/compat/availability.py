@@ -1,7 +1,7 @@
-"""Predicates about this machine and its packages: ``is_..._available``, made by name when they are asked for.
+"""Predicates ``is_..._available`` about this machine and its packages, created by name on access.
 
-A predicate about a package looks for it without importing it. One about hardware that accel_nb does not train on is
-False, wherever it runs.
+A predicate about a package finds it without importing it. One about hardware that accel_nb does not support is False
+on every machine.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def __getattr__(name: str) -> Callable[..., bool]:
 
 
 def _is_available(what: str, *args: object, **kwargs: object) -> bool:
-    # Arguments narrow some predicates in the other package (such as to skip a device): none changes the answer here.
+    # Some predicates of accelerate have arguments (such as a device to skip); none changes the result here.
     if what in _OTHER_HARDWARE:
         return False
     if what in _HERE:
         return _HERE[what]()
     try:
         return importlib.util.find_spec(_PACKAGES.get(what, what)) is not None
-    except (ImportError, ValueError):  # its parent package is missing, or it was put in place without a spec
+    except (ImportError, ValueError):  # its parent package is missing, or it is in sys.modules without a spec
         return False

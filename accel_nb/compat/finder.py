@@ -1,4 +1,4 @@
-"""The finder that answers for the well-known package: its modules, and the version that libraries ask for."""
+"""The import finder for ``accelerate``: its modules, and the metadata with the version that libraries check."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from accel_nb.compat.names import LATER, MODULES, PACKAGE, reason_for
 from accel_nb.errors import MisuseError
 
 COMPATIBLE_VERSION = "1.15.0"
-"""The version whose names and meanings are those offered here; what libraries that ask for a version are told."""
+"""The version of accelerate whose names and semantics are provided, reported to libraries."""
 
 
 def install() -> None:
-    """Let ``import accelerate`` and its submodules find accel_nb from now on, in this process; again does nothing.
+    """Make ``import accelerate`` and its submodules import accel_nb, in this process; a second call does nothing.
 
-    Raises `MisuseError` if the real package is imported already: half of a program would use the one, half the other.
+    Raises `MisuseError` if the real package is imported already: a program would use both.
     """
     if is_installed():
         return
@@ -36,19 +36,19 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Undo `install`: later imports find the real package, if there is one; what was imported stays usable."""
+    """Undo `install`: later imports find the real package, if installed; imported objects stay usable."""
     sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, Finder)]
     for name in [name for name, module in sys.modules.items() if isinstance(module, _Module)]:
         del sys.modules[name]
 
 
 def is_installed() -> bool:
-    """Whether ``import accelerate`` finds accel_nb."""
+    """Whether ``import accelerate`` imports accel_nb."""
     return any(isinstance(finder, Finder) for finder in sys.meta_path)
 
 
 class _Module(ModuleType):
-    """A module whose names are looked up when they are asked for, so that importing it costs nothing."""
+    """A module that imports its names on access, so that importing it costs nothing."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "__version__" and self.__name__ == PACKAGE:
@@ -68,7 +68,7 @@ class _Module(ModuleType):
 
     def __setattr__(self, name: str, value: Any) -> None:
         if isinstance(value, _Module) and name in MODULES[self.__name__]:
-            return  # of a submodule and an object of one name, such as tqdm, the attribute is the object
+            return  # where a submodule and an object share a name (tqdm), the attribute is the object
         super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
@@ -76,12 +76,12 @@ class _Module(ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the package's modules and its distribution; everything else is left to other finders."""
+    """Finds the modules and the distribution of the package, and nothing else."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return the spec of a module of the package; raises ImportError for one that is not offered."""
+        """Return the spec of a module of the package; raises ImportError for an unsupported one."""
         if fullname in MODULES:
             is_package = any(name.startswith(f"{fullname}.") for name in MODULES)
             return importlib.machinery.ModuleSpec(fullname, self, origin="accel_nb", is_package=is_package)
@@ -94,18 +94,18 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _Module(spec.name, f"The names of {spec.name}, as accel_nb offers them.")
 
     def exec_module(self, module: ModuleType) -> None:
-        """Do nothing: names come when they are asked for."""
+        """Do nothing: names are imported on access."""
 
     def find_distributions(
         self, context: importlib.metadata.DistributionFinder.Context | None = None
     ) -> Iterable[importlib.metadata.Distribution]:
-        """Return the package's distribution where it, or everything, is asked for."""
+        """Return the package's distribution if the context is its name, or any."""
         name = None if context is None else context.name
         return [_Distribution()] if name is None or name.lower() == PACKAGE else []
 
 
 class _Distribution(importlib.metadata.Distribution):
-    """What tools read of the package's metadata: name and version."""
+    """The metadata of the package: name and version."""
 
     def read_text(self, filename: str) -> str | None:
         if filename not in ("METADATA", "PKG-INFO"):
@@ -126,10 +126,10 @@ def _find(place: str, asked: str) -> Any:
 
 
 def _is_there(place: str) -> bool:
-    """Whether a place exists already: names at the top of accel_nb may be of a part that is yet to come."""
+    """Whether a place ``module:attribute`` exists; names of ``accel_nb`` itself must be in its ``__all__``."""
     module, _, attribute = place.partition(":")
     return module != "accel_nb" or attribute in importlib.import_module(module).__all__
 
 
 def _refusal(asked: str, reason: str) -> str:
-    return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() brings the real package back"
+    return f"{asked} is not offered by accel_nb: {reason}. accel_nb.compat.uninstall() restores the real package"

@@ -1,4 +1,4 @@
-"""Little functions, enumerations and constants that scripts import from the well-known package's ``utils``."""
+"""Small functions, enumerations and constants that scripts import from ``accelerate.utils``."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _FALSE = frozenset({"n", "no", "f", "false", "off", "0"})
 
 
 class _Listed(EnumMeta):
-    """Lets an enumeration list its values, and tell whether it has a value."""
+    """Metaclass of enumerations with `list` of the values and ``in`` for values."""
 
     def list(cls) -> list[str]:
         """Return the values."""
@@ -66,7 +66,7 @@ class PrecisionType(str, Enum, metaclass=_Listed):
 
 
 class DynamoBackend(str, Enum, metaclass=_Listed):
-    """Backends of torch.compile that PyTorch itself brings."""
+    """Backends of torch.compile that are part of PyTorch."""
 
     NO = "NO"
     EAGER = "EAGER"
@@ -79,7 +79,7 @@ class DynamoBackend(str, Enum, metaclass=_Listed):
 
 
 class RNGType(str, Enum, metaclass=_Listed):
-    """Generators whose states ranks can share."""
+    """Generators whose states can be synchronized."""
 
     TORCH = "torch"
     CUDA = "cuda"
@@ -90,7 +90,7 @@ class RNGType(str, Enum, metaclass=_Listed):
 
 
 class LoggerType(str, Enum, metaclass=_Listed):
-    """Trackers by name, as ``log_with`` takes them."""
+    """Trackers by name, as accepted by ``log_with``."""
 
     ALL = "all"
     AIM = "aim"
@@ -108,12 +108,12 @@ class LoggerType(str, Enum, metaclass=_Listed):
 
 
 def is_initialized() -> bool:
-    """Whether a state can be built, which it always can."""
+    """Return True: a state can always be created."""
     return True
 
 
 def on_main_process(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorate a tracker's method to run on rank 0 only, unless the tracker is one of every rank."""
+    """Decorate a tracker's method to run on rank 0 only, unless the tracker runs on every rank."""
 
     @functools.wraps(function)
     def here_only(tracker: Any, *args: Any, **kwargs: Any) -> Any:
@@ -148,12 +148,12 @@ def honor_type(obj: Any, generator: Iterable[Any]) -> Any:
 
 
 def clear_device_cache(garbage_collection: bool = True) -> None:
-    """Collect garbage, which the other package leaves out by default, and give cached memory back to the device."""
+    """Collect garbage (in accelerate off by default), and free cached memory of the device."""
     free_cached_memory()
 
 
 def synchronize_rng_state(rng_type: RNGType | str | None = None, generator: torch.Generator | None = None) -> None:
-    """Give every rank rank 0's state of one generator; every rank must call."""
+    """Set one generator to its state on rank 0, on every rank; every rank must call."""
     synchronize_rng_states([str(rng_type or "torch")], generator)
 
 
@@ -166,17 +166,17 @@ def str_to_bool(value: str, to_bool: bool = False) -> bool | int:
 
 
 def parse_flag_from_env(key: str, default: bool = False) -> bool:
-    """Return what an environment variable says as yes or no."""
+    """Return an environment variable as a bool."""
     return bool(str_to_bool(variable(key, str(default))))
 
 
 def parse_choice_from_env(key: str, default: str = "no") -> str:
-    """Return what an environment variable says, as it stands there."""
+    """Return an environment variable as text."""
     return variable(key, str(default))
 
 
 def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
-    """Return the first of some environment variables that is a whole number of at least 0."""
+    """Return the first of some environment variables that is an integer from 0."""
     values = (int(variable(key, "-1")) for key in env_keys)
     return next((value for value in values if value >= 0), default)
 
@@ -184,7 +184,7 @@ def get_int_from_env(env_keys: Iterable[str], default: int) -> int:
 def compare_versions(library_or_version: str | Version, operation: str, requirement_version: str) -> bool:
     """Compare the version of an installed package, or a version, with another one."""
     if operation not in _COMPARISONS:
-        raise ValueError(f"{operation!r} compares nothing; give one of {', '.join(_COMPARISONS)}")
+        raise ValueError(f"{operation!r} is not a comparison; give one of {', '.join(_COMPARISONS)}")
     found = library_or_version
     if isinstance(found, str):
         found = parse(importlib.metadata.version(found))
@@ -192,26 +192,26 @@ def compare_versions(library_or_version: str | Version, operation: str, requirem
 
 
 def is_torch_version(operation: str, version: str) -> bool:
-    """Compare PyTorch's version, without what stands behind a plus, with another one."""
+    """Compare PyTorch's version, without the local part after a plus, with another one."""
     return compare_versions(parse(parse(torch.__version__).base_version), operation, version)
 
 
 def extract_model_from_parallel(
     model: nn.Module, keep_fp32_wrapper: bool = True, keep_torch_compile: bool = True, recursive: bool = False
 ) -> nn.Module:
-    """Return a prepared model in its plain class, over the same weights; modules inside are plain already."""
+    """Return a prepared model with its plain class and the same weights; its submodules are plain already."""
     if keep_fp32_wrapper or keep_torch_compile:
         return model
     return plain_view(model, None)
 
 
 def is_compiled_module(module: nn.Module) -> bool:
-    """Whether a module is what ``torch.compile(module)`` returns; a prepared model that compiles is not."""
+    """Whether a module is the result of ``torch.compile(module)``; a prepared model that compiles is not."""
     return hasattr(module, "_orig_mod")
 
 
 def is_port_in_use(port: int | None = None) -> bool:
-    """Whether something listens on a port of this machine."""
+    """Whether a port of this machine accepts connections."""
     if port is None:
         port = 29500
     with socket.socket() as probe:
@@ -219,7 +219,7 @@ def is_port_in_use(port: int | None = None) -> bool:
 
 
 def convert_bytes(size: float) -> str:
-    """Return a number of bytes in words."""
+    """Return a size as text, such as ``1.5 MB``."""
     for unit in ("bytes", "KB", "MB", "GB", "TB"):
         if size < 1024:
             return f"{round(size, 2)} {unit}"
@@ -228,7 +228,7 @@ def convert_bytes(size: float) -> str:
 
 
 def merge_dicts(source: MutableMapping[Any, Any], destination: MutableMapping[Any, Any]) -> MutableMapping[Any, Any]:
-    """Put the items of one dict into another, in place and at any depth, and return the other."""
+    """Merge one dict into another, in place and recursively, and return the other."""
     for key, value in source.items():
         if isinstance(value, MutableMapping):
             merge_dicts(value, destination.setdefault(key, {}))
@@ -238,5 +238,5 @@ def merge_dicts(source: MutableMapping[Any, Any], destination: MutableMapping[An
 
 
 def recursive_getattr(obj: Any, attr: str) -> Any:
-    """Return an attribute that is named with dots."""
+    """Return an attribute by its dotted name."""
     return reduce(getattr, attr.split("."), obj)

@@ -1,4 +1,4 @@
-"""Which names stand in which module of the well-known package, and which objects of ours they are."""
+"""The supported names of accelerate by module, and the objects of accel_nb that provide them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_nb.compat.unserved_names import FOR_IMPORT, PACKAGE
 _PLUGINS = "accel_nb.accelerator.options.plugins"
 _STATE = "accel_nb.accelerator.process_state"
 _OPERATIONS = "accel_nb.accelerator.process.operations"
-_LITTLE = "accel_nb.compat.hf_utils"
+_HF_UTILS = "accel_nb.compat.hf_utils"
 _AVAILABLE = "accel_nb.compat.availability"
 
 
@@ -28,34 +28,34 @@ _RECORDS = _in("accel_nb.accelerator.options.fsdp_plugin", "FullyShardedDataPara
 _DATACLASSES = {
     **_RECORDS,
     **_in(_STATE, "DistributedType"),
-    **_in(_LITTLE, "DynamoBackend LoggerType PrecisionType RNGType"),
+    **_in(_HF_UTILS, "DynamoBackend LoggerType PrecisionType RNGType"),
 }
 _COLLECTIVES = _in(
     _OPERATIONS,
     "broadcast broadcast_object_list concatenate convert_outputs_to_fp32 convert_to_fp32 find_batch_size find_device "
     "gather gather_object listify pad_across_processes recursively_apply reduce send_to_device slice_tensors",
 )
-_WALKS = {**_COLLECTIVES, **_in(_LITTLE, "honor_type is_namedtuple is_torch_tensor")}
+_NESTED = {**_COLLECTIVES, **_in(_HF_UTILS, "honor_type is_namedtuple is_torch_tensor")}
 _MEMORY = {
-    "clear_device_cache": f"{_LITTLE}:clear_device_cache",
+    "clear_device_cache": f"{_HF_UTILS}:clear_device_cache",
     "find_executable_batch_size": "accel_nb.accelerator.training.batch_size:find_executable_batch_size",
     "release_memory": "accel_nb.accelerator.process.memory_release:release_memory",
     "should_reduce_batch_size": "accel_nb.accelerator.process.memory_release:is_out_of_memory",
 }
 _RANDOM = {
     **_in("accel_nb.accelerator.process.seeding", "set_seed synchronize_rng_states"),
-    "synchronize_rng_state": f"{_LITTLE}:synchronize_rng_state",
+    "synchronize_rng_state": f"{_HF_UTILS}:synchronize_rng_state",
 }
 _ENVIRONMENT = {
     **_in("accel_nb.runtime.process.environment", "clear_environment patch_environment"),
-    **_in(_LITTLE, "get_int_from_env parse_choice_from_env parse_flag_from_env str_to_bool"),
+    **_in(_HF_UTILS, "get_int_from_env parse_choice_from_env parse_flag_from_env str_to_bool"),
 }
-_VERSIONS = _in(_LITTLE, "compare_versions is_torch_version")
+_VERSIONS = _in(_HF_UTILS, "compare_versions is_torch_version")
 _OTHER = {
     **_in(_OPERATIONS, "wait_for_everyone"),
-    **_in(_LITTLE, "save"),
-    **_in(_LITTLE, "convert_bytes extract_model_from_parallel is_compiled_module is_port_in_use merge_dicts"),
-    **_in(_LITTLE, "recursive_getattr"),
+    **_in(_HF_UTILS, "save"),
+    **_in(_HF_UTILS, "convert_bytes extract_model_from_parallel is_compiled_module is_port_in_use merge_dicts"),
+    **_in(_HF_UTILS, "recursive_getattr"),
 }
 _IMPORTS = _in(
     _AVAILABLE,
@@ -70,12 +70,12 @@ _IMPORTS = _in(
     "is_transformer_engine_available is_transformers_available is_triton_available is_wandb_available is_xpu_available",
 )
 _CONSTANTS = _in(
-    _LITTLE,
+    _HF_UTILS,
     "MODEL_NAME OPTIMIZER_NAME RNG_STATE_NAME SAFE_MODEL_NAME SAFE_WEIGHTS_INDEX_NAME SAFE_WEIGHTS_NAME SAMPLER_NAME "
     "SCALER_NAME SCHEDULER_NAME WEIGHTS_INDEX_NAME WEIGHTS_NAME",
 )
 UNSERVED = frozenset(name for names in FOR_IMPORT.values() for name in names.split())
-"""Names that libraries import whether they use them or not, transformers and peft above all; to use one is an error."""
+"""Unsupported names that libraries import (transformers and peft above all); using one raises an error."""
 
 _TQDM = _in("accel_nb.accelerator.process.progress", "tqdm")
 
@@ -83,7 +83,7 @@ _LAUNCHERS = _in("accel_nb", "debug_launcher notebook_launcher")
 _RESUME = _in("accel_nb", "skip_first_batches")
 _TRACKERS = {
     **_in("accel_nb", "GeneralTracker"),
-    **_in(_LITTLE, "on_main_process"),
+    **_in(_HF_UTILS, "on_main_process"),
     **{
         theirs: f"accel_nb.telemetry.trackers.{module}:{ours}"
         for theirs, module, ours in (
@@ -104,12 +104,12 @@ _BIG = _in(
     "attach_layerwise_casting_hooks cpu_offload cpu_offload_with_hook disk_offload dispatch_model init_empty_weights "
     "init_on_device load_checkpoint_and_dispatch",
 )
-_PLACING = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
+_DEVICE_MAPS = _in("accel_nb", "check_device_map infer_auto_device_map load_checkpoint_in_model")
 _QUANTIZING = _in("accel_nb", "BnbQuantizationConfig load_and_quantize_model")
 _STAGES = {"prepare_pippy": "accel_nb.bigmodel.pipelining.pipeline:prepare_pipeline"}
 _BIG_TOP = {
     **{name: place for name, place in _BIG.items() if name != "attach_layerwise_casting_hooks"},
-    **{name: place for name, place in _PLACING.items() if name != "check_device_map"},
+    **{name: place for name, place in _DEVICE_MAPS.items() if name != "check_device_map"},
 }
 
 _TOP = {
@@ -148,12 +148,12 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.scheduler": _in("accel_nb.compat.prepared_classes", "AcceleratedScheduler"),
         f"{PACKAGE}.state": {
             **_in(_STATE, "AcceleratorState DistributedType GradientState PartialState"),
-            **_in(_LITTLE, "is_initialized"),
+            **_in(_HF_UTILS, "is_initialized"),
         },
         f"{PACKAGE}.tracking": _TRACKERS,
         f"{PACKAGE}.utils": {
-            **_DATACLASSES, **_WALKS, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
-            **_CONSTANTS, **_TQDM, **_PLACING, **_QUANTIZING,
+            **_DATACLASSES, **_NESTED, **_MEMORY, **_RANDOM, **_ENVIRONMENT, **_VERSIONS, **_OTHER, **_IMPORTS,
+            **_CONSTANTS, **_TQDM, **_DEVICE_MAPS, **_QUANTIZING,
         },
         f"{PACKAGE}.utils.bnb": _in("accel_nb", "load_and_quantize_model"),
         f"{PACKAGE}.utils.constants": _CONSTANTS,
@@ -161,8 +161,8 @@ _SERVED: Mapping[str, Mapping[str, str]] = MappingProxyType(
         f"{PACKAGE}.utils.environment": _ENVIRONMENT,
         f"{PACKAGE}.utils.imports": _IMPORTS,
         f"{PACKAGE}.utils.memory": _MEMORY,
-        f"{PACKAGE}.utils.modeling": _PLACING,
-        f"{PACKAGE}.utils.operations": _WALKS,
+        f"{PACKAGE}.utils.modeling": _DEVICE_MAPS,
+        f"{PACKAGE}.utils.operations": _NESTED,
         f"{PACKAGE}.utils.other": _OTHER,
         f"{PACKAGE}.utils.random": _RANDOM,
         f"{PACKAGE}.utils.tqdm": _TQDM,
@@ -176,7 +176,7 @@ MODULES: Mapping[str, Mapping[str, str]] = MappingProxyType(
         for module in sorted({*_SERVED, *FOR_IMPORT})
     }
 )
-"""For each module that can be imported the names in it, each with the place ``module:attribute`` of the object."""
+"""For each importable module its names, each with the place ``module:attribute`` of the object."""
 
 _PARTS = {
     "the inner parts of big models differ here; the functions that place, load and offload them are offered": (
@@ -200,13 +200,13 @@ _PARTS = {
     "fp8 is torchao's here, chosen by mixed_precision='fp8' and AORecipeKwargs": (
         "FP8RecipeKwargs MSAMPRecipeKwargs TERecipeKwargs ao transformer_engine"
     ),
-    "log_with takes names and trackers of your own as they are": (
+    "log_with accepts names and custom trackers directly": (
         "filter_trackers get_available_trackers register_tracker_class"
     ),
-    "functions go to the workers as they are, without a wrapper": "PrepareForLaunch",
+    "functions are sent to the workers without a wrapper": "PrepareForLaunch",
     "XLA is served as strategy='xla', without this name": "torch_xla",
-    "it belongs to the other package's command line, ours is accel-nb": "commands launch write_basic_config",
-    "it belongs to the other package's own tests": "test_utils",
+    "it belongs to accelerate's command line; here it is accel-nb": "commands launch write_basic_config",
+    "it belongs to accelerate's own tests": "test_utils",
     "loaders are sharded in place, by Accelerator.prepare": (
         "BatchSamplerShard IterableDatasetShard DataLoaderAdapter DataLoaderStateMixin prepare_data_loader get_sampler"
     ),
@@ -216,10 +216,10 @@ _PARTS = {
 LATER: Mapping[str, str] = MappingProxyType(
     {name: reason for reason, names in _PARTS.items() for name in names.split()}
 )
-"""Why a name is not offered."""
+"""The reasons why names are not supported."""
 
 
 def reason_for(path: str) -> str:
-    """Return why a module or name, given with dots, is not offered."""
+    """Return why a module or name, given with dots, is not supported."""
     found = (LATER[part] for part in reversed(path.split(".")) if part in LATER)
     return next(found, "it has no counterpart here; docs/migration.md lists what there is")

@@ -1,4 +1,4 @@
-"""Classes that scripts ask ``isinstance`` of; objects are prepared in place, so these only tell what is prepared."""
+"""Classes for ``isinstance`` checks in scripts; objects are prepared in place, so these only detect prepared ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_nb.errors import MisuseError
 
 
 class _OfPrepared(type):
-    """Makes ``isinstance`` ask whether an object of the right kind is prepared."""
+    """Metaclass whose ``isinstance`` is true for prepared objects of the class ``kind``."""
 
     kind: type
 
@@ -28,24 +28,24 @@ class _OfPrepared(type):
 
 
 class AcceleratedOptimizer(metaclass=_OfPrepared):
-    """What prepared optimizers are instances of."""
+    """The class of prepared optimizers, for ``isinstance`` only."""
 
     kind: ClassVar[type] = Optimizer
 
 
 class AcceleratedScheduler(metaclass=_OfPrepared):
-    """What prepared schedulers are instances of."""
+    """The class of prepared schedulers, for ``isinstance`` only."""
 
     kind: ClassVar[type] = LRScheduler
 
 
 class DataLoaderShard(metaclass=_OfPrepared):
-    """What prepared loaders are instances of."""
+    """The class of prepared loaders, for ``isinstance`` only."""
 
     kind: ClassVar[type] = DataLoader
 
 
 class DataLoaderDispatcher(metaclass=_OfPrepared):
-    """What prepared loaders are instances of as well: how one is read depends on options, not on its class."""
+    """Also a class of prepared loaders: dispatching depends on options, not on the class."""
 
     kind: ClassVar[type] = DataLoader

@@ -1,4 +1,4 @@
-"""Names that libraries import whether they use them or not: what is an error is to use one."""
+"""Placeholders for unsupported names, which libraries import without use; using one raises an error."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from accel_nb.errors import MisuseError
 
 
 class UnservedAttribute(MisuseError, AttributeError):
-    """An attribute of a name that is not offered: `hasattr` says no, and who asks for it reads the reason."""
+    """Access to an attribute of an unsupported name: `hasattr` is false, and the message has the reason."""
 
 
 class _Unserved(type):
-    """Makes it an error to call a class or one derived from it, to read its attributes, or to use it as a constant."""
+    """Metaclass that raises on a call of the class or a subclass, on attribute access, and on use as a constant."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> NoReturn:
         raise MisuseError(_refusal(cls))

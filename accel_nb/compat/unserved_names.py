@@ -1,4 +1,4 @@
-"""Names of the well-known package that nothing here stands behind, by module: they can be imported, and not used."""
+"""Unsupported names of accelerate by module: they can be imported, but not used."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Which samples a rank reads, and in which order."""
+"""Data loading: samplers, division of batches among ranks, prefetch, and positions for resumption."""

@@ -18,19 +18,19 @@ Key = str | int
 class PaddingCollate:
     """Collate function that pads sequences along their first dim to the longest in the batch.
 
-    Samples are sequences, or dicts, tuples and lists with fields that are sequences; what is no sequence is collated as
-    PyTorch does. A sequence is a tensor or an array with at least one dim, or a list of numbers. Samples of one kind
-    give a batch of that kind.
+    Samples are sequences, or dicts, tuples and lists with fields that are sequences; other values are collated by
+    PyTorch's ``default_collate``. A sequence is a tensor or an array with at least one dim, or a list of numbers. A
+    batch has the container type of its samples.
 
     Args:
         pad: The value to pad with, or one for each field by key (position for tuples); fields that are not named: 0.
-        multiple_of: Lengths are padded to a multiple of this, as some GPU kernels like it.
+        multiple_of: Lengths are padded to a multiple of this, which makes some GPU kernels faster.
         mask: Name of a field to add that is 1 where a sample has values and 0 where it is padded: shape (batch,
-            length), int64. It is of ``mask_of``, or of the first field that is padded. Tuples get it as their last
-            item, and samples that are single sequences become a pair.
-        mask_of: The field that the mask is of.
+            length), int64. It belongs to ``mask_of``, or to the first padded field. In tuples it is the last item;
+            samples that are single sequences become a pair.
+        mask_of: The field that the mask belongs to.
         only: The fields to pad; by default every sequence.
-        side: Where the padding goes.
+        side: The side to pad.
 
     Raises `MisuseError` for samples that differ in more than their first dim, or in their fields.
     """
@@ -98,7 +98,7 @@ class PaddingCollate:
         return make(values) if make is not None and len(values) == len(first) else tuple(values)
 
     def _fields(self, columns: Mapping[Any, list[Any]]) -> tuple[dict[Any, Any], Tensor | None]:
-        """Collate each field; also return the mask if one is wanted and some field was a sequence."""
+        """Collate each field; also return the mask if it is requested and a field was a sequence."""
         batch: dict[Any, Any] = {}
         mask: Tensor | None = None
         for key, values in columns.items():
@@ -142,7 +142,7 @@ def _is_sequence(value: Any) -> bool:
 def _column(values: Sequence[Any], key: Key) -> list[Tensor]:
     """Return one field of all samples as tensors that differ in their first dim at most."""
     tensors = [value if isinstance(value, Tensor) else torch.as_tensor(value) for value in values]
-    if any(isinstance(value, list) and not value for value in values):  # an empty list has no type of its own
+    if any(isinstance(value, list) and not value for value in values):  # an empty list has no dtype
         full = next((tensor for tensor in tensors if tensor.numel()), torch.zeros(0, dtype=torch.int64))
         tensors = [tensor if tensor.numel() else full.new_empty(0) for tensor in tensors]
     kinds = {(tensor.dtype, tuple(tensor.shape[1:]) if tensor.dim() else None) for tensor in tensors}

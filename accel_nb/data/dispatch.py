@@ -1,8 +1,8 @@
-"""Rank 0 reads for all: each rank is sent its own share of a batch, and nothing else.
+"""Dispatched loading: rank 0 reads the batches and scatters to each rank its own share.
 
-A step is one scatter: rank 0 has a buffer for each rank, with all tensors of its share, with values that are no tensors
-as JSON, and with how the batch is built where that has changed since the step before. Buffers keep their length until a
-share does not fit; then a step is two scatters, the first of which says the new length.
+A step is one scatter. Rank 0 has a buffer for each rank, with the tensors of its share, other values as JSON, and the
+structure of the batch if it has changed since the last step. Buffers keep their length until a share does not fit; then
+a step is two scatters, the first with the new length.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from accel_nb.errors import MisuseError
 
 _END, _BATCH, _LENGTH, _ERROR = range(4)
 _ALIGN = 16
-_HEADER_BYTES = 32  # what it is, a number of its own, bytes of values and of the layout behind it
+_HEADER_BYTES = 32  # kind, a number, bytes of the values, bytes of the layout
 _FIRST_LENGTH = 1024
 _DTYPES = {str(value): value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-_WAY_OUT = "let collate_fn give tensors, numbers, text, lists, tuples and dicts, or set dispatch_batches to False"
+_REMEDY = "collate_fn must return tensors, numbers, text, lists, tuples and dicts; or set dispatch_batches to False"
 
 Steps = Callable[[Sequence[int]], Iterator[list[Pair]]]
-"""What rank 0 reads: for the indices of all shares, in each step one pair for each."""
+"""Reads on rank 0: takes the indices of all shares, yields in each step one pair for each."""
 
 
 def dispatched(place: Place, steps: Steps, device: torch.device) -> Iterator[Pair]:
-    """Yield this rank's share of what rank 0 reads; ``steps`` is called on rank 0 only.
+    """Yield this rank's share of the batches that rank 0 reads; ``steps`` is called on rank 0 only.
 
-    Every rank must iterate. An error of rank 0's reading is raised on every rank. Batches hold plain containers on
-    every rank: a mapping arrives as a dict.
+    Every rank must iterate. A read error on rank 0 is raised on every rank. Batches have plain containers on every
+    rank: a mapping becomes a dict.
     """
     index_of = [int(row) for row in place.comm.all_gather(torch.tensor([place.index]))]
     receiver = _Receiver(place, device)
@@ -62,16 +62,16 @@ def dispatched(place: Place, steps: Steps, device: torch.device) -> Iterator[Pai
 
 @dataclass
 class _Packed:
-    """A share, taken apart."""
+    """A serialized share."""
 
-    layout: list[Any]  # the share, the containers, and dtype, shape and place of each tensor
+    layout: list[Any]  # the share, the containers, and dtype, shape and offset of each tensor
     values: bytes
     tensors: list[Tensor]
     num_bytes: int
 
 
 class _Receiver:
-    """Any rank's side; rank 0 hands in the buffers as well."""
+    """Receives this rank's shares; on rank 0 it also takes the buffers to scatter."""
 
     def __init__(self, place: Place, device: torch.device) -> None:
         self.length = _FIRST_LENGTH
@@ -80,7 +80,7 @@ class _Receiver:
         self._layout: list[Any] = []
 
     def scatter(self, buffers: Sequence[Tensor] | None) -> Tensor:
-        """Return the buffer that rank 0 has for this rank."""
+        """Return the buffer that rank 0 sends to this rank."""
         return self._comm.scatter(torch.empty(self.length, dtype=torch.uint8, device=self._device), buffers, 0)
 
     def receive(self, buffers: Sequence[Tensor] | None = None) -> Pair | None:
@@ -103,11 +103,11 @@ class _Receiver:
         values = json.loads(bytes(content[_HEADER_BYTES:start].tolist())) if values_length else []
         share, tree, tensors = self._layout
         base = _aligned(start + layout_length)
-        return _built(tree, [_view(content, base, *tensor) for tensor in tensors], values), Share(*share)
+        return _rebuild(tree, [_view(content, base, *tensor) for tensor in tensors], values), Share(*share)
 
 
 class _Sender:
-    """Rank 0's side."""
+    """Sends the shares, on rank 0."""
 
     def __init__(self, index_of: list[int], count: int, receiver: _Receiver) -> None:
         self._index_of = index_of
@@ -134,11 +134,11 @@ class _Sender:
         return cast(Pair, self._receiver.receive(self._for_ranks()))
 
     def end(self) -> None:
-        """Say that there is nothing more."""
+        """Send the end of the data."""
         self._announce(_END)
 
     def fail(self, error: Exception) -> None:
-        """Let every other rank raise."""
+        """Send an error, which every other rank raises."""
         text = f"{type(error).__name__}: {error}".encode()
         self._announce(_ERROR, 0, text[: self._receiver.length - _HEADER_BYTES])
 
@@ -167,7 +167,7 @@ def _pack(batch: Any, share: Share) -> _Packed:
     try:
         text = json.dumps(values).encode() if values else b""
     except (TypeError, ValueError) as error:
-        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_WAY_OUT}") from error
+        raise MisuseError(f"a batch that rank 0 reads for all ranks cannot be sent: {error}; {_REMEDY}") from error
     tensors: list[Any] = []
     at = 0
     for tensor in found:
@@ -204,7 +204,7 @@ def _aligned(length: int) -> int:
 
 
 def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
-    """Return how a batch is built, in JSON; its tensors and other values are appended to the lists."""
+    """Return the structure of a batch as JSON; append its tensors and other values to the lists."""
     if isinstance(item, np.ndarray) and item.dtype.kind in "biufc" and item.dtype.isnative:
         found.append(torch.from_numpy(np.ascontiguousarray(item)))
         return {"array": len(found) - 1}
@@ -221,14 +221,14 @@ def _tree(item: Any, found: list[Tensor], values: list[Any]) -> Any:
     if isinstance(item, Mapping) and all(type(key) is str for key in item):
         return {"dict": [[key, _tree(child, found, values)] for key, child in item.items()]}
     raise MisuseError(
-        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_WAY_OUT}"
+        f"a batch that rank 0 reads for all ranks holds a {type(item).__name__}, which cannot be sent; {_REMEDY}"
     )
 
 
-def _built(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
-    """Return the batch that `_tree` took apart."""
+def _rebuild(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
+    """Return the batch with the structure of `_tree`."""
     if isinstance(node, list):
-        return [_built(child, tensors, values) for child in node]
+        return [_rebuild(child, tensors, values) for child in node]
     kind, inside = next(iter(cast("dict[str, Any]", node).items()))
     if kind == "tensor":
         return tensors[inside]
@@ -237,5 +237,5 @@ def _built(node: Any, tensors: list[Tensor], values: list[Any]) -> Any:
     if kind == "value":
         return values[inside]
     if kind == "tuple":
-        return tuple([_built(child, tensors, values) for child in inside])
-    return {key: _built(child, tensors, values) for key, child in inside}
+        return tuple([_rebuild(child, tensors, values) for child in inside])
+    return {key: _rebuild(child, tensors, values) for key, child in inside}

@@ -1,4 +1,4 @@
-"""Reading the samples of a batch in this process."""
+"""Reads the samples of a batch in this process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from torch.utils.data import DataLoader, Subset, TensorDataset, default_collate
 
 
 def reader(loader: DataLoader[Any]) -> Callable[[Any], Any]:
-    """Return the function that makes a batch of a list of indices, as the loader would.
+    """Return a function that reads and collates the batch of a list of indices, as the loader would.
 
-    Tensors that lie ready in a ``TensorDataset`` are indexed as a whole, which gives the same batch as stacking their
-    rows one by one.
+    Tensors of a ``TensorDataset`` are indexed with all indices at once, which yields the same batch as stacking rows.
     """
     dataset, collate = cast(Any, loader.dataset), loader.collate_fn
-    if loader.batch_sampler is None:  # what the sampler gives is one index, though it may be a list
+    if loader.batch_sampler is None:  # each item of the sampler is one index, even if it is a list
         return lambda index: collate(dataset[index])
     read_many = getattr(dataset, "__getitems__", None)
 
@@ -37,7 +36,7 @@ def _by_column(
     def by_column(indices: Sequence[Any]) -> Any:
         try:
             rows = torch.from_numpy(np.asarray(indices if places is None else [places[index] for index in indices]))
-        except (TypeError, ValueError, RuntimeError):  # no list of whole numbers: the dataset says what it makes of it
+        except (TypeError, ValueError, RuntimeError):  # not a list of integers: index the dataset itself
             return by_item(indices)
         if rows.dtype != torch.int64 or rows.dim() != 1:
             return by_item(indices)
@@ -47,10 +46,10 @@ def _by_column(
 
 
 def _rows_of(dataset: Any) -> Sequence[Tensor] | None:
-    """Return the tensors whose rows are the dataset's samples; None if they are not all there is to a sample."""
+    """Return the tensors whose rows are the dataset's samples; None if samples are anything else."""
     inner = dataset.dataset if type(dataset) is Subset else dataset
     if type(inner) is not TensorDataset:
         return None
-    # What is laid out otherwise, or more than a tensor, might come out of the two ways differently.
+    # For other layouts and subclasses of Tensor, indexing might differ from stacking.
     is_plain = all(type(tensor) is Tensor and tensor.is_contiguous() and tensor.dim() for tensor in inner.tensors)
     return inner.tensors if is_plain else None

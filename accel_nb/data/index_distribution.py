@@ -1,9 +1,9 @@
-"""The same order on every rank: who draws the indices of an epoch, and with which random numbers.
+"""Distribution of an epoch's indices: the same order on every rank, of which each yields its share.
 
-torch's own samplers draw from the default CPU generator, or from one of their own, when the first batch is asked for.
-Rank 0 draws there as a plain run would; its generator states are sent once, and the other ranks draw with them and then
-go on with their own. Samplers that torch did not define may draw from anything at any time: rank 0 alone runs them and
-sends the indices of each batch.
+torch's own samplers draw from the default CPU generator, or from their own, when the first batch is requested. Rank 0
+draws as a plain run would; its generator states are sent once, and the other ranks draw with these and then restore
+their own. Other samplers may use any source of randomness at any time: only rank 0 runs them, and sends the indices of
+each batch.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Place:
-    """Which share of the data this rank reads, of how many; ranks that share a model read the same one.
+    """The share ``index`` of ``count`` of the data that this rank reads; ranks that share a model read the same one.
 
-    ``is_even``: every rank takes equally many samples, some of them a second time if need be.
+    ``is_even``: every rank has equally many samples, with repeats if needed.
     """
 
     comm: Communicator
@@ -46,22 +46,22 @@ class Place:
     is_even: bool = False
 
     def drops_short(self, drop_last: bool) -> bool:
-        """Whether a group that lacks batches is left out: all ranks are to get equally many, and nothing repeated."""
+        """Whether an incomplete group is dropped: all ranks have equally many samples, and none is repeated."""
         return self.is_even and drop_last and self.group_size > 1
 
 
 class IndexFeed:
-    """The inner loader's sampler: draws what the loader's own would draw, and gives out this rank's part of it.
+    """The inner loader's sampler: yields this rank's share of the indices that the loader's own sampler draws.
 
-    ``latest`` holds the shares of the batches drawn by the newest iteration and not yet delivered. Where ``deals`` is
-    false the items are not lists of samples, and pass unchanged. With ``seed``, torch's ``RandomSampler`` is replaced
-    by one whose order depends on seed and epoch only.
+    ``latest`` holds the shares of batches that the newest iteration has drawn and not yet delivered. If ``deals`` is
+    false the items are not lists of samples, and are yielded unchanged. With ``seed``, torch's ``RandomSampler`` is
+    replaced by one whose order depends on seed and epoch only.
     """
 
     def __init__(self, loader: DataLoader[Any], place: Place, seed: int | None = None) -> None:
         self.latest: deque[Share] | None = None
         self.generators: list[torch.Generator] = []
-        # What the next iteration is drawn for.
+        # The epoch of the next iteration.
         self.epoch = position.Epoch(place.group_size, lambda: 0)
         self.deals = loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
         self.seeded: SeedableRandomSampler | None = None
@@ -73,34 +73,34 @@ class IndexFeed:
         self._comm = place.comm
         self._batch_size = (loader.batch_size or getattr(self.draws_from, "batch_size", None)) if self.deals else None
         self._drops_short = place.drops_short(bool(getattr(self.draws_from, "drop_last", False)))
-        self._is_drawn_everywhere = self._comm.world.size == 1 or _is_of_torch(self.draws_from)
+        self._is_drawn_everywhere = self._comm.world.size == 1 or _can_draw_everywhere(self.draws_from)
         self._is_random = self._is_drawn_everywhere and _may_draw(self.draws_from)
 
     def __iter__(self) -> Iterator[Any]:
-        # The loader may ask twice and use one: nothing happens before the first item.
+        # The loader may create two iterators and use one: nothing happens before the first item.
         self.latest = shares = deque()
-        return self._noted(shares) if self.deals else self._pass_on()
+        return self._record_shares(shares) if self.deals else self._pass_unchanged()
 
     def __len__(self) -> int:
         return len(cast(Any, self.draws_from))
 
     def num_groups(self) -> int | None:
-        """How many global batches the sampler says it will draw, if it does."""
+        """Return the number of global batches by the sampler's length; None without a length."""
         num_items = self.num_items()
         if num_items is None:
             return None
         return num_groups(num_items, self._place.group_size, drop_short=self._drops_short)
 
     def num_items(self) -> int | None:
-        """How many batches, or samples, the next iteration draws, if the sampler says so."""
+        """Return the number of batches, or samples, of the next iteration; None without a length."""
         return position.num_remaining(self.draws_from, length_of(self.draws_from), self.epoch.resumed, deals=self.deals)
 
     def pairs(self) -> Iterator[tuple[Any, Share]]:
-        """Yield this rank's indices of each global batch, with what they are of it."""
+        """Yield this rank's indices of each global batch, with their share."""
         place = self._place
         count, index, size, group_size = place.count, place.index, self._batch_size, place.group_size
         limit = size if group_size > 1 else None
-        # Nearly all groups of a loader are equally large: those are cut without looking at them twice.
+        # Nearly all groups of a loader have the same size: for these the share is computed once.
         usual = self._usual_size()
         mine = share(usual, count, index) if group_size == 1 else range(usual)
         start, stop, num_mine, total = mine.start, mine.stop, len(mine), usual * group_size
@@ -117,7 +117,7 @@ class IndexFeed:
         warn_if_short(expected, is_last)
 
     def _usual_size(self) -> int:
-        """Return how long the batches of a usual group are, which its last batch tells; -1 if that cannot be told."""
+        """Return the size of the batches of a full group; -1 if the last batch of a group does not determine it."""
         size, place = self._batch_size, self._place
         if type(self.draws_from) is not BatchSampler or size is None:
             return -1
@@ -125,18 +125,18 @@ class IndexFeed:
             return -1
         return size
 
-    def _noted(self, shares: deque[Share]) -> Iterator[Any]:
+    def _record_shares(self, shares: deque[Share]) -> Iterator[Any]:
         for indices, mine in self.pairs():
             shares.append(mine)
             yield indices
 
-    def _pass_on(self) -> Iterator[Any]:
+    def _pass_unchanged(self) -> Iterator[Any]:
         for group, _ in self._start(1, self.num_items()):
             yield group[0]
 
     def draw(self) -> Iterator[Any]:
-        """Yield what the sampler draws for `epoch`, drawn by this rank alone."""
-        parts: tuple[rng.Part, ...] = ("torch",) if _is_of_torch(self.draws_from) else rng.ALL_PARTS
+        """Yield the sampler's items for `epoch`, drawn by this rank alone."""
+        parts: tuple[rng.Part, ...] = ("torch",) if _can_draw_everywhere(self.draws_from) else rng.ALL_PARTS
         return position.draw(self.draws_from, self.epoch, self.generators, deals=self.deals, parts=parts)
 
     def _start(self, size: int, expected: int | None) -> Iterator[tuple[list[Any], bool]]:
@@ -154,7 +154,7 @@ class IndexFeed:
             with drawing_as_rank_0(self._comm, (), self.generators):
                 pass
         if not self._is_drawn_everywhere:
-            yield from _sent_by_rank_0(self._comm, self._grouped(size, expected))
+            yield from _broadcast_groups(self._comm, self._grouped(size, expected))
             return
         with _forked_if_different(theirs):
             groups = self._grouped(size, expected)
@@ -168,10 +168,10 @@ class IndexFeed:
         yield from mark_last(grouped(batches, size, drop_short=self._drops_short), expected)
 
 
-_BEGINS = -0x6E6F772C
-"""What a rank says first when it begins to iterate a loader; other messages of ranks do not begin so."""
+_ITERATION_TAG = -0x6E6F772C
+"""The first number of a message at the start of an iteration; other messages do not start with it."""
 
-_ELSEWHERE = (
+_OTHER_CALL_MESSAGE = (
     "this rank begins to iterate a loader, and rank {rank} makes another call that all ranks must make, such as "
     "save_state or gather: look for one that only some of them reach, as below `if accelerator.is_main_process`"
 )
@@ -186,9 +186,9 @@ def start_together(
     sampler: Any = None,
     sends_torch_state: bool = False,
 ) -> torch.Tensor | None:
-    """Raise on every rank where the loaders differ, before one of them waits for batches that never come.
+    """Check that the loaders of all ranks agree; raise on every rank otherwise, instead of a hang later.
 
-    Returns the state of rank 0's torch generator if ``sends_torch_state``: both are one message.
+    Returns the state of rank 0's torch generator if ``sends_torch_state``; both use the same message.
     """
     if comm.world.size == 1:
         return None
@@ -196,8 +196,8 @@ def start_together(
     numbers = [-1 if number is None else number for number in (num_batches, num_samples, len(generators))]
     subset = dataset if isinstance(dataset, Subset) else None
     numbers += [sends_torch_state, _fingerprint(subset), _fingerprint(sampler)]
-    message = torch.tensor([_BEGINS, *numbers], dtype=torch.int64).view(torch.uint8)
-    # As long on every rank, or the ranks could not even say that they differ.
+    message = torch.tensor([_ITERATION_TAG, *numbers], dtype=torch.int64).view(torch.uint8)
+    # The message has the same length on every rank, as the collective requires.
     state = torch.get_rng_state() if sends_torch_state else torch.zeros_like(torch.default_generator.get_state())
     gathered = comm.all_gather(torch.cat([message, state]))
     tags, rows = [], []
@@ -205,16 +205,18 @@ def start_together(
         tag, *row = part[: message.numel()].clone().view(torch.int64).tolist()
         tags.append(tag)
         rows.append(row)
-    if tags != [_BEGINS] * len(tags):
-        raise MisuseError(_ELSEWHERE.format(rank=next(rank for rank, tag in enumerate(tags) if tag != _BEGINS)))
+    if tags != [_ITERATION_TAG] * len(tags):
+        raise MisuseError(
+            _OTHER_CALL_MESSAGE.format(rank=next(rank for rank, tag in enumerate(tags) if tag != _ITERATION_TAG))
+        )
     if any(row != rows[0] for row in rows):
-        raise MisuseError(_different(rows))
+        raise MisuseError(_describe_differences(rows))
     # A copy, since torch reads a state from the start of its storage.
     return gathered[0][message.numel() :].clone() if sends_torch_state else None
 
 
 def _fingerprint(holder: Any) -> int:
-    """Return a number that tells apart subsets and samplers of torch's that hold other samples, by a few of them."""
+    """Return a checksum of a few samples of a subset or torch sampler, to detect differences between ranks."""
     while isinstance(holder, BatchSampler):
         holder = getattr(holder, "sampler", None)
     held = holder if isinstance(holder, list | tuple) else getattr(holder, "indices", getattr(holder, "weights", None))
@@ -232,7 +234,7 @@ def _as_number(item: Any) -> Any:
     return item if isinstance(item, int | float | str) else 0
 
 
-def _different(rows: list[list[int]]) -> str:
+def _describe_differences(rows: list[list[int]]) -> str:
     names = ("batches", "samples", "generators")
     lines = [
         f"rank {rank}: " + ", ".join(f"{count} {name}" for count, name in zip(row, names, strict=False) if count >= 0)
@@ -260,7 +262,7 @@ def _different(rows: list[list[int]]) -> str:
 
 @contextmanager
 def _forked_if_different(state: torch.Tensor | None) -> Iterator[None]:
-    """Run the block with this state of torch's generator; a rank that has the same stays in step with rank 0."""
+    """Run the block with this state of torch's generator, unless it is the current one already."""
     if state is None or torch.equal(state, torch.get_rng_state()):
         yield
         return
@@ -272,9 +274,10 @@ def _forked_if_different(state: torch.Tensor | None) -> Iterator[None]:
 def drawing_as_rank_0(
     comm: Communicator, parts: tuple[rng.Part, ...], generators: list[torch.Generator]
 ) -> Iterator[None]:
-    """Run the block with rank 0's global generators; afterwards a rank goes on with its own.
+    """Run the block with rank 0's global generator states; restore a rank's own states afterwards.
 
-    A rank whose state equals rank 0's stays in step with it. ``generators`` become equal to rank 0's for good.
+    States equal to those of rank 0 are not restored, so they advance as on rank 0. ``generators`` are set to rank 0's
+    states permanently.
     """
     if comm.world.size == 1 or not (parts or generators):
         yield
@@ -293,8 +296,8 @@ def drawing_as_rank_0(
         yield
 
 
-def _sent_by_rank_0(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
-    """Yield rank 0's ``groups`` on every rank, one message for each; only rank 0's own are ever drawn."""
+def _broadcast_groups(comm: Communicator, groups: Iterator[tuple[list[Any], bool]]) -> Iterator[tuple[list[Any], bool]]:
+    """Yield rank 0's ``groups`` on every rank, one message for each; other ranks do not iterate theirs."""
     is_last = False
     while not is_last:
         if comm.world.rank == 0:
@@ -331,7 +334,7 @@ def _as_json(index: Any) -> Any:
     except TypeError:
         raise MisuseError(
             f"the sampler yields an index of type {kind.__name__}, which cannot be sent to the other ranks: "
-            "let it yield integers, strings, or lists and tuples of them"
+            "it must yield integers, strings, or lists and tuples of them"
         ) from None
 
 
@@ -348,24 +351,24 @@ def _sized(batch: Any) -> Any:
 
 
 def length_of(items: Any) -> int | None:
-    """Return ``len(items)``, or None where there is none."""
+    """Return ``len(items)``, or None without a length."""
     try:
         return len(items)
     except (TypeError, NotImplementedError, AttributeError):
         return None
 
 
-def _is_of_torch(sampler: Any) -> bool:
-    """Whether every rank may draw from it: it uses random numbers when it starts, or from its own generator."""
+def _can_draw_everywhere(sampler: Any) -> bool:
+    """Whether every rank may iterate a sampler: it draws at the start, or from its own generator."""
     if type(sampler) is BatchSampler:
-        return _is_of_torch(sampler.sampler)
+        return _can_draw_everywhere(sampler.sampler)
     if isinstance(sampler, list | tuple | range | torch.Tensor | np.ndarray):
         return True
     return isinstance(sampler, SeededOrder) or type(sampler).__module__.partition(".")[0] == "torch"
 
 
 def _may_draw(sampler: Any) -> bool:
-    """Whether a sampler of torch's may draw from the global generator when it starts."""
+    """Whether a torch sampler may draw from the global generator at the start."""
     if type(sampler) is BatchSampler:
         return _may_draw(sampler.sampler)
     if isinstance(sampler, SeededOrder) or type(sampler) in (SequentialSampler, list, tuple, range):
@@ -374,7 +377,7 @@ def _may_draw(sampler: Any) -> bool:
 
 
 def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | None]:
-    """Return the sampler with torch's ``RandomSampler`` in it replaced, and the replacement if there was one."""
+    """Return the sampler with its ``RandomSampler`` replaced by a seeded one, and the replacement, if any."""
     if type(draws_from) is RandomSampler:
         seeded = SeedableRandomSampler.like(draws_from, seed=seed)
         return seeded, seeded
@@ -386,7 +389,7 @@ def _seeded(draws_from: Any, seed: int) -> tuple[Any, SeedableRandomSampler | No
 
 
 def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
-    """Return the generators that the loader and its samplers bring along, each once."""
+    """Return the generators of the loader and its samplers, each once."""
     sampler: Any = loader.batch_sampler
     found = [loader.generator, getattr(loader.sampler, "generator", None), getattr(sampler, "generator", None)]
     while (sampler := getattr(sampler, "sampler", None)) is not None:
@@ -396,10 +399,10 @@ def own_generators(loader: DataLoader[Any]) -> list[torch.Generator]:
 
 
 def warn_if_short(expected: int | None, is_last: bool) -> None:
-    """Warn if an epoch ended before the batch that its length announced as the last."""
+    """Warn if an epoch ended before the last batch by the loader's length."""
     if expected and not is_last:
         warnings.warn(
-            f"a loader announced {expected} batches by its length and gave fewer, so that its last batch could not be "
+            f"the length of a loader is {expected} batches, but it yielded fewer, so that its last batch could not be "
             "marked as such (an open accumulation window stays open): correct __len__ of its sampler or dataset",
             stacklevel=3,
         )

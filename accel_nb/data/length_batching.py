@@ -1,4 +1,4 @@
-"""Batches of samples that are about equally long, so that little is padded."""
+"""Batches of samples of about equal length, to reduce padding."""
 
 from __future__ import annotations
 
@@ -13,24 +13,25 @@ from accel_nb.errors import MisuseError
 
 
 class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
-    """Batch sampler that puts samples of about the same length together; each sample comes once in an epoch.
+    """Batch sampler that groups samples of about the same length; each sample occurs once in an epoch.
 
-    Samples are shuffled, sorted by length within pools of ``pool`` batches, cut into batches, and the batches are
-    shuffled; a batch that is short comes last. The order depends on ``seed`` and the epoch only, so every rank has the
-    same one. Without ``shuffle`` the samples are sorted as a whole, the shortest first.
+    Samples are shuffled, sorted by length within pools of ``pool`` batches, divided into batches, and the batches are
+    shuffled; a short batch is last. The order depends only on ``seed`` and the epoch, so it is the same on every rank.
+    Without ``shuffle`` all samples are sorted together, the shortest first.
 
     Args:
         lengths: The length of each sample, in tokens or frames.
-        batch_size: Most samples in a batch.
-        max_tokens: Most tokens in a batch once it is padded: its longest sample times its samples. One of the two must
-            be given, and both may be.
+        batch_size: Maximum number of samples in a batch.
+        max_tokens: Maximum number of tokens in a padded batch: its longest sample times its samples. At least one of
+            the two must be given.
         multiple_of: What lengths are padded to a multiple of; counts towards ``max_tokens``.
-        shuffle: Whether the order is drawn anew in each epoch.
+        shuffle: Whether each epoch has a new order.
         seed: Of the order.
         drop_last: Leave out a last batch of fewer than ``batch_size`` samples; not with ``max_tokens``.
-        pool: Batches in whose samples lengths are sorted: more make batches tighter, fewer make them more random.
+        pool: Number of batches whose samples are sorted together: larger values reduce padding, smaller ones make
+            batches more random.
 
-    Raises `MisuseError` for a limit below 1, for neither of the two, and for a sample that is longer than
+    Raises `MisuseError` for a limit below 1, without ``batch_size`` and ``max_tokens``, and for a sample longer than
     ``max_tokens``.
     """
 
@@ -58,7 +59,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
             raise MisuseError(
                 "LengthBatchSampler(drop_last=True) with max_tokens: then no batch is short; leave one out"
             )
-        # Under a budget a batch may be of fewer samples without being the last.
+        # With a limit on tokens, batches other than the last may have fewer samples.
         self.batch_size = batch_size if max_tokens is None else None
         self.drop_last = drop_last
         self.shuffle = shuffle
@@ -74,7 +75,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
         return iter(plan)
 
     def __len__(self) -> int:
-        """The number of batches in the epoch that the next iteration draws."""
+        """Return the number of batches in the next epoch."""
         return len(self._plan())
 
     def _plan(self) -> list[list[int]]:
@@ -103,7 +104,7 @@ class LengthBatchSampler(SeededOrder, Sampler[list[int]]):
         return full if self.drop_last else full + short
 
     def _cut(self, ordered: np.ndarray) -> list[list[int]]:
-        """Cut indices, the shortest sample first, into batches within the limits."""
+        """Divide indices, the shortest sample first, into batches within the limits."""
         limit, most = self._limit or len(ordered), self._max_tokens
         batches: list[list[int]] = []
         batch: list[int] = []

@@ -1,4 +1,4 @@
-"""Who gets which samples: pure index arithmetic, no torch.
+"""Division of a global batch among ranks: index arithmetic without torch.
 
 A *batch* here is a list of sample indices, a *group* is the list of batches that make one global batch.
 """
@@ -13,11 +13,11 @@ T = TypeVar("T")
 
 
 class Share(NamedTuple):
-    """What a rank's batch is of the global batch; one is made for each batch, hence a tuple.
+    """A rank's part of a global batch; a tuple, since one is created for each batch.
 
-    ``num_samples`` is 0 for a filler: one sample read again so that a rank without a share keeps step with the others.
-    ``num_repeated`` of the samples, the last ones, are repeats that make all shares equally long: they count in
-    training and in ``total_samples``, and not in metrics. ``total_repeated`` is how many all ranks repeat together.
+    ``num_samples`` is 0 for a filler: one repeated sample, with which a rank without a share takes part in the step.
+    The last ``num_repeated`` samples are repeats that make all shares equally long: they count in training and in
+    ``total_samples``, but not in metrics. ``total_repeated`` is the number of repeats on all ranks.
     """
 
     num_samples: int
@@ -29,14 +29,14 @@ class Share(NamedTuple):
 
     @property
     def num_valid(self) -> int:
-        """How many of the batch's samples, the first ones, no other rank and no earlier batch has."""
+        """The number of samples, the first ones, that are not repeats."""
         return self.num_samples - self.num_repeated
 
 
 def share(total: int, world: int, rank: int) -> range:
-    """Return the contiguous share of ``range(total)`` that ``rank`` of ``world`` takes.
+    """Return the contiguous share of ``range(total)`` for ``rank`` of ``world``.
 
-    Shares differ by at most one; the first ranks take the larger ones.
+    Shares differ by at most one; the first ranks have the larger ones.
     """
     small, num_larger = divmod(total, world)
     start = rank * small + min(rank, num_larger)
@@ -44,14 +44,14 @@ def share(total: int, world: int, rank: int) -> range:
 
 
 def even_share(total: int, world: int, rank: int, length: int) -> tuple[range, int]:
-    """Return the share of ``range(total)`` where each rank takes ``length``, and how many it lacks at its end."""
+    """Return the share of ``range(total)`` if each rank has ``length``, and the number of missing ones."""
     start = min(rank * length, total)
     mine = range(start, min(start + length, total))
     return mine, length - len(mine)
 
 
 def even_length(total: int, world: int, batch_size: int | None, group_size: int) -> int:
-    """Return how many samples every rank takes of a group with ``total`` where all take equally many.
+    """Return the number of samples per rank of a group with ``total`` if all ranks have equally many.
 
     ``batch_size`` is that of the loader: of one rank where ``group_size`` batches make a group, of all where one does.
     Without it, or where a group holds more, it is the group's own samples, divided.
@@ -63,12 +63,12 @@ def even_length(total: int, world: int, batch_size: int | None, group_size: int)
 
 
 def num_groups(num_batches: int, world: int, *, drop_short: bool = False) -> int:
-    """Return how many global batches ``world`` ranks make of ``num_batches``; the last one may lack batches."""
+    """Return the number of global batches for ``num_batches`` on ``world`` ranks; the last may be incomplete."""
     return num_batches // world if drop_short else -(-num_batches // world)
 
 
 def grouped(items: Iterable[T], size: int, *, drop_short: bool = False) -> Iterator[list[T]]:
-    """Yield lists of ``size`` consecutive items; the last one may be shorter, or is dropped then."""
+    """Yield lists of ``size`` consecutive items; the last may be shorter, or is dropped with ``drop_short``."""
     rest = iter(items)
     while group := list(islice(rest, size)):
         if drop_short and len(group) < size:
@@ -79,9 +79,9 @@ def grouped(items: Iterable[T], size: int, *, drop_short: bool = False) -> Itera
 def mark_last(items: Iterable[T], expected: int | None) -> Iterator[tuple[T, bool]]:
     """Yield each item and whether it is the last one.
 
-    Of the first ``expected - 1`` items none is taken for the last, so none is drawn ahead of its time; from there on,
-    or from the start without ``expected``, the next item is drawn before one is given out. When there are fewer than
-    expected, no item is marked.
+    The first ``expected - 1`` items are not the last, so they are yielded without drawing the next one. After these, or
+    without ``expected``, the next item is drawn before one is yielded. With fewer items than expected, no item is
+    marked.
     """
     rest = iter(items)
     yield from ((item, False) for item in islice(rest, max((expected or 1) - 1, 0)))
@@ -94,7 +94,7 @@ def mark_last(items: Iterable[T], expected: int | None) -> Iterator[tuple[T, boo
 
 
 def is_short(sizes: Sequence[int], world: int, batch_size: int | None) -> bool:
-    """Whether a group has less than a batch for each rank: too few batches, or samples missing from a fixed size."""
+    """Whether a group has less than a full batch for each rank: too few batches, or too few samples."""
     return len(sizes) < world or (batch_size is not None and sum(sizes) < world * batch_size)
 
 
@@ -108,12 +108,12 @@ def deal(
     fill: Sequence[Any] = (),
     even: int | None = None,
 ) -> tuple[Any, Share]:
-    """Return the samples that ``rank`` takes of a global batch, and what they are of it.
+    """Return ``rank``'s samples of a global batch, and its `BatchShare`.
 
-    A group with a batch for each rank gives rank r its r-th batch unchanged. A short one (:func:`is_short`; a group of
-    one batch is short in any world of more than one) is split evenly. A rank whose share is empty takes the first
-    sample as a filler. With ``even`` each rank takes so many of one that is not even; what lacks is repeated from
-    ``fill``.
+    Of a group with a batch for each rank, rank r has the r-th batch unchanged. A short one (:func:`is_short`; a group
+    of one batch is short in any world of more than one) is divided evenly. A rank with an empty share has the first
+    sample as a filler. With ``even``, each rank has ``even`` samples of a group that does not divide evenly; missing
+    ones are repeated from ``fill``.
     """
     sizes = [len(batch) for batch in group]
     total = sum(sizes)
@@ -125,7 +125,7 @@ def deal(
         mine, lacking = even_share(total, world, rank, even)
         own = merged[mine.start : mine.stop]
         if lacking:
-            before = max(rank * even - total, 0)  # what the ranks below repeat
+            before = max(rank * even - total, 0)  # repeats of the lower ranks
             own = [*own, *(fill[(before + number) % len(fill)] for number in range(lacking))]
         return own, Share(even, even * world, is_last, False, lacking, even * world - total)
     mine = share(total, world, rank)

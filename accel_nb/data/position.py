@@ -1,7 +1,7 @@
-"""Where a loader is in its epochs: a position that a checkpoint holds, and drawing an epoch from there on.
+"""The position of a loader in its epochs, stored in checkpoints, and resumption of an epoch from there.
 
-A position is one global sample index. It says nothing of how many ranks there were, so any number of them goes on from
-it: each draws the epoch's order again, from the random numbers that it began with, and takes what is left.
+A position is one global sample index. It does not depend on the number of ranks, so any number of them can resume: each
+draws the order of the epoch again, from the same random states, and skips the samples before the position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPES = {"uint8": torch.uint8, "int64": torch.int64, "float64": torch.float64}
 
 @dataclass(frozen=True)
 class Drawing:
-    """What an epoch's order was drawn from, and how it began: enough to draw it again."""
+    """The random and sampler states at the start of an epoch, and a fingerprint of its first samples."""
 
     random: rng.RngStates = field(default_factory=dict)
     generators: tuple[Tensor, ...] = ()
@@ -41,10 +41,10 @@ class Drawing:
     fingerprint: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values; a sampler's own state must be one already."""
+        """Return plain values; a sampler's own state must consist of these."""
         return {
-            "random": {name: _written(value) for name, value in self.random.items()},
-            "generators": [_written(value) for value in self.generators],
+            "random": {name: _encode_tensor(value) for name, value in self.random.items()},
+            "generators": [_encode_tensor(value) for value in self.generators],
             "epoch": self.epoch,
             "sampler": self.sampler,
             "compared": [self.num_compared, self.fingerprint],
@@ -52,10 +52,10 @@ class Drawing:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Drawing:
-        """Undo `to_json`."""
+        """Return the object of `to_json`'s values."""
         return cls(
-            {name: _read(value) for name, value in values["random"].items()},
-            tuple(_read(value) for value in values["generators"]),
+            {name: _decode_tensor(value) for name, value in values["random"].items()},
+            tuple(_decode_tensor(value) for value in values["generators"]),
             values["epoch"],
             values["sampler"],
             *values["compared"],
@@ -64,11 +64,12 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Position:
-    """Where a loader is: epochs that are over, and what of the present one was trained on.
+    """The completed epochs of a loader, and its progress in the current one.
 
-    ``seen`` counts samples in the order of one process, ``batches`` the loader's own batches. ``drawing`` is what the
-    epoch is drawn from, between epochs the next one. ``stream`` is the dataset's own state after these batches, if it
-    has one. ``seed`` is that of the seedable sampler, ``num_parts`` how many ranks read data of their own.
+    ``seen`` counts samples in the order of one process, ``batches`` the loader's own batches. ``drawing`` is the state
+    that the epoch (between epochs: the next one) is drawn from. ``stream`` is the dataset's own state after these
+    batches, if it has one. ``seed`` is that of the seedable sampler, ``num_parts`` the number of ranks with data of
+    their own.
     """
 
     epochs: int = 0
@@ -81,7 +82,7 @@ class Position:
     is_inside: bool = False
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain values."""
+        """Return plain values."""
         return {
             "epochs": self.epochs,
             "seen": self.seen,
@@ -95,7 +96,7 @@ class Position:
 
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> Position:
-        """Undo `to_json`; raises `CheckpointError` for what it does not write."""
+        """Return the object of `to_json`'s values; raises `CheckpointError` for others."""
         try:
             drawing = values["drawing"]
             position = cls(
@@ -112,15 +113,12 @@ class Position:
             raise CheckpointError(f"the position of a loader cannot be read: {error}") from None
         counts = (position.epochs, position.seen, position.batches, position.num_parts)
         if not all(type(count) is int and count >= 0 for count in counts):
-            raise CheckpointError(f"the position of a loader holds counts that are none: {counts}")
+            raise CheckpointError(f"the position of a loader holds invalid counts: {counts}")
         return position
 
 
 class Epoch:
-    """One iteration over a loader that trains: what of it was trained on, and where it began."""
-
-    __slots__ = ("_group_size", "_mark", "_num_trained", "batches", "drawing", "is_over", "latest", "resumed", "seen",
-                 "snapshots")  # fmt: skip
+    """Progress of one training iteration over a loader, and the position where it was resumed."""
 
     def __init__(self, group_size: int, num_trained: Callable[[], int], resumed: Position | None = None) -> None:
         self.resumed = resumed
@@ -135,7 +133,7 @@ class Epoch:
         self._mark = 0
 
     def deliver(self, share: Share) -> None:
-        """Hear that a batch is given out: whoever asked for it is done with the one before."""
+        """Record that a batch is yielded; the previous one has been used."""
         previous = self.latest
         if previous is not None:
             self.seen += previous.total_samples - previous.total_repeated
@@ -144,7 +142,7 @@ class Epoch:
         self._mark = self._num_trained()
 
     def trained(self) -> tuple[int, int]:
-        """Return how many samples, and how many of the loader's batches, were trained on."""
+        """Return the number of samples, and of the loader's batches, that were trained on."""
         latest = self.latest
         if latest is None or self._num_trained() <= self._mark:
             return self.seen, self.batches
@@ -152,7 +150,7 @@ class Epoch:
 
 
 class Snapshots(Iterator[Any]):
-    """The batches of a stream, with the dataset's own state after each one that is not trained on yet."""
+    """Iterator over batches that stores the dataset's state after each batch that is not trained on yet."""
 
     def __init__(self, source: Iterator[Any], dataset: Any, epoch: Epoch) -> None:
         self._source = source
@@ -169,7 +167,7 @@ class Snapshots(Iterator[Any]):
         return batch
 
     def after(self, batches: int) -> Any:
-        """Return the state after so many batches; None if it is not known."""
+        """Return the state after ``batches`` batches; None if it is not stored."""
         found = [state for number, state in self._states if number <= batches]
         return found[-1] if found else None
 
@@ -180,17 +178,17 @@ class Snapshots(Iterator[Any]):
 
 
 def is_stateful(dataset: Any) -> bool:
-    """Whether a dataset can say where it is, by the convention of torchdata."""
+    """Whether a dataset has ``state_dict`` and ``load_state_dict``, by the convention of torchdata."""
     return callable(getattr(dataset, "state_dict", None)) and callable(getattr(dataset, "load_state_dict", None))
 
 
 def draw(
     draws_from: Any, epoch: Epoch, generators: list[torch.Generator], *, deals: bool, parts: tuple[rng.Part, ...]
 ) -> Iterator[Any]:
-    """Yield what a sampler draws for an epoch, from where the epoch is resumed, and note what it was drawn from.
+    """Return an iterator over a sampler's items from the resumed position on, and record the state they are drawn from.
 
-    The first item is drawn before this returns: with the random numbers of the epoch's beginning, where it is resumed.
-    ``parts`` are the global generators that the sampler may use.
+    The first item is drawn before this returns; in a resumed epoch with the random states of its start. ``deals``: the
+    items are lists of samples. ``parts`` are the global generators that the sampler may use.
     """
     resumed = epoch.resumed
     if resumed is None:
@@ -200,7 +198,7 @@ def draw(
         if first is not _END:
             head = _head(first, deals)
             epoch.drawing = replace(epoch.drawing, num_compared=len(head), fingerprint=_checksum(head))
-    elif resumed.drawing is None:  # a new epoch, of which the beginning is left out
+    elif resumed.drawing is None:  # a new epoch, of which the first samples are skipped
         epoch.drawing = present_drawing(draws_from, generators, rng.capture(parts=parts))
         items = _remaining(draws_from, resumed, deals, epoch.drawing)
         first = next(items, _END)
@@ -214,14 +212,14 @@ def draw(
 
 
 def present_drawing(draws_from: Any, generators: list[torch.Generator], random: rng.RngStates | None = None) -> Drawing:
-    """Return what the next epoch would be drawn from, as it is now; ``random`` are the global generators."""
+    """Return the current state that the next epoch would be drawn from; ``random`` are the global generators."""
     holders = _holders(draws_from)
     states = tuple(generator.get_state() for generator in generators)
     return Drawing(random or {}, states, _epoch_of(holders), _state_of(holders))
 
 
 def put_back(was: Drawing, draws_from: Any, generators: list[torch.Generator]) -> None:
-    """Give a loader's generators and sampler the state that they had."""
+    """Restore the states of a loader's generators and sampler."""
     holders = _holders(draws_from)
     for generator, state in zip(generators, was.generators, strict=False):
         generator.set_state(state.clone())
@@ -233,7 +231,7 @@ def put_back(was: Drawing, draws_from: Any, generators: list[torch.Generator]) -
 
 
 def num_remaining(draws_from: Any, num_items: int | None, resumed: Position | None, *, deals: bool) -> int | None:
-    """Return how many items `draw` yields, if the sampler says how many there are."""
+    """Return the number of items that `draw_epoch` yields, if the sampler has a length."""
     if resumed is None or num_items is None:
         return num_items
     if deals and type(draws_from) is BatchSampler:
@@ -247,25 +245,27 @@ def _remaining(draws_from: Any, resumed: Position, deals: bool, was: Drawing) ->
     count = was.num_compared
     if deals and type(draws_from) is BatchSampler:
         head, rest = _from(draws_from.sampler, resumed.seen, count)
-        _refuse_other(was, head)
+        _check_fingerprint(was, head)
         return grouped(rest, draws_from.batch_size, drop_short=draws_from.drop_last)
     items = iter(draws_from)
     if resumed.batches:
         first = next(items, _END)
-        _refuse_other(was, [] if first is _END else _head(first, deals)[:count])
+        _check_fingerprint(was, [] if first is _END else _head(first, deals)[:count])
         items = islice(items, resumed.batches - 1, None)
     return items
 
 
-_PART = 1 << 14  # indices that are made Python numbers at a time: the first batch need not wait for all
+_CONVERTED_AT_ONCE = (
+    1 << 14
+)  # indices converted to Python integers at a time, so that the first batch does not wait for all
 
 
 def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[Any]]:
-    """Return the first indices that a sampler draws, and all from ``start`` on; at once for torch's usual ones."""
+    """Return the first indices of a sampler, and all from ``start`` on; without iteration for torch's usual ones."""
     order = _order(sampler)
     if order is not None:
         head = order[:num_head] if start else order[:0]
-        parts = (order[first : first + _PART] for first in range(start, len(order), _PART))
+        parts = (order[first : first + _CONVERTED_AT_ONCE] for first in range(start, len(order), _CONVERTED_AT_ONCE))
         return list(_plain(head)), chain.from_iterable(map(_plain, parts))
     indices = iter(sampler)
     head = list(islice(indices, min(num_head, start)))
@@ -273,9 +273,9 @@ def _from(sampler: Any, start: int, num_head: int) -> tuple[list[Any], Iterator[
 
 
 def _order(sampler: Any) -> range | Tensor | None:
-    """Return the whole order of a sampler of torch's, drawn as it draws it; None for all others.
+    """Return the whole order of a torch sampler, drawn as the sampler does; None for others.
 
-    The draws of a `RandomSampler` are compared with how the epoch began, so another version of torch is noticed.
+    The first samples are compared with the fingerprint of the epoch, which detects other versions of torch.
     """
     if type(sampler) is SequentialSampler:
         return range(len(sampler))
@@ -301,13 +301,13 @@ def _checksum(head: list[Any]) -> int:
     return zlib.crc32(repr(head).encode())
 
 
-def _refuse_other(was: Drawing, head: list[Any]) -> None:
-    """Raise if the epoch begins with other samples than before: some would be lost and others read twice."""
+def _check_fingerprint(was: Drawing, head: list[Any]) -> None:
+    """Raise if the epoch starts with other samples than before: some would be lost and others repeated."""
     if was.num_compared and len(head) == was.num_compared and _checksum(head) != was.fingerprint:
         raise CheckpointError(
             "the sampler draws another order than the one that the checkpoint was saved in, so samples would be lost "
-            "and others repeated: build the loader over the same dataset, and let a sampler of your own draw from "
-            "torch's, NumPy's or Python's generator when it is iterated, or give it state_dict and load_state_dict"
+            "and others repeated: build the loader over the same dataset; a custom sampler must draw from torch's, "
+            "NumPy's or Python's generator when it is iterated, or have state_dict and load_state_dict"
         )
 
 
@@ -326,11 +326,11 @@ def _state_of(holders: list[Any]) -> Any:
     return None if holder is None else deepcopy(holder.state_dict())
 
 
-def _written(value: Tensor) -> dict[str, Any]:
+def _encode_tensor(value: Tensor) -> dict[str, Any]:
     name = str(value.dtype).removeprefix("torch.")
     return {"dtype": name, "bytes": base64.b64encode(value.contiguous().numpy().tobytes()).decode()}
 
 
-def _read(values: Mapping[str, Any]) -> Tensor:
+def _decode_tensor(values: Mapping[str, Any]) -> Tensor:
     content = bytearray(base64.b64decode(values["bytes"], validate=True))
     return torch.frombuffer(content, dtype=_DTYPES[values["dtype"]]).clone()

@@ -1,7 +1,7 @@
-"""Getting batches to the device: at once, or ahead of time on a stream of their own.
+"""Prefetch of batches to the device: `BatchPrefetcher` copies a batch while the previous one is trained on.
 
-A *lane* starts a copy and finishes it later. `Ahead` keeps one batch on its lane while the one before it is trained on;
-it knows nothing of devices, so what it does is the same on a CPU.
+The copy is made by a `BatchTransfer`, which starts it and completes it later; `StreamTransfer` uses a CUDA stream of
+its own.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from accel_nb.data.order import Share
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors, to_device
 
 Pair = tuple[Any, Share]
-"""A batch and what it is of its global batch."""
+"""A batch and its share of the global batch."""
 
 
 class Lane(Protocol):
-    """A way of copying batches that takes time."""
+    """Asynchronous copies of batches to a device."""
 
     def start(self, batch: Any) -> Any:
-        """Start the copy and return at once; the result is for `finish`."""
+        """Start the copy and return a ticket for `finish`."""
         ...
 
     def finish(self, ticket: Any) -> Any:
-        """Return the batch, ready for whatever the caller does with it next."""
+        """Return the batch, ready for use by the calling thread's computation."""
         ...
 
 
@@ -36,10 +36,10 @@ class _Copied(NamedTuple):
 
 
 class SideStream:
-    """Copies on a CUDA stream of its own, beside what the current stream computes.
+    """Copies on a CUDA stream of its own, concurrent with the current stream.
 
-    ``pins`` copies through page-locked memory, without which the copy is no faster than an ordinary one; a loader with
-    ``pin_memory=True`` has done that already.
+    ``pins`` copies through page-locked memory, without which the copy is not asynchronous; not needed for a loader with
+    ``pin_memory=True``.
     """
 
     def __init__(self, device: torch.device, *, pins: bool) -> None:
@@ -56,20 +56,20 @@ class SideStream:
             return _Copied(moved, self._stream.record_event())
 
     def finish(self, ticket: _Copied) -> Any:
-        """Let the current stream wait for the copy; this process does not wait."""
+        """Make the current stream wait for the copy; does not block the process."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(ticket.done)
         for tensor in find_tensors(ticket.batch):
-            # Its memory belongs to the side stream, which must not use it again before this one is done with it.
+            # Its memory was allocated on the copy stream, which must not reuse it before the current stream has ended.
             if tensor.is_cuda:
                 tensor.record_stream(current)
         return ticket.batch
 
 
 class Ahead(Iterator[Pair]):
-    """Yields the pairs of ``source``, of which the next one is already on its lane when one is given out.
+    """Yields the pairs of ``source``; the copy of the next one is started before one is yielded.
 
-    An error of the source comes where the batch that failed would have come.
+    An error of the source is raised in place of the batch that failed.
     """
 
     def __init__(self, source: Iterator[Pair], lane: Lane) -> None:

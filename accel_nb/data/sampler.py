@@ -1,4 +1,4 @@
-"""A shuffled order that is a function of seed and epoch alone."""
+"""Samplers whose order is a function of seed and epoch only."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from accel_nb.runtime.process import rng
 
 
 class SeededOrder:
-    """What samplers have in common whose order is a function of ``seed`` and the epoch alone.
+    """Base of samplers whose order is a function of ``seed`` and the epoch only.
 
-    Each iteration is an epoch of its own, counted on from the last one or from `set_epoch`. No global generator is
-    read or changed, so ranks and runs agree without a message.
+    Each iteration is an epoch, counted from the last one or from `set_epoch`. No global generator is read or changed,
+    so ranks and runs agree without communication.
     """
 
     def __init__(self, seed: int) -> None:
@@ -25,11 +25,11 @@ class SeededOrder:
 
     @property
     def epoch(self) -> int:
-        """The epoch that the next iteration draws."""
+        """The epoch of the next iteration."""
         return self._epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch the next iteration draws."""
+        """Set the epoch of the next iteration."""
         if not isinstance(epoch, int) or epoch < 0:
             raise MisuseError(f"set_epoch({epoch!r}): an epoch is a whole number of at least 0")
         self._epoch = epoch
@@ -40,7 +40,7 @@ class SeededOrder:
 
 
 class SeedableRandomSampler(SeededOrder, Sampler[int]):
-    """Draws what a ``RandomSampler`` draws, in an order that depends on ``seed`` and the epoch only."""
+    """A ``RandomSampler`` whose order depends only on ``seed`` and the epoch."""
 
     def __init__(
         self, data_source: Sized, *, seed: int, replacement: bool = False, num_samples: int | None = None
@@ -54,7 +54,7 @@ class SeedableRandomSampler(SeededOrder, Sampler[int]):
 
     @classmethod
     def like(cls, sampler: RandomSampler, *, seed: int) -> SeedableRandomSampler:
-        """Return one that draws from the same samples, as many, with or without replacement."""
+        """Return a sampler with the samples, number and replacement of ``sampler``."""
         num_samples = sampler.num_samples
         same = num_samples == len(sampler.data_source)
         return cls(
@@ -65,7 +65,7 @@ class SeedableRandomSampler(SeededOrder, Sampler[int]):
         )
 
     def draw_order(self) -> torch.Tensor | None:
-        """Return the epoch's whole order and go on to the next epoch; None where it is drawn bit by bit."""
+        """Return the epoch's whole order and advance to the next epoch; None if it is drawn in several parts."""
         if self.replacement or len(self) > len(self.data_source):
             return None
         order = torch.randperm(len(self.data_source), generator=self._generator())[: len(self)]
@@ -92,10 +92,10 @@ class SeedableRandomSampler(SeededOrder, Sampler[int]):
 
 
 def set_epoch(epoch: int, *holders: Any) -> None:
-    """Tell the epoch to each of ``holders`` that has a ``set_epoch``, each once."""
-    told: set[int] = set()
+    """Call ``set_epoch`` of each of ``holders`` that has it, once per object."""
+    called: set[int] = set()
     for holder in holders:
-        tell = getattr(holder, "set_epoch", None)
-        if callable(tell) and id(holder) not in told:
-            told.add(id(holder))
-            tell(epoch)
+        setter = getattr(holder, "set_epoch", None)
+        if callable(setter) and id(holder) not in called:
+            called.add(id(holder))
+            setter(epoch)

@@ -1,4 +1,4 @@
-"""Dividing plain inputs among ranks, without a loader."""
+"""Divides plain inputs among ranks, without a loader."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from accel_nb.errors import MisuseError
 
 
 def split(inputs: Any, rank: int, size: int, *, pad: bool = False) -> Any:
-    """Return the contiguous part of ``inputs`` that ``rank`` of ``size`` takes; ``inputs`` is left as it is.
+    """Return the contiguous part of ``inputs`` for ``rank`` of ``size``; ``inputs`` is not changed.
 
-    A mapping is divided value by value, which must be equally long. Parts differ by at most one item, and are empty
-    where there are fewer items than ranks; with ``pad`` the last item of all is repeated until parts are equally long.
-    Raises `MisuseError` for what has no length or cannot be sliced, and for padding of an unknown type.
+    The values of a mapping are divided separately and must be equally long. Parts differ by at most one item, and may
+    be empty; with ``pad`` the last item of ``inputs`` is repeated until parts are equally long. Raises `MisuseError`
+    for inputs without a length or slicing, and for padding of an unknown type.
     """
     if isinstance(inputs, Mapping):
         lengths = {key: _length(value) for key, value in inputs.items()}

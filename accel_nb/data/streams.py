@@ -1,11 +1,11 @@
-"""Batches that exist before they are divided: streams, and datasets that give ready batches.
+"""Division of collated batches: of iterable datasets, and of datasets that yield whole batches.
 
-Three ways for a rank to get its part:
+Three ways to read them:
 
-- *whole*: every rank reads each batch, and keeps its share of it.
+- *whole*: every rank reads each batch, and uses its share of it.
 - *dispatched*: rank 0 reads, and sends each rank its share (`accel_nb.data.dispatch`).
-- *own files*: the dataset divides itself (``shard(num_shards=, index=)``), each rank reads what is its own, and in each
-  step all say how much they have. The order is then no longer that of one process.
+- *own files*: the dataset divides itself (``shard(num_shards=, index=)``), each rank reads its own shard, and in each
+  step the ranks exchange the sizes of their batches. The order differs from that of one process.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ _END = object()
 
 
 class Cutter:
-    """Cuts groups of collated batches into the shares of all ranks; made anew for each epoch."""
+    """Divides groups of collated batches into the shares of all ranks; one instance per epoch."""
 
     def __init__(self, place: Place, batch_size: int | None) -> None:
         self._place = place
         self._batch_size = batch_size
-        # The epoch's first samples, to repeat where all ranks take equally many.
+        # The epoch's first samples, repeated to give all ranks equally many.
         self._first: Any = None
 
     def cut(self, group: Sequence[Any], is_last: bool, indices: Sequence[int]) -> list[Pair]:
-        """Return the shares that ``indices`` name, of one group of batches."""
+        """Return the shares with these ``indices`` of one group of batches."""
         place = self._place
         found = [first_batch_size(batch) for batch in group]
         sizes = [1 if number is None else number for number in found]
@@ -47,7 +47,7 @@ class Cutter:
             total = sum(sizes)
             return [(group[index], Share(sizes[index], total, is_last, False)) for index in indices]
         if whole is None and None not in found:
-            whole = self._joined_or_raise(group) if place.is_even else _joined(group)
+            whole = self._joined_or_raise(group) if place.is_even else _join_or_none(group)
         if whole is None:
             return [_whole_batch(group, sizes, is_last, index) for index in indices]
         even = even_length(sum(sizes), place.count, self._batch_size, place.group_size) if place.is_even else None
@@ -66,7 +66,7 @@ class Cutter:
         return slice_batch(whole, mine.start, mine.stop), Share(len(mine), total, is_last, False)
 
     def _repeats(self, start: int, length: int) -> list[Any]:
-        """Return slices with ``length`` of the first samples, beginning with number ``start`` and over again."""
+        """Return slices with ``length`` of the first samples, from number ``start`` on, cyclically."""
         size = first_batch_size(self._first) or 1
         parts: list[Any] = []
         while length > 0:
@@ -77,12 +77,12 @@ class Cutter:
         return parts
 
     def _joined_or_raise(self, group: Sequence[Any]) -> Any:
-        whole = _joined(group)
+        whole = _join_or_none(group)
         if whole is None:
             raise MisuseError(
                 "even_batches fills up the last batches with the first samples, and the batches of this loader cannot "
-                "be joined, since they differ in shape or structure: set even_batches to False, or let collate_fn give "
-                "every batch the same shape"
+                "be joined, since they differ in shape or structure: set even_batches to False, or use a collate_fn "
+                "whose batches have the same shape"
             )
         return whole
 
@@ -95,37 +95,39 @@ def read_whole(
     groups = grouped(source, place.group_size, drop_short=place.drops_short(drop_last))
     for group, is_last in mark_last(groups, expected):
         pair = cutter.cut(group, is_last, [place.index])
-        group.clear()  # else the group would stay in memory for as long as the share is trained on
+        group.clear()  # frees the group while the share is trained on
         yield pair.pop()
     warn_if_short(expected, is_last)
 
 
 def read_own(source: Iterator[Any], place: Place) -> Iterator[Pair]:
-    """Yield this rank's own batches, in step with ranks that may have more or fewer; one small message each.
+    """Yield this rank's own batches in as many steps as the longest rank has; one small message per step.
 
-    A rank that has none left gets fillers, the first sample of its last batch, until all have ended.
+    A rank without further batches yields fillers, the first sample of its last batch.
     """
     filler: Any = None
     batch = next(source, _END)
     while True:
         ahead = _END if batch is _END else next(source, _END)
         size = 0 if batch is _END else first_batch_size(batch)
-        counts, has_more = _told(place, 1 if size is None else size, ahead is not _END)
+        counts, has_more = _exchange_sizes(place, 1 if size is None else size, ahead is not _END)
         if not sum(counts) and not has_more:
             return
         if batch is not _END and ahead is _END:
             filler = slice_batch(batch, 0, 1)
         if batch is _END and filler is None:
             raise MisuseError(
-                "this rank's part of the dataset has no sample, while other ranks' have: let each of the dataset's "
-                "shards hold at least one sample, or set dispatch_batches to True"
+                "this rank's shard of the dataset has no sample, while those of other ranks have: each shard of the "
+                "dataset must hold at least one sample, or set dispatch_batches to True"
             )
-        pair = [_in_step(filler if batch is _END else batch, counts[place.index], counts, not has_more, place.is_even)]
+        pair = [
+            _make_share(filler if batch is _END else batch, counts[place.index], counts, not has_more, place.is_even)
+        ]
         batch = ahead
         yield pair.pop()
 
 
-def _in_step(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> Pair:
+def _make_share(batch: Any, size: int, counts: list[int], is_last: bool, is_even: bool) -> Pair:
     longest = max(counts)
     if is_even and size < longest:
         missing = longest - size
@@ -138,14 +140,14 @@ def _in_step(batch: Any, size: int, counts: list[int], is_last: bool, is_even: b
     return slice_batch(batch, 0, 1), Share(0, sum(counts), is_last, True)
 
 
-def _told(place: Place, size: int, has_more: bool) -> tuple[list[int], bool]:
-    """Exchange how many samples each share has in this step, and whether any has more."""
+def _exchange_sizes(place: Place, size: int, has_more: bool) -> tuple[list[int], bool]:
+    """Exchange the number of samples of each share in this step, and whether any rank has further batches."""
     rows = [row.tolist() for row in place.comm.all_gather(torch.tensor([place.index, size, has_more]))]
-    counts = {index: size for index, size, _ in rows}  # ranks that share a model say the same
+    counts = {index: size for index, size, _ in rows}  # equal on ranks that share a model
     return [counts[index] for index in sorted(counts)], any(more for _, _, more in rows)
 
 
-def _joined(group: Sequence[Any]) -> Any | None:
+def _join_or_none(group: Sequence[Any]) -> Any | None:
     try:
         return concat_batches(group)
     except ValueError:
@@ -153,7 +155,7 @@ def _joined(group: Sequence[Any]) -> Any | None:
 
 
 def _whole_batch(group: Sequence[Any], sizes: list[int], is_last: bool, index: int) -> Pair:
-    """Return a batch that cannot be sliced or joined: whole batches go to the first ranks."""
+    """Return a share of batches that cannot be sliced or joined: whole batches for the first ranks, then fillers."""
     total = sum(sizes)
     if index < len(group) and sizes[index]:
         return group[index], Share(sizes[index], total, is_last, False)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import re
 import stat
 from collections.abc import Iterable
 from pathlib import Path
 
-from accel_nb.checkpoint.layout import DTYPES, TensorPlace, read_header
 from accel_nb.errors import ConfigError, CorruptCheckpoint
 from accel_nb.forecast.sizes import Model, Weight
+from accel_nb.runtime.safetensors_header import DTYPES, SUFFIX, TensorEntry, read_file_header
 
-SUFFIX = ".safetensors"
 _NUMBERED = re.compile(r"^(.*?)\.?(\d+)\.")
 
 
@@ -25,22 +23,22 @@ def read_safetensors(path: Path) -> Model:
     files = sorted(path.glob("*" + SUFFIX)) if path.is_dir() else [path]
     if not files:
         raise ConfigError(f"{path} holds no *{SUFFIX} file")
-    tensors: dict[str, TensorPlace] = {}
+    tensors: dict[str, TensorEntry] = {}
     for file in files:
-        found = _read_places(file)
+        found = _read_entries(file)
         twice = sorted(set(found) & set(tensors))
         if twice:
             raise ConfigError(f"{file}: tensor {twice[0][:200]!a} stands in another file of the folder too")
         tensors |= found
     blocks = numbered_blocks(tensors)
     weights = [
-        Weight(name, place.shape, DTYPES[place.dtype][1], block=blocks.get(name))
-        for name, place in tensors.items()
-        if _is_weight(place)
+        Weight(name, entry.shape, DTYPES[entry.dtype][1], block=blocks.get(name))
+        for name, entry in tensors.items()
+        if _is_weight(entry)
     ]
     if not weights:
         raise ConfigError(f"{path} holds no tensors of floating point numbers")
-    buffers = sum(place.end - place.start for place in tensors.values() if not _is_weight(place))
+    buffers = sum(entry.end - entry.start for entry in tensors.values() if not _is_weight(entry))
     return Model(path.name, tuple(weights), buffers)
 
 
@@ -57,21 +55,20 @@ def numbered_blocks(names: Iterable[str]) -> dict[str, str]:
     return {name: block for name, block in blocks.items() if block.rpartition(".")[0] in repeated}
 
 
-def _is_weight(place: TensorPlace) -> bool:
-    return place.dtype.startswith(("F", "BF", "C"))
+def _is_weight(entry: TensorEntry) -> bool:
+    return entry.dtype.startswith(("F", "BF", "C"))
 
 
-def _read_places(path: Path) -> dict[str, TensorPlace]:
+def _read_entries(path: Path) -> dict[str, TensorEntry]:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}") from error
     try:
         status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size == 0:
-            raise ConfigError(f"{path} is no file, or an empty one")
-        with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as content, memoryview(content) as view:
-            return read_header(view, str(path))
+        if not stat.S_ISREG(status.st_mode):
+            raise ConfigError(f"{path} is not a regular file")
+        return read_file_header(descriptor, str(path))
     except (CorruptCheckpoint, OSError) as error:
         raise ConfigError(str(error)) from None
     finally:

@@ -16,6 +16,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.device import use
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
@@ -337,10 +338,4 @@ def _as_it_is(state: Any) -> Any:
 
 def copied_state(state: Any) -> Any:
     """Return a state with a copy of each tensor."""
-    if isinstance(state, Tensor):
-        return state.detach().clone()
-    if isinstance(state, dict):
-        return {key: copied_state(value) for key, value in state.items()}
-    if isinstance(state, list):
-        return [copied_state(value) for value in state]
-    return state
+    return map_state(lambda leaf: leaf.detach().clone() if isinstance(leaf, Tensor) else leaf, state)

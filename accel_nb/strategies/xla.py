@@ -24,6 +24,7 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
+from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
     Bundle,
@@ -276,14 +277,13 @@ class _Host:
 
     def take(self, state: Any) -> Any:
         """Return a state with each tensor on the host."""
-        if isinstance(state, Tensor):
-            if id(state) not in self._known:
-                found = state.detach()
-                found = found.cpu() if found.device.type != "cpu" else found.clone() if self._copied else found
-                self._known[id(state)] = state, found
-            return self._known[id(state)][1]
-        if isinstance(state, dict):
-            return {key: self.take(value) for key, value in state.items()}
-        if isinstance(state, list):
-            return [self.take(value) for value in state]
-        return state
+        return map_state(self._copy_leaf, state)
+
+    def _copy_leaf(self, leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor):
+            return leaf
+        if id(leaf) not in self._known:
+            found = leaf.detach()
+            found = found.cpu() if found.device.type != "cpu" else found.clone() if self._copied else found
+            self._known[id(leaf)] = leaf, found
+        return self._known[id(leaf)][1]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from accel_nb.runtime.devices.device import memory
 from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.telemetry.events import MemorySample, Sink
 
 PERIOD_S = 0.2
@@ -89,7 +90,7 @@ class MemoryMeter:
         self._parameters = storage_bytes([*parameters.values(), *buffers])
         self._gradients = storage_bytes([value.grad for value in parameters.values() if value.grad is not None])
         self._gradients += hidden[0]
-        self._state = storage_bytes([tensor for optimizer in optimizers for tensor in _tensors(optimizer.state)])
+        self._state = storage_bytes([tensor for optimizer in optimizers for tensor in find_tensors(optimizer.state)])
         self._state += hidden[1]
         self._counted_for = (*counted_for[:-1], self._gradients > 0)
 
@@ -107,14 +108,3 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
         storage = local(tensor).untyped_storage()
         storages[storage.data_ptr(), tensor.device] = storage.nbytes()
     return sum(storages.values())
-
-
-def _tensors(nested: Any) -> Iterable[Tensor]:
-    if isinstance(nested, Tensor):
-        yield nested
-    elif isinstance(nested, dict):
-        for value in nested.values():
-            yield from _tensors(value)
-    elif isinstance(nested, list | tuple):
-        for value in nested:
-            yield from _tensors(value)

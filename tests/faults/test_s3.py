@@ -14,7 +14,7 @@ from accel_nb.checkpoint.background_save import Saver
 from accel_nb.checkpoint.layout import step_name
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
-from accel_nb.checkpoint.store import open_store
+from accel_nb.checkpoint.store_url import open_store
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group

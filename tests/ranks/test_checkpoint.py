@@ -19,7 +19,8 @@ from accel_nb.checkpoint.encoding import FromMain, Slice
 from accel_nb.checkpoint.layout import Region, whole
 from accel_nb.checkpoint.load import materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
-from accel_nb.checkpoint.store import LocalStore, open_store
+from accel_nb.checkpoint.store import LocalStore
+from accel_nb.checkpoint.store_url import open_store
 from accel_nb.errors import CheckpointError
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group

@@ -180,7 +180,7 @@ def test_a_file_that_became_shorter_is_an_error_before_it_is_mapped(tmp_path: Pa
     path = save_starting_at(nn.Linear(16, 16), tmp_path / "one", 0)
     found = list(open_checkpoint(path).tensors.values())
     os.truncate(path, path.stat().st_size - 1)
-    with pytest.raises(OSError, match="cut short while in use"):
+    with pytest.raises(OSError, match="truncated while in use"):
         mmap_weights.lend(found)
 
 
@@ -214,7 +214,7 @@ def test_who_wants_to_cut_a_file_short_waits_until_a_block_has_computed(tmp_path
         cutter.join()
         assert done == ["computed", "cut"]
         handle.remove()
-        with pytest.raises(OffloadError, match="cut short while in use"):
+        with pytest.raises(OffloadError, match="truncated while in use"):
             model(TOKENS)
 
 

@@ -245,7 +245,7 @@ def test_the_order_is_learnt_from_the_first_forward(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("through_buffers")
 def test_room_beyond_the_read_ahead_keeps_a_part_of_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("accel_nb.bigmodel.offload.weight_prefetch._AHEAD_BYTES", 0)
+    monkeypatch.setattr("accel_nb.bigmodel.offload.weight_prefetch._MIN_PREFETCH_BYTES", 0)
     fills: dict[int, int] = {}
     for num_blocks in (3, 12):
         model = Transformer(depth=16, vocabulary=8)
@@ -480,7 +480,7 @@ def test_files_removed_while_open_are_still_read_and_files_cut_short_are_an_erro
     with torch.no_grad():
         model(TOKENS)
         os.truncate(path, 1000)
-        with pytest.raises(OffloadError, match=r"cannot be read: .*cut short while in use"):
+        with pytest.raises(OffloadError, match=r"cannot be read: .*truncated while in use"):
             model(TOKENS)
         with open(path, "wb") as file:  # put right, it works again
             file.write(Path(copy).read_bytes())

@@ -146,13 +146,13 @@ def wrong_record(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"version": 2}, "no record of version 1"),
+        ({"version": 2}, "not a record of version 1"),
         ({"method": "int3"}, "int3"),
-        ({"method": ["int8"]}, "does not say how"),
+        ({"method": ["int8"]}, "does not describe how"),
         ({"layers": {"blocks.9.up": "float32"}}, r"no linear layers of the model: blocks\.9\.up"),
         ({"layers": {"blocks.0.up": 3}}, "dtype"),
-        ({"layers": []}, "does not say how"),
-        ({"other": 1}, "does not say how"),
+        ({"layers": []}, "does not describe how"),
+        ({"other": 1}, "does not describe how"),
         ({"group_size": 10**9}, "group_size"),
     ],
 )

@@ -62,7 +62,7 @@ def test_a_file_cut_short_is_an_error_for_every_thread(large: Any, past_cache: b
     if past_cache and not file.bypass_cache():
         pytest.skip("this file system has no way past its cache")
     os.truncate(file.path, 12 * MIB)
-    with pytest.raises(OSError, match="cut short while in use"):
+    with pytest.raises(OSError, match="truncated while in use"):
         HostLane(num_threads=3).fill([(file.tensors["bytes"], torch.empty_like(tensors["bytes"]))], ())
     assert not file.is_cached(file.tensors["bytes"].offset, file.tensors["bytes"].nbytes)
 

@@ -24,7 +24,8 @@ from accel_nb.checkpoint.layout import Region, step_name, tiles, whole
 from accel_nb.checkpoint.load import StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.remote import RemoteStore
-from accel_nb.checkpoint.store import LocalStore, Store, open_store, split
+from accel_nb.checkpoint.store import LocalStore, Store
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.checkpoint.write_plan import TensorPlan, plan_writes
 from accel_nb.errors import CheckpointError, CorruptCheckpoint, NoCheckpoint
 from accel_nb.runtime.distributed.communicator import LocalComm
@@ -239,7 +240,7 @@ def test_a_checkpoint_of_the_same_run_is_replaced(store: Store) -> None:
 def test_a_folder_that_is_no_checkpoint_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("x")
-    with pytest.raises(CheckpointError, match="exists and is no checkpoint"):
+    with pytest.raises(CheckpointError, match="exists and is not a checkpoint"):
         save(LocalStore(str(tmp_path)), "mine", {"w": torch.zeros(2)})
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
@@ -283,11 +284,11 @@ def test_names_that_no_checkpoint_may_have(tmp_path: Path, name: str) -> None:
 
 
 def test_urls_are_split_into_root_and_name(tmp_path: Path) -> None:
-    assert split("s3://bucket/runs/step_3/") == ("s3://bucket/runs", "step_3")
-    assert split("s3://bucket/run") == ("s3://bucket", "run")
-    assert split("s3://bucket") == ("s3://bucket", "")
-    assert split(tmp_path / "a") == (str(tmp_path), "a")
-    assert split(f"file://{tmp_path}/a") == (str(tmp_path), "a")
+    assert split_url("s3://bucket/runs/step_3/") == ("s3://bucket/runs", "step_3")
+    assert split_url("s3://bucket/run") == ("s3://bucket", "run")
+    assert split_url("s3://bucket") == ("s3://bucket", "")
+    assert split_url(tmp_path / "a") == (str(tmp_path), "a")
+    assert split_url(f"file://{tmp_path}/a") == (str(tmp_path), "a")
     assert isinstance(open_store("memory://x"), RemoteStore)
     with pytest.raises(CheckpointError, match="no store can be opened"):
         open_store("nonsense://x")

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from accel_nb.checkpoint import encoding
-from accel_nb.checkpoint.layout import Region, header_of, read_header, tiles
+from accel_nb.checkpoint.layout import Region, tiles
 from accel_nb.checkpoint.manifest import Facts, Manifest, Piece, TensorRecord, read_manifest, record_of
 from accel_nb.config import Layer, parse_flags, read_file, resolve
 from accel_nb.config.layers import Resolved
@@ -29,6 +29,7 @@ from accel_nb.pool import messages
 from accel_nb.pool.channel import Channel, ChannelError
 from accel_nb.pool.local.arena import Parcel, ReturnArena
 from accel_nb.runtime.process import serialization
+from accel_nb.runtime.safetensors_header import encode_header, read_header
 from accel_nb.telemetry.events import (
     CheckpointSaved,
     MemorySample,
@@ -271,7 +272,7 @@ def test_manifests_cut_and_flipped() -> None:
         assert refused or json.loads(changed) == json.loads(text)
 
 
-HEADER = header_of({"a.weight": ("F32", (2, 3), 24), "a.bias": ("F16", (3,), 6), "n": ("I64", (), 8)})
+HEADER = encode_header({"a.weight": ("F32", (2, 3), 24), "a.bias": ("F16", (3,), 6), "n": ("I64", (), 8)})
 
 
 @pytest.mark.parametrize("reads_folder", [False, True])

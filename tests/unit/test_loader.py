@@ -699,7 +699,7 @@ def test_a_length_that_promises_too_much_is_said():
 
     def body(comm):
         setup = Setup(comm)
-        with pytest.warns(UserWarning, match="announced 9 batches"):
+        with pytest.warns(UserWarning, match="length of a loader is 9 batches"):
             setup.read(setup.shard(DataLoader(numbers(3), batch_sampler=Boastful())))
         return [share.is_last for share in setup.shares if share is not None]
 

@@ -30,7 +30,7 @@ from accel_nb.checkpoint.layout import Region, step_name
 from accel_nb.checkpoint.load import Checkpoint, StoredTensor, materialise, open_checkpoint
 from accel_nb.checkpoint.manifest import Facts
 from accel_nb.checkpoint.save import Place, reserve
-from accel_nb.checkpoint.store import open_store, split
+from accel_nb.checkpoint.store_url import open_store, split_url
 from accel_nb.config import Resolved
 from accel_nb.data.loader import position_of, problem_with, resume_at
 from accel_nb.data.position import Position
@@ -39,6 +39,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.secrets import redact, redacted
+from accel_nb.runtime.tensors.state_tree import map_state
 
 SaveHook = Callable[[list[nn.Module], list[Any], str], None]
 LoadHook = Callable[[list[nn.Module], str], None]
@@ -126,7 +127,7 @@ class TrainingState:
         options = self._resolved.config.checkpoint
         keep = None
         if output_dir is not None:
-            root, name = split(output_dir)
+            root, name = split_url(output_dir)
         elif options.dir is not None:
             root, name, keep = options.dir, step_name(self._stepper.num_steps), options.total_limit
         else:
@@ -498,14 +499,7 @@ def _row(stored: StoredTensor, row: int) -> Tensor:
 
 def _owned(tree: Any) -> Any:
     """Return a tree whose tensors are no views of a file: what keeps them may outlive it."""
-    if isinstance(tree, Tensor):
-        return tree.clone()
-    if isinstance(tree, dict):
-        items = {key: _owned(value) for key, value in tree.items()}
-        return items if type(tree) is dict else type(tree)(items)
-    if type(tree) in (list, tuple):
-        return type(tree)(_owned(value) for value in tree)
-    return tree
+    return map_state(lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, tree)
 
 
 def _model_state(model: nn.Module, values: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The well-known record of bitsandbytes' options, and the function that takes it."""
+"""`BnbQuantizationConfig`, the options of bitsandbytes in accelerate's form, and `load_and_quantize_model`."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ _DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 
 @dataclass(frozen=True)
 class BnbQuantizationConfig:
-    """Options of bitsandbytes by their well-known names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
+    """Options of bitsandbytes by accelerate's names; one of ``load_in_8bit`` and ``load_in_4bit`` must be set.
 
-    ``bnb_4bit_compute_dtype`` is what 4-bit layers compute in, ``torch_dtype`` what other weights are kept in (None:
-    float16 beside 8 bits, else the computing one). ``skip_modules`` stay as they are (None: tied layers and the head);
+    ``bnb_4bit_compute_dtype`` is what 4-bit layers compute in, ``torch_dtype`` the dtype of other weights (None:
+    float16 with 8 bits, else the computing one). ``skip_modules`` are not quantised (None: tied layers and the head);
     ``keep_in_fp32_modules`` too, in float32.
     """
 
@@ -50,19 +50,19 @@ class BnbQuantizationConfig:
         for name in ("bnb_4bit_compute_dtype", "torch_dtype"):
             given = getattr(self, name)
             if given is not None and given not in _DTYPES and given not in _DTYPES.values():
-                problems.append(f"{name} is {given!r}; allowed are {', '.join(_DTYPES)} and torch's own of these")
+                problems.append(f"{name} is {given!r}; allowed are {', '.join(_DTYPES)} and the torch dtypes of these")
         if problems:
             raise ConfigError(problems)
 
     @property
     def dtype(self) -> torch.dtype:
-        """What weights that are not quantised are kept in, and what all layers compute in."""
+        """The dtype of weights that are not quantised, and of the computation of all layers."""
         default = torch.float16 if self.load_in_8bit else self.bnb_4bit_compute_dtype
         given = self.torch_dtype or default
         return _DTYPES[given] if isinstance(given, str) else given
 
     def as_quantization(self) -> Quantization:
-        """Return the options as accel_nb calls them."""
+        """Return the options as a `Quantization`."""
         kept = tuple(self.keep_in_fp32_modules or ())
         skipped = None if self.skip_modules is None else (*self.skip_modules, *kept)
         return Quantization(
@@ -84,7 +84,7 @@ def load_and_quantize_model(
 ) -> nn.Module:
     """Quantise linear layers by bitsandbytes, while they are loaded or in place; returns the model, changed in place.
 
-    A model that has values is quantised as it is; one on the meta device needs ``weights_location``, safetensors whose
+    A model with values is quantised in place; one on the meta device needs ``weights_location``, safetensors whose
     linear layers are quantised one at a time. What ``device_map`` puts on disk is written quantised to
     ``offload_folder``. Raises `ConfigError` with all that is wrong.
     """

@@ -1,4 +1,4 @@
-"""One line from a folder of weights to a model that computes, and the forecast of what that takes."""
+"""`load`: builds, plans, loads and dispatches a model in one call; `forecast`: the memory that this takes."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ def load(
     verbose: bool = True,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> nn.Module:
-    """Build a model without memory, plan where its weights go, load them there, and return it ready to compute.
+    """Build a model on the meta device, plan the placement of its weights, load them, and return it in evaluation mode.
 
-    Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. The model is in
-    evaluation mode. ``verbose`` shows the forecast before anything is loaded: as bars in a notebook, else as a table.
-    ``example`` are the arguments of a forward of the batch and length that are planned for: what it takes is found out
-    without values, and room is left for its activations, and for keys and values of each block (``activations``,
-    ``kv_cache``: in bytes, if you know better). If not all fits, it is measured for some milliseconds how fast the
-    device computes and weights come to it (``pace``: stated, see `infer_auto_device_map`), and parts are placed so that
-    such a forward takes the least time. ``quantization`` (``int8``, ``int4``, ...: see `Quantization`)
-    quantises linear layers one at a time as they come; a checkpoint that was written quantised needs no word of it. The
-    rest is as in `load_checkpoint_and_dispatch`. Raises `ConfigError` with all that is wrong.
+    Either ``model_class`` is called with ``config`` as keyword arguments, or ``builder`` without any. ``verbose`` shows
+    the forecast before anything is loaded: as bars in a notebook, else as a table. ``example`` are the arguments of a
+    forward with the batch size and length to plan for: it runs on fake tensors, and memory is reserved for its
+    activations, and for keys and values of each block (``activations``, ``kv_cache``: explicit sizes in bytes). If not
+    all fits, the speed of the device and of the transfer of weights is measured for some milliseconds (``pace``:
+    explicit values, see `infer_auto_device_map`), and parts are placed so that such a forward takes the least time.
+    ``quantization`` (``int8``, ``int4``, ...: see `Quantization`) quantises linear layers one at a time while they are
+    loaded; it is not needed for a checkpoint that is stored quantised. The other arguments are those of
+    `load_checkpoint_and_dispatch`. Raises `ConfigError` with all problems.
     """
     if (model_class is None) == (builder is None):
         given = "neither is given" if builder is None else "both are given"
@@ -103,7 +103,7 @@ def load(
 
     places = planned(pace)
     if pace is None and demand is not None and any(_bytes_away(model, places, dtype).values()):
-        pace = _measured(model, places, checkpoint, dtype)
+        pace = _measure_pace(model, places, checkpoint, dtype)
         places = planned(pace)
     if verbose:
         more = [] if demand is None else [_describe(demand)]
@@ -135,7 +135,7 @@ def forecast(
     dtype: torch.dtype | str | None = None,
     notes: Sequence[str] = (),
 ) -> Placement:
-    """Return what each device is going to hold, and in ``notes`` first what has to be moved for each forward."""
+    """Return what each device will hold; its notes begin with the bytes that each forward moves."""
     main = main_device(device_map.values())
     away = _bytes_away(model, device_map, dtype)
     moves = [
@@ -160,20 +160,20 @@ def _bytes_away(
 
 
 def _describe(demand: Demand) -> str:
-    """Say what a forward like the example takes."""
+    """Describe the memory and operations of the example's forward."""
     return (
         f"the example takes {format_bytes(demand.activations)} of activations, {format_bytes(demand.kv_cache)} of keys "
         f"and values a block, {demand.flops / 1e9:.3g} GFLOP"
     )
 
 
-def _measured(
+def _measure_pace(
     model: nn.Module,
     places: Mapping[str, Device],
     checkpoint: str | os.PathLike[str],
     dtype: torch.dtype | str | None,
 ) -> Pace | None:
-    """Return how fast the main device computes and weights come to it; None if this machine has no such device."""
+    """Measure the speed of the main device and of transfers to it; None if this machine has no such device."""
     main = main_device(places.values())
     if device_problems(main, "device_map", must_exist=True):
         return None

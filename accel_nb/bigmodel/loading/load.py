@@ -1,4 +1,4 @@
-"""Checkpoints into models: each tensor from its file to its device, or left in the file to be read when needed."""
+"""Loading of checkpoints into models: each tensor from its file to its device, or left on disk for offloading."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
 from accel_nb.runtime.distributed.current_world import current_comm
 
 _MOST_NAMES = 50
-"""In one line of an error or warning."""
+"""Maximum number of names in one line of an error or warning."""
 _MESSAGE_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What came of loading: tensors that the checkpoint lacked or had too many, and those that stay in its files."""
+    """The result of loading: names missing and unexpected in the checkpoint, and tensors that stay in its files."""
 
     missing: list[str] = field(default_factory=list)
     unexpected: list[str] = field(default_factory=list)
@@ -52,20 +52,20 @@ def load_checkpoint_in_model(
     mmap: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> Loaded:
-    """Read safetensors (a file, an index, a folder) into a model, each tensor straight to its place in ``device_map``.
+    """Read safetensors (a file, an index, a folder) into a model, each tensor directly to its place in ``device_map``.
 
-    What the map puts on ``disk`` is left there and stays on the meta device. Floating-point tensors become ``dtype``,
-    else that of the model's own tensor; those of modules in ``keep_in_fp32_modules`` stay float32. Memory is taken for
-    the tensors themselves and, where they are converted or sent to a device, for a few MiB a thread. With ``mmap`` what
-    goes to the CPU as it is stored is not copied: it lies in the files' pages, which the system may drop and read
-    again. Nobody may write to the files while the model is used: one cut short ends the process. Tensors start
-    anywhere in them, for which kernels may round otherwise.
+    Tensors on ``disk`` stay in the files, and on the meta device in the model. Floating-point tensors are converted to
+    ``dtype``, else to that of the model's tensor; those of modules in ``keep_in_fp32_modules`` to float32. Memory is
+    taken for the tensors and, for conversion and copies to a device, some MiB per thread. With ``mmap``, tensors on the
+    CPU that need no conversion are memory maps of the files instead of copies. The files must not change while the
+    model is used: access to a truncated one ends the process. Mapped tensors are not aligned, so kernels may round
+    differently.
 
-    All names, shapes and dtypes are checked first, and nothing is loaded if the checkpoint lacks a tensor that the
-    model has no value for, or has one of another shape (or, with ``strict``, lacks any or has others beside). Without
-    ``strict`` others are warned of. ``on_progress(done, total)`` is told bytes. Each process loads for itself, unless
-    ``broadcast_from_rank0``: then rank 0 reads, where alone the files must be, and sends what it reads to the others;
-    every rank must call, and nothing may stay on disk or be mapped. Raises `ConfigError` with everything that is wrong.
+    All names, shapes and dtypes are checked first. Nothing is loaded if the checkpoint lacks a tensor for which the
+    model has no value, or has one of another shape (or, with ``strict``, lacks any or has unexpected ones). Without
+    ``strict`` there is a warning for these. ``on_progress(done, total)`` receives bytes. Each process reads the files,
+    unless ``broadcast_from_rank0``: then only rank 0 does, and broadcasts the tensors; every rank must call, and
+    nothing may stay on disk or be mapped. Raises `ConfigError` with all problems.
     """
     comm = current_comm() if broadcast_from_rank0 else LocalComm()
     if device_map is not None:
@@ -76,7 +76,7 @@ def load_checkpoint_in_model(
             "mmap needs the files on every rank, and broadcast_from_rank0 reads them on one; leave one out"
         )
     matched, loaded = _match_on_ranks(model, checkpoint, wanted, keep_in_fp32_modules or (), strict, comm)
-    _refuse_leaving(matched, device_map, comm)
+    _check_disk_places(matched, device_map, comm)
     targets: dict[int, Tensor] = {}
     on_host: list[int] = []
     to_quantize: list[tuple[int, torch.device]] = []
@@ -108,7 +108,7 @@ def load_checkpoint_in_model(
             matched[at][0].set(model, tensor)
     largest = max((matched[at][0].nbytes for at, _ in to_quantize), default=0)
     buffers: dict[torch.device, Tensor] = {}
-    for at, device in to_quantize:  # one at a time: only one whole weight is there at any moment
+    for at, device in to_quantize:  # one at a time, so that there is only one unquantised weight at any moment
         slot, source = matched[at]
         if device not in buffers:
             on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device.type == "cpu" else None
@@ -141,11 +141,12 @@ def load_checkpoint_and_dispatch(
     mmap: bool = False,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> nn.Module:
-    """Load safetensors into a model and let it compute from wherever its weights fit; returns the model, in place.
+    """Load safetensors into a model and dispatch it over devices, host memory and disk; returns the model.
 
-    ``device_map`` is one of your own, or ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (see
-    `infer_auto_device_map`); None loads only. What goes to disk stays in the checkpoint's files, of which no copy is
-    made. The other arguments are those of `infer_auto_device_map`, `load_checkpoint_in_model` and `dispatch_model`.
+    ``device_map`` is a mapping, or ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` (see
+    `infer_auto_device_map`); None loads only. Weights on disk stay in the checkpoint's
+    files, without a copy. The other arguments are those of `infer_auto_device_map`,
+    `load_checkpoint_in_model` and `dispatch_model`.
     """
     if isinstance(device_map, str):
         device_map = plan_device_map(
@@ -185,12 +186,12 @@ def load_checkpoint_and_dispatch(
 
 
 _Matched = list[tuple["Slot", FileTensor | None]]
-"""The model's tensors, and where this rank reads each; None if rank 0 reads it for this one."""
+"""The model's tensors, and the source of each on this rank; None if rank 0 reads it."""
 
 
 @dataclass
 class _Filling:
-    """Fills tensors from files, or with what rank 0 has read, and tells how much of all has been."""
+    """Fills tensors from files or by broadcast from rank 0, and reports the progress in bytes."""
 
     comm: Communicator
     total: int
@@ -198,15 +199,15 @@ class _Filling:
     _done: int = 0
 
     def fill(self, jobs: Sequence[tuple[FileTensor | None, Tensor]]) -> None:
-        """Fill tensors; every rank must bring the same ones in the same order."""
+        """Fill tensors; every rank must pass the same ones in the same order."""
         before = self._done
 
-        def told(done: int, _: int) -> None:
+        def report(done: int, _: int) -> None:
             self._done = before + done
             if self.on_progress is not None:
                 self.on_progress(self._done, self.total)
 
-        fill_all([(source, tensor) for source, tensor in jobs if source is not None], told)
+        fill_all([(source, tensor) for source, tensor in jobs if source is not None], report)
         if self.comm.world.size > 1:
             for _, tensor in jobs:
                 flat = tensor.reshape(-1).view(torch.uint8)
@@ -222,7 +223,7 @@ def _match_on_ranks(
     strict: bool,
     comm: Communicator,
 ) -> tuple[_Matched, Loaded]:
-    """Match where the files are, and tell the other ranks; all of them raise `ConfigError` if one has cause to."""
+    """Match model and checkpoint on rank 0, and broadcast the result; all ranks raise `ConfigError` if one does."""
     if comm.world.size == 1:
         matched, loaded = match_slots(model, open_checkpoint(path), dtype, keep_in_fp32, strict)
         return list(matched), loaded
@@ -237,16 +238,16 @@ def _match_on_ranks(
             problems = error.problems
     own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
     quantized = [slot.names[0] for slot, _ in found if slot.layer is not None]
-    told = comm.broadcast_json([problems, own, quantized, loaded.missing, loaded.unexpected])
-    if told[0]:
-        raise ConfigError(told[0])
+    sent = comm.broadcast_json([problems, own, quantized, loaded.missing, loaded.unexpected])
+    if sent[0]:
+        raise ConfigError(sent[0])
     by_name: dict[str, Slot] = {}
     if comm.world.rank:
-        by_name = {slot.names[0]: slot for slot in _slots(model, set(told[2]), dtype, keep_in_fp32)}
-        found = [(by_name[names[0]], None) for names, _, _ in told[1] if names[0] in by_name]
+        by_name = {slot.names[0]: slot for slot in _slots(model, set(sent[2]), dtype, keep_in_fp32)}
+        found = [(by_name[names[0]], None) for names, _, _ in sent[1] if names[0] in by_name]
         own = [[slot.names, list(slot.shape), str(slot.dtype)] for slot, _ in found]
-        loaded = Loaded(told[3], told[4])
-    same = own == told[1] and (not comm.world.rank or len(by_name) == len(own) + len(loaded.missing))
+        loaded = Loaded(sent[3], sent[4])
+    same = own == sent[1] and (not comm.world.rank or len(by_name) == len(own) + len(loaded.missing))
     differ = [rank for rank, fits in enumerate(comm.all_gather_json(same)) if not fits]
     if differ:
         raise ConfigError(
@@ -255,8 +256,8 @@ def _match_on_ranks(
     return found, loaded
 
 
-def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
-    """Raise `ConfigError` if something is to stay in files that not all ranks have, or that hold it unquantised."""
+def _check_disk_places(matched: _Matched, device_map: Mapping[str, Device] | None, comm: Communicator) -> None:
+    """Raise `ConfigError` if tensors would stay in files that not all ranks have, or that store them unquantised."""
     away = [
         slot for slot, _ in matched if device_map is not None and place_of(slot.names[0], device_map) == "disk"
     ]  # fmt: skip
@@ -264,8 +265,8 @@ def _refuse_leaving(matched: _Matched, device_map: Mapping[str, Device] | None, 
         raise ConfigError("with broadcast_from_rank0 nothing can stay on disk: place all of it on devices or cpu")
     if left := [slot.names[0] for slot in away if slot.layer is not None]:
         raise ConfigError(
-            f"these are not quantised in the checkpoint, and are to stay on disk: {_listed(left)}; write a quantised "
-            "checkpoint with accel_nb.quantize_checkpoint first, and load that"
+            f"these are not quantised in the checkpoint, and are to stay on disk: {_join_names(left)}; write a "
+            "quantised checkpoint with accel_nb.quantize_checkpoint first, and load that"
         )
 
 
@@ -275,36 +276,36 @@ def _as_list(names: Sequence[str] | str | None) -> Sequence[str] | None:
 
 @dataclass
 class Slot:
-    """A tensor of the model under all its names, and how it is going to be."""
+    """A tensor of the model with all its names, and its dtype after loading."""
 
     names: list[str]
     tensor: Tensor
     dtype: torch.dtype
     is_buffer: bool
     layer: QuantizedLinear | None = None
-    """The layer that quantises it, if it is a weight that the checkpoint holds as it was."""
+    """The layer that quantises it, if the checkpoint stores the weight unquantised."""
 
     @property
     def shape(self) -> torch.Size:
-        """The shape that it has in model and checkpoint."""
+        """Its shape in model and checkpoint."""
         return self.tensor.shape
 
     @property
     def nbytes(self) -> int:
-        """The size that it is going to have."""
+        """Its size after loading."""
         return self.tensor.numel() * self.dtype.itemsize
 
     def device(self, wanted: torch.device | None) -> torch.device:
-        """Return where the tensor is going to lie: as wanted, else where the model has it."""
+        """Return the device after loading: ``wanted``, else that of the model's tensor."""
         return wanted or (torch.device("cpu") if self.tensor.is_meta else self.tensor.device)
 
     def may_stay(self, device: torch.device) -> bool:
-        """Whether the model's own memory is as wanted, and can be loaded into."""
+        """Whether the model's tensor has the right device and dtype, so that it can be filled in place."""
         own = self.tensor
         return own.device == device and own.dtype == self.dtype and own.is_contiguous()
 
     def set(self, model: nn.Module, value: Tensor) -> None:
-        """Put a new tensor under all the names, as a parameter like the one there if it is one."""
+        """Replace the tensor under all its names; a parameter is replaced by one of the same class and attributes."""
         made = moved_parameter(self.tensor, value) if isinstance(self.tensor, nn.Parameter) else value
         for name in self.names:
             owner, _, leaf = name.rpartition(".")
@@ -319,14 +320,14 @@ def match_slots(
     keep_in_fp32: Sequence[str] = (),
     strict: bool = False,
 ) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
-    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all mismatches."""
     return _match(_slots(model, checkpoint.tensors, dtype, keep_in_fp32), checkpoint, strict)
 
 
 def _slots(
     model: nn.Module, stored: Collection[str], dtype: torch.dtype | None, keep_in_fp32: Sequence[str]
 ) -> list[Slot]:
-    """List what a checkpoint of the model holds: parameters and persistent buffers."""
+    """Return the tensors of a checkpoint of the model: parameters and persistent buffers."""
     kept = model.state_dict(keep_vars=True)
     buffers = dict(model.named_buffers(remove_duplicate=False))
     layers = quantized_layers(model)
@@ -355,7 +356,7 @@ def _slots(
 
 
 def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple[list[tuple[Slot, FileTensor]], Loaded]:
-    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all that does not match."""
+    """Pair the model's tensors with the checkpoint's; raises `ConfigError` with all mismatches."""
     tensors = checkpoint.tensors
     matched: list[tuple[Slot, FileTensor]] = []
     problems: list[str] = []
@@ -372,9 +373,9 @@ def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple
     unexpected = [name for name in tensors if name not in known]
     what = f"the checkpoint {checkpoint.path}"
     if without_value or (strict and missing):
-        problems.append(f"{what} lacks: {_listed([*without_value, *(missing if strict else [])])}")
+        problems.append(f"{what} lacks: {_join_names([*without_value, *(missing if strict else [])])}")
     if strict and unexpected:
-        problems.append(f"{what} has, and the model does not: {_listed(unexpected)}")
+        problems.append(f"{what} has, and the model does not: {_join_names(unexpected)}")
     if not problems:
         problems = [
             f"{' and '.join([source.name, *names])} are one tensor in the model and differ in {what}"
@@ -384,9 +385,9 @@ def _match(slots: Sequence[Slot], checkpoint: Checkpoint, strict: bool) -> tuple
     if problems:
         raise ConfigError(problems)
     if missing:
-        warnings.warn(f"{what} lacks, so that these keep their values: {_listed(missing)}", stacklevel=3)
+        warnings.warn(f"{what} lacks, so that these keep their values: {_join_names(missing)}", stacklevel=3)
     if unexpected:
-        warnings.warn(f"{what} has tensors that the model has no use for: {_listed(unexpected)}", stacklevel=3)
+        warnings.warn(f"{what} has tensors that the model has no use for: {_join_names(unexpected)}", stacklevel=3)
     return matched, Loaded(missing, unexpected)
 
 
@@ -399,7 +400,7 @@ def _mismatch(slot: Slot, source: FileTensor) -> str | None:
 
 
 def _equal(first: FileTensor, second: FileTensor) -> bool:
-    """Whether two tensors hold the same bytes; reads them, a part at a time, unless they are the same one."""
+    """Whether two tensors hold the same bytes; reads them in chunks, unless they are the same object."""
     if first is second:
         return True
     parts = zip(first.chunks(), second.chunks(), strict=True)
@@ -407,6 +408,6 @@ def _equal(first: FileTensor, second: FileTensor) -> bool:
     return first.dtype == second.dtype and all(torch.equal(a, b) for a, b in same)
 
 
-def _listed(names: Sequence[str]) -> str:
+def _join_names(names: Sequence[str]) -> str:
     more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
     return ", ".join(names[:_MOST_NAMES]) + more

@@ -1,4 +1,4 @@
-"""Quantised weights in files: safetensors shards, and a record beside them that says what they are."""
+"""Files of quantised weights: safetensors shards, and ``quantization.json``, which describes them."""
 
 from __future__ import annotations
 
@@ -24,8 +24,10 @@ from accel_nb.bigmodel.quantization.quantize import (
     replace_layers,
     report_quantization,
 )
-from accel_nb.bigmodel.safetensors_reader import SUFFIX, open_checkpoint, strict_json
+from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.safetensors_header import SUFFIX
+from accel_nb.runtime.strict_json import parse_strict_json
 
 RECORD = "quantization.json"
 _VERSION = 1
@@ -36,7 +38,7 @@ _FILE_BYTES = 1 << 30
 def save_quantized(model: nn.Module, folder: str | os.PathLike[str]) -> None:
     """Write a quantised model, dispatched or not, to an empty folder, from which `accel_nb.load` reads it.
 
-    Tensors that are one in the model are written once; memory is taken for one file of 1 GiB. Raises `ConfigError`.
+    Tied tensors are written once; takes memory for one file of 1 GiB. Raises `ConfigError`.
     """
     _write(offloaded_weights(model), model, Path(folder))
 
@@ -50,11 +52,11 @@ def quantize_checkpoint(
     dtype: torch.dtype | str | None = None,
     keep_in_fp32_modules: Sequence[str] | None = None,
 ) -> QuantizationReport:
-    """Write a checkpoint anew with linear layers quantised, a layer at a time; nothing of the model need fit in memory.
+    """Write a copy of a checkpoint with quantised linear layers, one layer at a time; the model need not fit in memory.
 
-    ``model`` was built under `init_empty_weights`; it stays empty and gets quantised layers (if it has them already,
-    ``quantization`` is not asked). Floating-point tensors become ``dtype`` (None: those of the model), but for
-    ``keep_in_fp32_modules``. Raises `ConfigError` with all that is wrong.
+    ``model`` was built under `init_empty_weights`; it stays empty, and its linear layers are replaced by quantised ones
+    (if it has such already, ``quantization`` is ignored). Floating-point tensors are converted to ``dtype`` (None: that
+    of the model), except ``keep_in_fp32_modules``. Raises `ConfigError` with all problems.
     """
     opened = open_checkpoint(checkpoint)
     wanted = None if dtype is None else parse_dtype(dtype)
@@ -80,7 +82,10 @@ def quantize_checkpoint(
 
 
 def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
-    """Replace the layers that a checkpoint holds quantised, if it does; raises `ConfigError` if its record is wrong."""
+    """Replace the layers that a checkpoint stores quantised; return whether there are any.
+
+    Raises `ConfigError` if ``quantization.json`` is wrong.
+    """
     path = Path(checkpoint)
     record = (path if path.is_dir() else path.parent) / RECORD
     if not record.is_file():
@@ -88,14 +93,14 @@ def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
     try:
         if record.stat().st_size > _MAX_RECORD_BYTES:
             raise ValueError(f"it has more than {_MAX_RECORD_BYTES} bytes")
-        found = strict_json(record.read_bytes())
+        found = parse_strict_json(record.read_bytes())
         if not isinstance(found, dict) or found.pop("version", None) != _VERSION:
-            raise ValueError(f"it is no record of version {_VERSION}")
+            raise ValueError(f"it is not a record of version {_VERSION}")
         layers = {str(name): parse_dtype(dtype) for name, dtype in found.pop("layers").items()}
         skipped = found.pop("skip_modules")
         how = Quantization(**found, skip_modules=None if skipped is None else tuple(map(str, skipped)))
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError, ConfigError) as error:
-        raise ConfigError(f"{record} does not say how the weights beside it are quantised: {error}") from error
+    except (ValueError, TypeError, KeyError, AttributeError, ConfigError) as error:
+        raise ConfigError(f"{record} does not describe how the weights beside it are quantised: {error}") from error
     present = dict(model.named_modules())
     if wrong := [name for name in layers if type(present.get(name)) is not nn.Linear]:
         raise ConfigError(f"{record} names what are no linear layers of the model: {', '.join(wrong[:50])}")
@@ -105,7 +110,7 @@ def prepare_for(model: nn.Module, checkpoint: str | os.PathLike[str]) -> bool:
 
 
 def _write(named: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) -> None:
-    """Write tensors that come one at a time to files of about 1 GiB, an index and a record."""
+    """Write tensors to files of about 1 GiB, then an index and the record ``quantization.json``."""
     layers = quantized_layers(model)
     if not layers:
         raise ConfigError("the model has no quantised layers; call quantize_model first")
@@ -136,5 +141,5 @@ def _write(named: Iterable[tuple[str, Tensor]], model: nn.Module, folder: Path) 
         "layers": {name: str(layer.dtype).removeprefix("torch.") for name, layer in layers.items()},
     }
     (folder / RECORD).write_text(json.dumps(record, indent=1))
-    # Last, since a folder without it holds no checkpoint.
+    # Last: without an index the folder is not a checkpoint.
     (folder / f"model{SUFFIX}.index.json").write_text(json.dumps({"metadata": {}, "weight_map": weight_map}))

@@ -1,4 +1,4 @@
-"""Filling tensors from files: straight into memory, or through page-locked memory to a device."""
+"""Filling of tensors from files: directly in host memory, or through page-locked memory to a device."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
 from accel_nb.runtime.process.hardware import num_usable_cores
 
 Job = tuple[FileTensor, Tensor]
-"""What is read, and the contiguous tensor that it fills, on any device and of any dtype."""
+"""A tensor in a file, and the contiguous tensor to fill with it, on any device and of any dtype."""
 
 _MOST_READERS = 8
 
 
 class Staging:
-    """Two buffers through which one thread sends file contents to devices: one is read into while the other is sent."""
+    """Two buffers of one thread for copies from files to devices: one is filled while the other is copied."""
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
@@ -27,7 +27,7 @@ class Staging:
         self._turn = 0
 
     def fill(self, source: FileTensor, out: Tensor) -> None:
-        """Read a tensor from its file to where ``out`` lies; returns when ``out`` may be used by any stream."""
+        """Read a tensor from its file into ``out``; returns when any stream may use ``out``."""
         if out.device.type == "cpu":
             source.read_into(out)
             return
@@ -41,7 +41,7 @@ class Staging:
                 event.synchronize()
 
     def _next(self, nbytes: int) -> Tensor:
-        """Return the buffer whose contents have left it."""
+        """Return a buffer whose copy has ended."""
         if not self._buffers:
             pins = torch.cuda.is_available()
             self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pins) for _ in range(2)]
@@ -53,10 +53,10 @@ class Staging:
 
 
 def fill_all(jobs: Sequence[Job], on_progress: Callable[[int, int], None] | None = None) -> None:
-    """Fill tensors, several at a time, in the order in which they lie in their files.
+    """Fill tensors, several at a time, in the order of their files and offsets.
 
-    ``on_progress(done, total)`` is called in the calling thread, in bytes of the files. The first error is raised when
-    those that had been started have ended.
+    ``on_progress(done, total)`` is called in the calling thread, in bytes of the files. The first error is raised after
+    the reads in progress have ended.
     """
     jobs = sorted(jobs, key=lambda job: (str(job[0].file.path), job[0].offset))
     total, done = sum(source.nbytes for source, _ in jobs), 0

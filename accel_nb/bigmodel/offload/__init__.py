@@ -1,1 +1,1 @@
-"""Weights that are kept in host memory or on disk and moved to a device when they are needed."""
+"""Offloading: weights in host memory or on disk, copied to a device for each forward."""

@@ -1,4 +1,4 @@
-"""Models dispatched over devices, memory and disk: what is away comes when it is needed and leaves no trace."""
+"""Models dispatched over devices, host memory and disk; offloaded weights are loaded for each forward."""
 
 from __future__ import annotations
 
@@ -32,19 +32,20 @@ from accel_nb.bigmodel.planning.sizes import (
     parse_bytes,
     to_torch_device,
 )
-from accel_nb.bigmodel.safetensors_reader import SUFFIX, FileTensor, ShardFile
+from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.runtime.process.hardware import num_usable_cores
+from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 
 _HANDLE = "_accel_nb_dispatched"
 _WHOLE = ("MultiheadAttention", "TransformerEncoderLayer", "TransformerDecoderLayer")
-"""torch's modules that use the weights of their parts without calling these."""
+"""torch modules that use the weights of their children without calling them."""
 _MOST_READERS = 4
 _CORES_PER_READER = 4
 _FILE_BYTES = 1 << 30
 _ADAPTER_SHARE = 0.1
-"""Trainable parameters among frozen ones are adapters if they take no more of all bytes than this."""
+"""Trainable parameters among frozen ones count as adapters up to this share of all bytes."""
 
 
 def dispatch_model(
@@ -59,15 +60,15 @@ def dispatch_model(
     *,
     buffer_bytes: int | str | None = None,
 ) -> nn.Module:
-    """Place a model's weights as a device map says, and let it compute; returns the model, changed in place.
+    """Place a model's weights by a device map and prepare its forwards; returns the model, changed in place.
 
-    Weights on ``cpu`` or ``disk`` are computed with on the main device (the map's first accelerator, else the CPU), and
-    come block by block through ``buffer_bytes`` of buffers (None: two of the largest parts), read ahead of the
-    computation in the order of the forward before. They are frozen; gradients pass through them, so that adapters
-    train. Trainable parameters among frozen ones stay on the main device if they are few. Weights that are on disk in a
-    checkpoint are given in ``offload_index`` (`Loaded.on_disk`) and are read where they are; others are written to
-    ``offload_dir``. ``preload_module_classes`` come whole since they use weights of their parts without calling these
-    (None: the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between devices.
+    Weights on ``cpu`` or ``disk`` are copied to the main device (the map's first accelerator, else the CPU) for their
+    computation, block by block through ``buffer_bytes`` of buffers (None: two of the largest parts), prefetched in the
+    order of the previous forward. They are frozen; gradients pass through them, so that adapters train. Trainable
+    parameters among frozen ones stay on the main device if they are few. Weights of a checkpoint on disk are given in
+    ``offload_index`` (`LoadReport.on_disk`) and are read from there; others are written to ``offload_dir``.
+    ``preload_module_classes`` are loaded whole, since they use weights of their children without calling them (None:
+    the blocks that the model repeats). Arguments named in ``skip_keys`` are not moved between devices.
 
     Raises `ConfigError` with all that is wrong with the map; a forward raises `OffloadError` if weights cannot be read.
     """
@@ -92,7 +93,7 @@ def cpu_offload(
     *,
     buffer_bytes: int | str | None = None,
 ) -> nn.Module:
-    """Keep all weights in memory and compute on ``execution_device`` (None: the first accelerator, else the CPU)."""
+    """Keep all weights in host memory; compute on ``execution_device`` (None: the first accelerator, else the CPU)."""
     device = _default_device() if execution_device is None else execution_device
     return dispatch_model(
         model,
@@ -127,9 +128,9 @@ def disk_offload(
 
 
 def remove_hook_from_submodules(model: nn.Module) -> None:
-    """Undo `dispatch_model`: weights that are away come back to memory, and the model is an ordinary one on the CPU.
+    """Undo `dispatch_model`: load offloaded weights into host memory and restore the forwards.
 
-    On devices resident parts stay where they are. Nothing happens to a model that was not dispatched.
+    Weights on devices stay there. Does nothing for a model that was not dispatched.
     """
     handle = model.__dict__.get(_HANDLE)
     if handle is not None:
@@ -145,13 +146,13 @@ def offloaded_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def has_offloaded_params(model: nn.Module) -> bool:
-    """Whether weights of a model come from elsewhere when it computes."""
+    """Whether a model has weights that are loaded for each forward."""
     handle = model.__dict__.get(_HANDLE)
     return handle is not None and bool(handle.pieces)
 
 
 def dispatched(model: nn.Module) -> Dispatched:
-    """Return what `dispatch_model` did to a model; raises `MisuseError` if it did nothing."""
+    """Return the record of what `dispatch_model` changed; raises `MisuseError` for a model that was not dispatched."""
     handle = model.__dict__.get(_HANDLE)
     if handle is None:
         raise MisuseError("the model was not dispatched; call dispatch_model or load_checkpoint_and_dispatch first")
@@ -159,30 +160,30 @@ def dispatched(model: nn.Module) -> Dispatched:
 
 
 def stream_of(model: nn.Module) -> WeightStream | None:
-    """Return what brings the weights of a dispatched model, with its counts; None if nothing is away."""
+    """Return the prefetcher of a dispatched model, with its counters; None if nothing is offloaded."""
     handle = model.__dict__.get(_HANDLE)
     return None if handle is None else handle.stream
 
 
 @dataclass(eq=False)
 class Dispatched:
-    """What `dispatch_model` did to a model, so that it can be undone."""
+    """What `dispatch_model` changed in a model, so that it can be undone."""
 
     model: nn.Module
     stream: WeightStream | None = None
     pieces: list[Piece] = field(default_factory=list)
     computes: dict[str, torch.device] = field(default_factory=dict)
-    """The names of the device map that are modules, and what computes each."""
+    """The modules named in the device map, and the device that computes each."""
     _wrapped: list[tuple[nn.Module, Any]] = field(default_factory=list)
 
     def wrap(self, module: nn.Module, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-        """Replace a module's forward by what ``make`` makes of it."""
+        """Replace a module's forward by ``make(forward)``."""
         inner = module.forward
         self._wrapped.append((module, module.__dict__.get("forward")))
         module.forward = functools.wraps(inner)(make(inner))
 
     def close(self) -> None:
-        """Put weights and forwards back."""
+        """Restore weights and forwards."""
         values = {id(piece): _value(piece) for piece in self.pieces}
         for module, before in reversed(self._wrapped):
             if before is None:
@@ -203,7 +204,7 @@ class Dispatched:
 
 
 def _value(piece: Piece) -> Tensor:
-    """Return what a tensor that is away holds, on the CPU."""
+    """Return the value of an offloaded tensor, on the CPU."""
     if isinstance(piece.source, HostTensor) and piece.source.tensor.dtype == piece.empty.dtype:
         return piece.source.tensor
     out = torch.empty(piece.empty.shape, dtype=piece.empty.dtype)
@@ -224,14 +225,14 @@ def _dispatch(
     buffer_bytes: int | str | None = None,
     lane: Lane | None = None,
 ) -> nn.Module:
-    """Do as `dispatch_model`; with a ``lane``, weights in memory go through it whatever the device."""
+    """Implement `dispatch_model`; a given ``lane`` (transfer) is used for weights in host memory on every device."""
     if _HANDLE in model.__dict__:
         raise MisuseError("the model is dispatched already; call remove_hook_from_submodules(model) first")
     check_device_map(model, device_map, must_exist=True)
     held = list_tensors(model)
     tree = Tree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
     device = lane.device if lane else to_torch_device(main if main is not None else main_device(device_map.values()))
-    places = _Places(
+    places = _Placement(
         model, device_map, device, offload_buffers, sends_from_cpu=lane is not None or device.type != "cpu"
     )
     away = [tensor for tensor in held if places.is_away(tensor)]
@@ -250,15 +251,15 @@ def _dispatch(
         readers = max(1, min(_MOST_READERS, num_usable_cores() // _CORES_PER_READER))
         handle.stream = WeightStream(units, lane or build_lane(device), budget, num_readers=readers)
         for unit in units:
-            handle.wrap(tree.modules[unit.name], functools.partial(_computing, handle.stream, unit))
+            handle.wrap(tree.modules[unit.name], functools.partial(_with_weights, handle.stream, unit))
     _wrap_devices(handle, tree, places, [skip_keys] if isinstance(skip_keys, str) else list(skip_keys or ()))
     model.__dict__[_HANDLE] = handle
     return model
 
 
 @dataclass(frozen=True)
-class _Places:
-    """Which tensors come when they are needed, and where the others stay."""
+class _Placement:
+    """Decides which tensors are offloaded, and on which device the others stay."""
 
     model: nn.Module
     device_map: Mapping[str, Device]
@@ -267,13 +268,13 @@ class _Places:
     sends_from_cpu: bool
 
     def is_away(self, held: Held) -> bool:
-        """Whether a tensor is to come when it is needed."""
+        """Whether a tensor is offloaded, and loaded for each forward."""
         place = str(place_of(held.name, self.device_map))
         if not (place == "disk" or (self.sends_from_cpu and place == "cpu")):
             return False
         if held.is_buffer:
             owner = self.model.get_submodule(held.name.rpartition(".")[0])
-            # Kernels update running statistics without a trace that they did.
+            # Kernels update running statistics without a change of the version counter.
             return self.offload_buffers and not isinstance(owner, _NormBase)
         return not (self._has_adapters and self.model.get_parameter(held.name).requires_grad)
 
@@ -282,7 +283,7 @@ class _Places:
         return self.computes(place_of(held.name, self.device_map))
 
     def computes(self, place: Device | None) -> torch.device:
-        """Return the device that computes with what lies at a place."""
+        """Return the device that computes with the weights of a place."""
         return self.main if place is None or str(place) in ("cpu", "disk") else to_torch_device(place)
 
     @functools.cached_property
@@ -301,11 +302,11 @@ def _sources(
     model: nn.Module,
     held: Sequence[Held],
     away: Sequence[Held],
-    places: _Places,
+    places: _Placement,
     index: Mapping[str, FileTensor],
     offload_dir: str | os.PathLike[str] | None,
 ) -> dict[str, Source]:
-    """Return where each tensor that is away comes from, by its first name; raises `ConfigError` with all faults."""
+    """Return the source of each offloaded tensor, by its first name; raises `ConfigError` with all problems."""
     sources: dict[str, Source] = {}
     to_write: dict[str, Tensor] = {}
     for tensor in away:
@@ -331,12 +332,12 @@ def _sources(
         raise ConfigError(problems)
     if to_write:
         assert offload_dir is not None
-        sources.update(_written(to_write, Path(offload_dir)))
+        sources.update(_write_files(to_write, Path(offload_dir)))
     return sources
 
 
-def _written(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
-    """Write tensors to files that appear whole or not at all; raises `OffloadError` and leaves none of them."""
+def _write_files(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
+    """Write tensors to files atomically; on failure all are removed and `OffloadError` is raised."""
     made: list[Path] = []
     sources: dict[str, Source] = {}
     try:
@@ -356,7 +357,7 @@ def _written(tensors: Mapping[str, Tensor], folder: Path) -> dict[str, Source]:
 
 
 def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
-    """Yield names in groups of a file each."""
+    """Yield the names for each file."""
     group: list[str] = []
     nbytes = 0
     for name, tensor in tensors.items():
@@ -372,7 +373,7 @@ def _groups(tensors: Mapping[str, Tensor]) -> Iterator[list[str]]:
 def _units(
     tree: Tree, model: nn.Module, away: Sequence[Held], sources: Mapping[str, Source], handle: Dispatched
 ) -> list[Unit]:
-    """Group what is away by the module that needs it, in the model's order."""
+    """Group offloaded tensors by the module that needs them, in the model's order."""
     groups: dict[str, list[Piece]] = {}
     for tensor in away:
         value = _tensor(model, tensor.name)
@@ -397,18 +398,18 @@ def _units(
             groups.setdefault(owner, []).append(piece)
     order = {name: position for position, name in enumerate(tree.modules)}
     return [
-        Unit(owner, pieces, rows_only=_looks_up(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
+        Unit(owner, pieces, rows_only=_is_lookup(tree.modules[owner]), holds_others=bool(tree.parts(owner)))
         for owner, pieces in sorted(groups.items(), key=lambda item: order[item[0]])
     ]
 
 
-def _looks_up(module: nn.Module) -> bool:
-    """Whether a module does no more than look rows of its weight up."""
+def _is_lookup(module: nn.Module) -> bool:
+    """Whether a module only looks up rows of its weight."""
     return type(module) is nn.Embedding and module.max_norm is None
 
 
 def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
-    """Return the bytes of buffers: as given, else two of the largest units, beside those that are held meanwhile."""
+    """Return the bytes of buffers: as given, else two of the largest unit, plus the units that contain others."""
     largest = max(units, key=lambda unit: unit.nbytes, default=None)
     if largest is None:
         return 0
@@ -425,7 +426,7 @@ def _budget(units: Sequence[Unit], buffer_bytes: int | str | None) -> int:
 
 
 def _bypass_cache_if_too_small(sources: Iterable[Source]) -> None:
-    """Read past the system's cache what would push itself out of it before the next forward."""
+    """Bypass the page cache for files that do not fit in it: they would be evicted before the next forward."""
     in_files = [source for source in sources if isinstance(source, FileTensor)]
     if sum(source.nbytes for source in in_files) > cache_room():
         for file in {source.file for source in in_files}:
@@ -446,7 +447,7 @@ def _place(model: nn.Module, name: str) -> tuple[dict[str, Any], str]:
 
 
 def _move(model: nn.Module, held: Held, device: torch.device) -> None:
-    """Move a tensor that stays, keeping what refers to a parameter valid where torch can."""
+    """Move a tensor that is not offloaded; references to parameters stay valid."""
     value = _tensor(model, held.name)
     if value.device == device:
         return
@@ -459,8 +460,8 @@ def _move(model: nn.Module, held: Held, device: torch.device) -> None:
         holder[leaf] = moved
 
 
-def _computing(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that has the unit's weights."""
+def _with_weights(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that runs with the unit's weights installed."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         stream.acquire(unit)
@@ -475,22 +476,22 @@ def _computing(stream: WeightStream, unit: Unit, inner: Callable[..., Any]) -> C
     return forward
 
 
-def _wrap_devices(handle: Dispatched, tree: Tree, places: _Places, skip_keys: Sequence[str]) -> None:
-    """Let inputs follow the weights where there are several devices, and the output come back to the input's."""
+def _wrap_devices(handle: Dispatched, tree: Tree, places: _Placement, skip_keys: Sequence[str]) -> None:
+    """Wrap forwards to move inputs to the weights' devices, and the output to the device of the input."""
     devices = {name: places.computes(place) for name, place in places.device_map.items()}
     handle.computes = {name: device for name, device in devices.items() if name in tree.modules}
     if len({*devices.values(), places.main}) > 1:
         for name, device in handle.computes.items():
             if name:
-                handle.wrap(tree.modules[name], functools.partial(_moving, device, skip_keys, False))
+                handle.wrap(tree.modules[name], functools.partial(_with_moved_inputs, device, skip_keys, False))
     if handle.stream is not None:
-        handle.wrap(handle.model, functools.partial(_whole, handle.stream))
+        handle.wrap(handle.model, functools.partial(_with_recorded_order, handle.stream))
     if places.main.type != "cpu" or len(set(devices.values())) > 1:
-        handle.wrap(handle.model, functools.partial(_moving, places.main, skip_keys, True))
+        handle.wrap(handle.model, functools.partial(_with_moved_inputs, places.main, skip_keys, True))
 
 
-def _whole(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward of the whole model, from whose order the next one is read ahead."""
+def _with_recorded_order(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward of the whole model whose order the prefetcher records."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         stream.begin()
@@ -505,8 +506,10 @@ def _whole(stream: WeightStream, inner: Callable[..., Any]) -> Callable[..., Any
     return forward
 
 
-def _moving(device: torch.device, skip_keys: Sequence[str], goes_back: bool, inner: Callable[..., Any]) -> Any:
-    """Return a forward whose inputs come to a device, and whose output goes back to where the first of them was."""
+def _with_moved_inputs(
+    device: torch.device, skip_keys: Sequence[str], goes_back: bool, inner: Callable[..., Any]
+) -> Any:
+    """Return a forward that moves inputs to a device, and the output back to the device of the first input."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         left = {key: kwargs[key] for key in skip_keys if key in kwargs}

@@ -1,4 +1,4 @@
-"""Weights stored in a small dtype and computed with in a larger one, layer by layer."""
+"""Layers that store weights in a small dtype and convert them to a larger one for each forward."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def attach_layerwise_casting_hooks(
 ) -> None:
     """Store the weights of linear, embedding and convolution layers in one dtype; each computes in another.
 
-    A layer's weights are converted for the time of its forward; what is stored is neither changed nor converted back.
-    Layers whose name a pattern (a regular expression) is found in, or of a class given, are left alone.
+    A layer's weights are converted for the duration of its forward; the stored ones do not change. Layers whose name
+    matches a pattern (regular expression, searched) or that are of a given class are skipped.
     Raises `ConfigError` for dtypes that are not floating-point, or if no layer is left to convert.
     """
     stored, computed = parse_dtype(storage_dtype), parse_dtype(compute_dtype)
@@ -51,7 +51,7 @@ def attach_layerwise_casting_hooks(
 
 
 def _casting(layer: nn.Module, dtype: torch.dtype, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that has the layer's weights in ``dtype``; several threads may run it at once."""
+    """Return a forward that uses the layer's weights in ``dtype``; several threads may run it at once."""
     lock = threading.Lock()
     kept: dict[str, Tensor] = {}
     num_running = 0

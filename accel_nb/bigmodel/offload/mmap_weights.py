@@ -1,4 +1,4 @@
-"""Weights that are computed with where they lie: in pages of files that the system has cached, without a copy."""
+"""Weights used in place: tensors over memory-mapped pages of files in the page cache, without a copy."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from accel_nb.bigmodel.host_memory import ALIGNMENT
 from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
 
 _HOLE_BYTES = 64 << 10
-"""Tensors that lie as near to each other are mapped at once."""
+"""Tensors at most this far apart in a file share a mapping."""
 
 
 class Extent:
-    """A part of a file that holds tensors one after another; ``begin`` and ``end`` in bytes from the file's start."""
+    """A range of a file with consecutive tensors; ``begin`` and ``end`` in bytes from the start of the file."""
 
     def __init__(self, first: FileTensor) -> None:
         self.file: ShardFile = first.file
@@ -25,7 +25,7 @@ class Extent:
         self.end = first.offset + first.nbytes
 
     def takes(self, tensor: FileTensor) -> bool:
-        """Whether a tensor follows; it is part of the extent then."""
+        """Extend the range by a tensor that follows; return whether it does."""
         if tensor.file is not self.file or tensor.offset - self.end > _HOLE_BYTES:
             return False
         self.end = max(self.end, tensor.offset + tensor.nbytes)
@@ -33,7 +33,7 @@ class Extent:
 
 
 def extents(tensors: Sequence[FileTensor]) -> Iterator[tuple[Extent, list[int]]]:
-    """Yield parts of files, and the indices of the tensors that lie in each."""
+    """Yield ranges of files, and the indices of the tensors in each."""
     order = sorted(range(len(tensors)), key=lambda at: (id(tensors[at].file), tensors[at].offset))
     extent: Extent | None = None
     inside: list[int] = []
@@ -48,12 +48,15 @@ def extents(tensors: Sequence[FileTensor]) -> Iterator[tuple[Extent, list[int]]]
 
 
 def are_at_hand(tensors: Sequence[FileTensor]) -> bool:
-    """Whether reading tensors is a matter of copying, and not of waiting for a disk."""
+    """Whether all tensors are in the page cache, so that reading them does not wait for a disk."""
     return all(extent.file.is_cached(extent.begin, extent.end - extent.begin) for extent, _ in extents(tensors))
 
 
 class Loan:
-    """Tensors over pages of files, which are to be touched between `begin` and `end` only."""
+    """Tensors over mapped pages of files; they may be accessed between `acquire` and `release` only.
+
+    Access to pages that another process has truncated would end this process (SIGBUS); a file lease prevents that.
+    """
 
     def __init__(self, tensors: list[Tensor], files: Sequence[ShardFile]) -> None:
         self.tensors = tensors
@@ -61,7 +64,7 @@ class Loan:
         self._held: list[ShardFile] = []
 
     def begin(self) -> None:
-        """Keep the files as long as they are; raises `OSError` if one has become shorter, or is being written to."""
+        """Acquire leases on the files; raises `OSError` if one was truncated or is open for writing."""
         try:
             for file in self._files:
                 file.hold()
@@ -72,15 +75,15 @@ class Loan:
             raise
 
     def end(self) -> None:
-        """Let others write to the files again."""
+        """Release the leases, so that other processes can write to the files."""
         while self._held:
             self._held.pop().let_go()
 
 
 def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
-    """Whether tensors are in the system's cache, kernels compute the same from there, and it is safe to touch.
+    """Whether tensors are in the page cache, kernels compute the same from there, and files support leases.
 
-    ``rows_only``: few rows of each are going to be looked up, which no kernel rounds, and few pages hold.
+    ``rows_only``: only few rows are looked up, which touches few pages and rounds nothing; only leases are needed then.
     """
     if not all(file.can_be_held() for file in {tensor.file for tensor in tensors}):
         return False
@@ -91,10 +94,10 @@ def can_lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> bool:
 
 
 def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
-    """Return tensors over the files' pages, once these are in memory (``rows_only``: as they are touched).
+    """Return tensors over mapped pages, all read at once (``rows_only``: on access).
 
-    What is written to them is the process's own, and does not come to the files. Raises `OSError` for files that cannot
-    be read or have become shorter.
+    Pages are copied on write; the files do not change. Raises `OSError` for files that cannot be read or were
+    truncated.
     """
     lent: dict[int, Tensor] = {}
     for extent, inside in extents(tensors):
@@ -108,10 +111,10 @@ def lend(tensors: Sequence[FileTensor], *, rows_only: bool = False) -> Loan:
 
 @functools.cache
 def alignment_is_no_matter() -> bool:
-    """Whether products come out the same, bit by bit, wherever a matrix starts; asked of this processor's kernels.
+    """Whether matrix products are bitwise equal for every alignment of the matrix; measured on this processor.
 
-    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's product of a matrix and a vector
-    where it computes with SSE4.2) add in another order for those that are no multiple of 16.
+    Tensors of a safetensors file start at any multiple of 8 bytes. Some kernels (MKL's matrix-vector product with
+    SSE4.2) add in another order if the address is not a multiple of 16.
     """
     drawn = torch.Generator().manual_seed(0)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):

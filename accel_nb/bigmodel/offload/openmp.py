@@ -1,4 +1,4 @@
-"""The threads that torch computes with on a CPU: between two operations they spin, on cores that others could use."""
+"""Pausing of torch's OpenMP threads, which spin on their cores between two operations."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from collections.abc import Callable
 from typing import Any
 
 _SOFT = 1
-"""``omp_pause_soft`` of OpenMP 5.0: threads may go, settings stay."""
+"""``omp_pause_soft`` of OpenMP 5.0: threads may end, settings are retained."""
 
 
 def rest() -> None:
-    """End the threads that wait for the calling thread's next operation, which starts them again.
+    """End the OpenMP threads that wait for the calling thread's next operation, which restarts them.
 
-    They spin for milliseconds, which is as long as a block takes to be copied; to start them takes some microseconds
-    each. Does nothing where torch computes without OpenMP.
+    They spin for milliseconds, as long as copying a block takes; a restart takes some microseconds per thread. Does
+    nothing where torch computes without OpenMP.
     """
     pause = _pause()
     if pause is not None:
@@ -25,7 +25,7 @@ def rest() -> None:
 @functools.cache
 def _pause() -> Callable[[], object] | None:
     try:
-        runtime: Any = ctypes.CDLL(None)  # torch loads its OpenMP for everybody
+        runtime: Any = ctypes.CDLL(None)  # torch loads its OpenMP with global symbols
         pause, host = runtime.omp_pause_resource, runtime.omp_get_initial_device()
     except (OSError, TypeError, AttributeError):
         return None

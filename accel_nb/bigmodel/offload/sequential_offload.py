@@ -1,4 +1,7 @@
-"""Models that take turns on one device, as the parts of a pipeline do: whole, and until the next one needs the room."""
+"""Models that use one device in turn, as the models of a diffusion pipeline do.
+
+A model moves to the device for its forward and stays there until the next model needs the memory.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from accel_nb.runtime.tensors.nested import to_device
 
 
 class UserCpuOffloadHook:
-    """Sends a model back to memory, and takes its hook away."""
+    """Moves a model to host memory (`offload`), and removes its forward hook (`remove`)."""
 
     def __init__(self, model: nn.Module, device: torch.device, previous: UserCpuOffloadHook | None) -> None:
         self._model = model
@@ -22,13 +25,13 @@ class UserCpuOffloadHook:
         self._handle = model.register_forward_pre_hook(self._arrive, with_kwargs=True)
 
     def offload(self) -> None:
-        """Free the model's memory on the device; only weights that were changed there are copied back."""
+        """Free the model's device memory; only weights that changed there are copied back."""
         for tensor, kept, version in self._home:
             tensor.data = kept if tensor._version == version else tensor.data.to(kept.device)
         self._home.clear()
 
     def remove(self) -> None:
-        """Take the hook away; the model stays where it is."""
+        """Remove the hook; the model is not moved."""
         self._handle.remove()
 
     def _arrive(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
@@ -48,10 +51,10 @@ def cpu_offload_with_hook(
     execution_device: Device | None = None,
     prev_module_hook: UserCpuOffloadHook | None = None,
 ) -> tuple[nn.Module, UserCpuOffloadHook]:
-    """Keep a model in memory until its forward, then on ``execution_device`` until the hook's ``offload()``.
+    """Keep a model in host memory until its forward, then on ``execution_device`` until the hook's ``offload()``.
 
-    Returns the model and that hook. ``prev_module_hook`` is offloaded first. None is the first accelerator, else CPU,
-    for which nothing moves.
+    Returns the model and that hook. ``prev_module_hook`` is offloaded first. ``execution_device=None`` is the first
+    accelerator, or the CPU without one; then nothing moves.
     """
     default: Device = 0 if torch.cuda.is_available() else "cpu"
     device = to_torch_device(default if execution_device is None else execution_device)

@@ -1,8 +1,8 @@
-"""Ways for weights to reach the memory that a device computes from.
+"""Transfer of weights from files and host memory to the memory that a device computes from.
 
-A lane fills buffers in a reader's thread and tells the computing thread when it may use them. `HostLane` lends pages of
-files, or reads them into memory. `SideLane` goes through page-locked memory and a queue of its own; what it asks of the
-device is a `Queue`, so that what it does is the same whatever the device.
+A `WeightTransfer` fills buffers in a reader thread and synchronizes them with the computing thread. `HostTransfer` maps
+pages of files, or reads them into memory. `DeviceTransfer` copies through page-locked memory on a `CopyQueue`, such as
+a CUDA stream.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from accel_nb.runtime.process.hardware import num_usable_cores
 
 _MOST_THREADS = 8
 _DISK_THREADS = 4
-"""Enough reads at once for a disk; those who wait for it need no core each."""
+"""Concurrent reads that saturate a disk; threads that wait for it do not occupy a core."""
 
 
 class HostTensor:
-    """A weight that lies in memory."""
+    """A weight in host memory."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
 
     @property
     def dtype(self) -> torch.dtype:
-        """The one that it is stored in."""
+        """The dtype that it is stored in."""
         return self.tensor.dtype
 
     def is_at_hand(self) -> bool:
@@ -44,10 +44,10 @@ class HostTensor:
         return True
 
     def will_read(self) -> None:
-        """Do nothing: it is there."""
+        """Do nothing: it is in memory."""
 
     def read_into(self, out: Tensor) -> None:
-        """Copy, converting if need be."""
+        """Copy into ``out``, converted to its dtype."""
         out.copy_(self.tensor)
 
 
@@ -55,11 +55,11 @@ Source = FileTensor | HostTensor
 
 
 class Lane(Protocol):
-    """How weights get into buffers; the calls are in the order of a buffer's life."""
+    """Fills buffers with weights; methods are in the order of a buffer's life cycle."""
 
     @property
     def device(self) -> torch.device:
-        """Where the buffers are."""
+        """The device of the buffers."""
         ...
 
     def allocate(self, nbytes: int) -> Tensor:
@@ -67,31 +67,31 @@ class Lane(Protocol):
         ...
 
     def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
-        """Whether tensors can be computed with where they lie: ask `lend` for them then, in place of a buffer.
+        """Whether kernels can use tensors in place, without a buffer; `lease_weights` returns them then.
 
-        ``rows_only``: few rows of each are looked up.
+        ``rows_only``: only few rows of each are looked up.
         """
         ...
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
-        """Whether a buffer is better filled beside the computation than right before it."""
+        """Whether filling a buffer during the computation is faster than right before its use."""
         ...
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
-        """Fill parts of a buffer once what ``marks`` stand for is over; return a ticket for `ready`. Any thread."""
+        """Fill parts of a buffer after the events; return a ticket for `wait`. Any thread may call."""
         ...
 
     def ready(self, ticket: Any) -> None:
-        """Let the calling thread's computation come after the filling."""
+        """Order the calling thread's computation after the fill."""
         ...
 
     def mark(self, buffer: Tensor) -> Any:
-        """Return a mark for the computation that the calling thread has started on a buffer, or None."""
+        """Return an event for the computation that the calling thread has queued on a buffer, or None."""
         ...
 
 
 def lend(sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
-    """Return the files' own pages, and weights that lie in memory, where a lane said that it `can_lend`. Any thread."""
+    """Return weights in place: mapped pages of files, or host memory; requires `can_lease`. Any thread may call."""
     loan = mmap_weights.lend([source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only)
     pages = iter(loan.tensors)
     loan.tensors = [next(pages) if isinstance(source, FileTensor) else source.tensor for source in sources]
@@ -99,10 +99,10 @@ def lend(sources: Sequence[Source], *, rows_only: bool = False) -> Loan:
 
 
 class HostLane:
-    """Lends pages of files to the CPU, or reads into memory; when a buffer is filled, it is ready.
+    """Maps pages of files for the CPU, or reads into memory; a filled buffer can be used at once.
 
-    To read into memory what the system has in its cache is to copy it, which takes the cores that compute: beside a
-    computation both would be late. It is done right before, by as many threads as torch computes with.
+    Reading what is in the page cache is a copy, which competes with the computation for cores. It is therefore done
+    right before the computation, by as many threads as torch computes with.
     """
 
     device = torch.device("cpu")
@@ -111,21 +111,21 @@ class HostLane:
         self._num_threads = num_threads or min(_MOST_THREADS, torch.get_num_threads())
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Return memory in large pages where the system has them."""
+        """Return memory in huge pages where the system supports them."""
         return empty_tensors([((nbytes,), torch.uint8)])[0]
 
     def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
-        """Whether pages of files, if any, do as well as memory."""
+        """Whether mapped pages of the files, if any, can replace memory."""
         return mmap_weights.can_lend(
             [source for source in sources if isinstance(source, FileTensor)], rows_only=rows_only
         )
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
-        """Whether a disk has to deliver something, for which no core waits."""
+        """Whether a disk must be read, which occupies no core."""
         return not mmap_weights.are_at_hand([source for source in sources if isinstance(source, FileTensor)])
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> None:
-        """Read now; this thread takes part."""
+        """Read now; the calling thread is one of the readers."""
         away = [source for source, _ in jobs if not source.is_at_hand()]
         for source in away:
             source.will_read()
@@ -133,18 +133,18 @@ class HostLane:
         parts = deque(_parts(jobs))
         num_helpers = min(num_threads - 1, sum(out.nbytes for _, out in jobs) // CHUNK_BYTES)
         if num_helpers and 2 * (num_helpers + 1) >= num_usable_cores():
-            openmp.rest()  # on more cores, few threads that copy find room; to start all others takes longer
+            openmp.rest()  # with more cores the copying threads find idle ones, and restarting all others takes longer
         _read_with(num_helpers, parts)
 
     def ready(self, ticket: None) -> None:
         """Do nothing."""
 
     def mark(self, buffer: Tensor) -> None:
-        """Do nothing: the CPU has ended what it did."""
+        """Do nothing: computation on the CPU is synchronous."""
 
 
 def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tensor]]:
-    """Divide tensors that are read as they are."""
+    """Divide tensors that are read without conversion into chunks."""
     for source, out in jobs:
         if isinstance(source, HostTensor) or source.dtype != out.dtype:
             yield source, out
@@ -157,7 +157,7 @@ def _parts(jobs: Sequence[tuple[Source, Tensor]]) -> Iterator[tuple[Source, Tens
 
 
 def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
-    """Read parts in this thread and others, of which none writes to memory any more when this ends."""
+    """Read parts in this thread and helper threads; no helper writes to memory after the return."""
     failures: list[Exception] = []
 
     def help_reading() -> None:
@@ -169,7 +169,7 @@ def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
 
     helpers: list[threading.Thread] = []
     try:
-        with suppress(RuntimeError):  # a limit of memory may leave no room for a thread
+        with suppress(RuntimeError):  # a memory limit may prevent the start of a thread
             for _ in range(num_helpers):
                 helper = threading.Thread(target=help_reading, name="accel_nb-fill")
                 helper.start()
@@ -184,7 +184,7 @@ def _read_with(num_helpers: int, parts: deque[tuple[Source, Tensor]]) -> None:
 
 
 def _read(parts: deque[tuple[Source, Tensor]]) -> None:
-    """Read parts until others have taken the last."""
+    """Read parts until none is left."""
     while True:
         try:
             source, out = parts.popleft()
@@ -194,10 +194,10 @@ def _read(parts: deque[tuple[Source, Tensor]]) -> None:
 
 
 class Queue(Protocol):
-    """What a device does beside its computing: copies in the order of the calls."""
+    """Copies to a device in the order of the calls, concurrent with its computation."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Return memory of the host from which copies run by themselves."""
+        """Return host memory from which copies are asynchronous."""
         ...
 
     def copy(self, source: Tensor, out: Tensor) -> None:
@@ -205,23 +205,23 @@ class Queue(Protocol):
         ...
 
     def note(self) -> Any:
-        """Return a mark for the end of all that has been queued."""
+        """Return an event for the end of all queued copies."""
         ...
 
     def wait_for(self, mark: Any) -> None:
-        """Queue nothing more before a mark of the computation."""
+        """Order later copies after an event of the computation."""
         ...
 
     def compute_after(self, mark: Any) -> None:
-        """Let the calling thread's computation wait for a mark of this queue; the thread itself goes on."""
+        """Order the calling thread's computation after an event of this queue; does not block the thread."""
         ...
 
     def compute_mark(self) -> Any:
-        """Return a mark for the end of what the calling thread's computation has been given."""
+        """Return an event for the end of the computation that the calling thread has queued."""
         ...
 
     def finish(self, mark: Any) -> None:
-        """Wait in this thread for a mark of this queue."""
+        """Block until an event of this queue."""
         ...
 
 
@@ -246,11 +246,11 @@ class CudaQueue:
         return self._stream.record_event()
 
     def wait_for(self, mark: Any) -> None:
-        """Let the stream wait for an event."""
+        """Make the stream wait for an event."""
         self._stream.wait_event(mark)
 
     def compute_after(self, mark: Any) -> None:
-        """Let the thread's current stream wait for an event."""
+        """Make the thread's current stream wait for an event."""
         torch.cuda.current_stream(self._device).wait_event(mark)
 
     def compute_mark(self) -> Any:
@@ -258,13 +258,13 @@ class CudaQueue:
         return torch.cuda.current_stream(self._device).record_event()
 
     def finish(self, mark: Any) -> None:
-        """Wait for an event."""
+        """Block until an event."""
         mark.synchronize()
 
 
 @dataclass(eq=False)
 class _Staging:
-    """Two buffers of the host: one is read into while the other is sent."""
+    """Two host buffers: one is filled while the other is copied to the device."""
 
     buffers: list[Tensor]
     sent: list[Any] = field(default_factory=lambda: [None, None])
@@ -272,7 +272,7 @@ class _Staging:
 
 
 class SideLane:
-    """Sends weights to a device beside its computing, through two staging buffers for each thread that fills."""
+    """Copies weights to a device during its computation, through two staging buffers per filling thread."""
 
     def __init__(self, device: torch.device, queue: Queue, chunk_bytes: int = CHUNK_BYTES) -> None:
         self.device = device
@@ -281,19 +281,19 @@ class SideLane:
         self._free: list[_Staging] = []
 
     def allocate(self, nbytes: int) -> Tensor:
-        """Return memory of the device."""
+        """Return device memory."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.device)
 
     def can_lend(self, sources: Sequence[Source], *, rows_only: bool = False) -> bool:
-        """Return False: devices compute with their own memory."""
+        """Return False: devices compute from their own memory."""
         return False
 
     def gains_by_reading_ahead(self, sources: Sequence[Source]) -> bool:
-        """Return True: copies run beside the computing."""
+        """Return True: copies run concurrently with the computation."""
         return True
 
     def fill(self, jobs: Sequence[tuple[Source, Tensor]], marks: Sequence[Any]) -> Any:
-        """Read through staging, and queue the copies; the ticket is a mark of the queue."""
+        """Read into staging buffers and queue the copies; the ticket is an event of the queue."""
         for source, _ in jobs:
             source.will_read()
         for mark in marks:
@@ -313,17 +313,17 @@ class SideLane:
         return self._queue.note()
 
     def ready(self, ticket: Any) -> None:
-        """Let the computation wait for the copies."""
+        """Order the computation after the copies."""
         self._queue.compute_after(ticket)
 
     def mark(self, buffer: Tensor) -> Any:
-        """Return a mark after which the buffer may be filled again."""
-        if buffer.is_cuda:  # should it be given back instead, the memory must wait too
+        """Return an event after which the buffer may be filled again."""
+        if buffer.is_cuda:  # if it is freed instead, the allocator must wait too
             buffer.record_stream(torch.cuda.current_stream(buffer.device))
         return self._queue.compute_mark()
 
     def _stage(self, source: Source, out: Tensor, staging: _Staging) -> None:
-        """Send a tensor chunk by chunk, converted to the dtype of ``out`` on the way."""
+        """Copy a tensor chunk by chunk, converted to the dtype of ``out`` in the staging buffer."""
         flat = out.view(-1)
         per_chunk = max(1, self._chunk_bytes // out.dtype.itemsize)
         for begin in range(0, flat.numel(), per_chunk):
@@ -341,7 +341,7 @@ class SideLane:
 
 
 def build_lane(device: torch.device) -> Lane:
-    """Return the lane to a device."""
+    """Return the transfer for a device."""
     if device.type == "cpu":
         return HostLane()
     if device.type == "cuda":
@@ -350,10 +350,10 @@ def build_lane(device: torch.device) -> Lane:
 
 
 class BlockingQueue:
-    """Copies at once: for devices whose queues we do not know."""
+    """Copies synchronously, for devices without support for asynchronous copies here."""
 
     def pinned(self, nbytes: int) -> Tensor:
-        """Return ordinary memory."""
+        """Return pageable memory."""
         return torch.empty(nbytes, dtype=torch.uint8)
 
     def copy(self, source: Tensor, out: Tensor) -> None:
@@ -361,7 +361,7 @@ class BlockingQueue:
         out.copy_(source)
 
     def note(self) -> None:
-        """Do nothing: all copies are over."""
+        """Do nothing: all copies have ended."""
 
     def wait_for(self, mark: None) -> None:
         """Do nothing: the device itself keeps the order of copies and computation."""

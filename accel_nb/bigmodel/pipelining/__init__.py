@@ -1,1 +1,1 @@
-"""Models cut into stages that compute micro-batches at the same time."""
+"""Pipelining of micro-batches over devices in one process, or over ranks."""

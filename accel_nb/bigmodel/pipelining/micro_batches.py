@@ -1,4 +1,4 @@
-"""Micro-batches that follow each other through the devices of a map, so that all of these compute at once."""
+"""Pipelining of micro-batches over the devices of a device map in one process."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, sl
 
 
 def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Module:
-    """Let a dispatched model take its batches in parts, each of which computes on one device while others do on theirs.
+    """Make a dispatched model process each batch in micro-batches, on all its devices at the same time.
 
     A batch (the first dim of the first tensor given) is cut into ``num_chunks`` parts (None: two for each device); the
-    outputs are joined along that dim, so the model must return one value for each sample. Parts of a batch may round
-    otherwise than the whole. Each part has a thread of its own; layers that draw random numbers draw them in no certain
-    order. `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
+    outputs are joined along that dim, so the model must return one value for each sample. Results may round differently
+    than for the whole batch. Each part runs in a thread of its own; the order of random draws is not deterministic.
+    `remove_hook_from_submodules` undoes it. Raises `MisuseError` for a model that is not dispatched over several
     devices.
     """
     handle = dispatched(model)
@@ -34,15 +34,15 @@ def pipeline_devices(model: nn.Module, num_chunks: int | None = None) -> nn.Modu
         )
     if num_chunks is not None and (type(num_chunks) is not int or num_chunks < 1):
         raise ConfigError(f"num_chunks is {num_chunks!r}; give a whole number from 1")
-    turns = _Turns(devices)
+    turns = _DeviceLocks(devices)
     for name, device in handle.computes.items():
-        handle.wrap(model.get_submodule(name), functools.partial(_in_turn, turns, device))
-    handle.wrap(model, functools.partial(_in_parts, turns, num_chunks or 2 * len(devices)))
+        handle.wrap(model.get_submodule(name), functools.partial(_with_device, turns, device))
+    handle.wrap(model, functools.partial(_in_micro_batches, turns, num_chunks or 2 * len(devices)))
     return model
 
 
-class _Turns:
-    """Each device computes for one part of the batch at a time; parts take their first device in the batch's order."""
+class _DeviceLocks:
+    """Locks: each device computes one part of the batch at a time; parts start in the order of the batch."""
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self.devices = list(devices)
@@ -51,7 +51,7 @@ class _Turns:
 
     @contextmanager
     def part(self, before: threading.Event, begun: threading.Event) -> Iterator[None]:
-        """Let this thread compute one part, once the one ``before`` has a device; sets ``begun`` when this one has."""
+        """Run one part in this thread after event ``before``; set ``begun`` when it has acquired its first device."""
         before.wait()
         self._own.begun = begun
         try:
@@ -61,7 +61,7 @@ class _Turns:
             begun.set()
 
     def take(self, device: torch.device) -> None:
-        """Leave the device that this thread has, and wait for another."""
+        """Release this thread's device and acquire another."""
         if getattr(self._own, "device", None) != device:
             self.leave()
             self._locks[device].acquire()
@@ -70,15 +70,15 @@ class _Turns:
                 begun.set()
 
     def leave(self) -> None:
-        """Let the next part have this thread's device."""
+        """Release this thread's device."""
         device = getattr(self._own, "device", None)
         if device is not None:
             self._own.device = None
             self._locks[device].release()
 
 
-def _in_turn(turns: _Turns, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that begins when its device is free for this part."""
+def _with_device(turns: _DeviceLocks, device: torch.device, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that first acquires its device."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         turns.take(device)
@@ -87,8 +87,8 @@ def _in_turn(turns: _Turns, device: torch.device, inner: Callable[..., Any]) -> 
     return forward
 
 
-def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a forward that sends parts of the batch through ``inner``, each in a thread."""
+def _in_micro_batches(turns: _DeviceLocks, num_chunks: int, inner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a forward that runs ``inner`` on parts of the batch, each in a thread."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         size = first_batch_size((args, kwargs))
@@ -99,7 +99,7 @@ def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Call
                 turns.leave()
         count = min(num_chunks, size)
         bounds = [size * at // count for at in range(count + 1)]
-        modes = _modes(turns.devices)
+        modes = _current_modes(turns.devices)
         begun = [threading.Event() for _ in bounds]
         begun[0].set()
 
@@ -117,8 +117,8 @@ def _in_parts(turns: _Turns, num_chunks: int, inner: Callable[..., Any]) -> Call
     return forward
 
 
-def _modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContextManager[Any]]]:
-    """Return what makes another thread compute as this one does: gradients, autocast, streams."""
+def _current_modes(devices: Sequence[torch.device]) -> list[Callable[[], AbstractContextManager[Any]]]:
+    """Return context managers that apply this thread's modes in another: gradients, autocast, streams."""
     modes: list[Callable[[], AbstractContextManager[Any]]] = [
         functools.partial(torch.inference_mode, torch.is_inference_mode_enabled()),
         functools.partial(torch.set_grad_enabled, torch.is_grad_enabled()),

@@ -1,4 +1,4 @@
-"""A model whose stages lie on the ranks of a world, and whose batches pass through them in micro-batches."""
+"""Pipeline parallelism for inference: one stage of a model per rank, batches in micro-batches."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ def prepare_pipeline(
     Every rank must call it, and then the model. ``split_points`` names the modules that start a stage, one less than
     ranks; ``auto`` cuts before blocks (``no_split_module_classes``; None: those that the model repeats) so that stages
     hold about as many bytes. The examples are a whole batch, of which each of ``num_chunks`` (None: as many as ranks)
-    takes its part; batches of other sizes are filled up, or taken in several rounds. Rank 0's inputs count. The output
-    is the last rank's, and None elsewhere, unless ``gather_output``. In a world of one the model stays as it is.
+    takes its part; batches of other sizes are padded, or processed in several rounds. Rank 0's inputs are used. The
+    output is that of the last rank, and None elsewhere, unless ``gather_output``. With one rank the model is unchanged.
 
-    torch's tracing must understand the model. Raises `ConfigError` or `MisuseError` on every rank.
+    torch must be able to trace the model. Raises `ConfigError` or `MisuseError` on every rank.
     """
     comm = current_comm()
     world = comm.world
@@ -68,7 +68,7 @@ class _Forward:
         self._gathers = gathers
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute a batch in rounds of the size that the stages were made for."""
+        """Compute a batch in rounds of the size that the stages were built for."""
         world = self._comm.world
         size = self._comm.broadcast_json(first_batch_size((args, kwargs)))
         if not size:
@@ -78,7 +78,7 @@ class _Forward:
             end = min(size, begin + self._round)
             part: Any = ((), {})
             if world.rank == 0:
-                part = to_device(_filled(slice_batch((args, kwargs), begin, end), self._round), world.device)
+                part = to_device(_padded(slice_batch((args, kwargs), begin, end), self._round), world.device)
             output = self.stages.run(*part)
             if world.rank == world.size - 1:
                 outputs.append(slice_batch(output, 0, end - begin))
@@ -88,7 +88,7 @@ class _Forward:
         return to_device(Collectives(self._comm).broadcast_object(joined, world.size - 1), world.device)
 
 
-def _filled(batch: Any, size: int) -> Any:
+def _padded(batch: Any, size: int) -> Any:
     """Return a batch with its last sample repeated up to a size."""
     have = first_batch_size(batch)
     if have is None or have == size:

@@ -1,4 +1,4 @@
-"""How long a forward takes whose weights are partly elsewhere: a model of reading beside computing."""
+"""Cost model of a forward with offloaded weights: reads that overlap with the computation."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from accel_nb.bigmodel.planning.sizes import Device
 from accel_nb.errors import ConfigError
 
 _FORWARDS = 3
-"""The last of so many is timed: then what is read for the next one during this one has settled."""
+"""Simulated forwards, of which the last is timed: the prefetch across forwards is then in a steady state."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How fast a device computes, and how fast weights come to it: measured, or stated by who knows.
+    """Speed of a device and of transfers to it, measured or given.
 
-    ``flops_per_s`` for products of matrices; ``memory_bytes_per_s`` at which the device goes through weights that it
-    holds; ``cpu_bytes_per_s`` and ``disk_bytes_per_s`` at which they come from memory and from disk.
-    ``reads_beside``: reading leaves the computation its pace. A CPU that copies what the system has cached cannot
-    compute meanwhile. Raises `ConfigError` for what is not above 0.
+    ``flops_per_s`` of matrix products; ``memory_bytes_per_s`` of the device's memory; ``cpu_bytes_per_s`` and
+    ``disk_bytes_per_s`` of transfers from host memory and from disk. ``reads_beside``: reads overlap with the
+    computation without slowing it down; a CPU that copies from the page cache cannot compute meanwhile. Raises
+    `ConfigError` for values that are not above 0.
     """
 
     flops_per_s: float
@@ -37,23 +37,23 @@ class Pace:
 
     @classmethod
     def typical(cls, main: Device) -> Pace:
-        """Return that of common hardware: a server's CPU and its disk, or a GPU behind PCIe 4.0 with 16 lanes."""
+        """Return typical values: a server CPU with its disk, or a GPU on PCIe 4.0 x16."""
         if str(main).startswith("cpu"):
             return cls(flops_per_s=1e12, memory_bytes_per_s=5e10, cpu_bytes_per_s=5e10, disk_bytes_per_s=2e9)
         return cls(flops_per_s=5e13, memory_bytes_per_s=1e12, cpu_bytes_per_s=2.5e10, disk_bytes_per_s=2e9)
 
     def bytes_per_s(self, place: Device) -> float:
-        """Return how fast weights come from ``cpu`` or ``disk``."""
+        """Return the transfer rate from ``cpu`` or ``disk``."""
         return self.disk_bytes_per_s if place == "disk" else self.cpu_bytes_per_s
 
     def seconds(self, flops: int, nbytes: int) -> float:
-        """Return how long a part computes: all of its weights are gone through at least once (the roofline model)."""
+        """Return the compute time of a part, by operations or memory traffic (the roofline model)."""
         return max(flops / self.flops_per_s, nbytes / self.memory_bytes_per_s)
 
 
 @dataclass(frozen=True)
 class ForwardTime:
-    """How long a forward takes among others like it, in seconds."""
+    """The time of a forward in a sequence of equal ones, in seconds."""
 
     seconds: float
     reading: float
@@ -70,11 +70,11 @@ class ForwardTime:
 def forward_time(
     computing: Sequence[float], reading: Sequence[float], sizes: Sequence[int], budget: int, *, beside: bool = True
 ) -> ForwardTime:
-    """Return how long a forward takes that goes through parts in order, in the midst of others.
+    """Return the time of a forward over parts in order, in a sequence of forwards.
 
-    For each part: seconds that it computes, seconds to read it (0 if it stays on the device), and its bytes. One after
-    another is read as soon as the ``budget`` of buffers has room, which those take that are not over yet; ``beside``
-    the computation, or when it has come there.
+    For each part: its compute time and read time in seconds (read time 0 if it stays on the device), and its bytes.
+    Parts are read in order as soon as the ``budget`` of buffers has space; a part's buffer is free when its computation
+    has ended. With ``overlaps``, reads overlap with the computation; otherwise a part is read right before its use.
     """
     computed = read = before = 0.0
     held: deque[tuple[int, float]] = deque()

@@ -1,4 +1,4 @@
-"""Where each part of a model goes: planned from sizes and limits, and checked."""
+"""Planning and checking of device maps: the place of each part of a model, from sizes and memory limits."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BISECTIONS = 40
 
 @dataclass(frozen=True)
 class Workload:
-    """What a device must hold beside weights while the model runs, in bytes.
+    """Memory needed in addition to weights while the model runs, in bytes.
 
     ``activations`` on every device that computes; ``kv_cache`` for each block, on the device that computes the block.
     """
@@ -41,7 +41,7 @@ class Workload:
 
     @classmethod
     def parse(cls, activations: int | str, kv_cache: int | str) -> Workload:
-        """Make one from sizes like ``"2GB"``; raises `ConfigError`."""
+        """Parse sizes like ``"2GB"``; raises `ConfigError`."""
         return cls(parse_bytes(activations, "activations"), parse_bytes(kv_cache, "kv_cache"))
 
 
@@ -68,29 +68,29 @@ def infer_auto_device_map(
     pace: Pace | None = None,
     flops: Mapping[str, int] | None = None,
 ) -> DeviceMap:
-    """Plan where each part of a model goes: accelerators in their order, then ``cpu``, then ``disk``.
+    """Plan the place of each part of a model: accelerators in their order, then ``cpu``, then ``disk``.
 
-    What shares a tensor goes to one device, and a shared tensor counts once. ``no_split_module_classes`` are classes
-    that stay whole (None: the blocks that the model repeats). The first device keeps room for weights that come to it
-    from elsewhere: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are kept free too, in
-    bytes. ``fallback_allocation`` gives a device that the next part in order does not fit on a later one that does.
-    With a ``pace``, parts that the first device computes exchange places until a forward is expected to end no sooner:
-    what takes long to come stays, and what is away lies between parts that compute meanwhile. ``flops`` are what
-    modules compute in a forward, by name (`measure_demand`); without, they go through their weights once, as for one
-    token. ``verbose`` prints the plan.
+    Parts that share a tensor are placed on one device, and a shared tensor counts once. ``no_split_module_classes`` are
+    classes that are not split (None: the blocks that the model repeats). On the first device, memory is reserved for
+    offloaded weights: two of the largest parts. ``activations`` and ``kv_cache`` (for each block) are reserved too, in
+    bytes. With ``fallback_allocation``, a device on which the next part does not fit receives a later part that does.
+    With a ``pace``, parts that the first device computes exchange places as long as that shortens the expected forward:
+    parts with slow transfers stay on the device, and transfers overlap with the computation of other parts. ``flops``
+    are the operations of modules in a forward, by name (`measure_demand`); without them the time of a module is that of
+    one pass over its weights, as for one token. ``verbose`` prints the plan.
 
-    Raises `ConfigError` with all that is wrong, a part that is larger than the device that computes it included.
+    Raises `ConfigError` with all problems, including a part larger than the device that computes it.
     """
     limits = get_max_memory(max_memory)
     blocks = _blocks(model, no_split_module_classes)
     tree = Tree(model, list_tensors(model, dtype, special_dtypes), blocks)
     work = Workload.parse(activations, kv_cache)
-    plan = _fit(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
+    plan = _plan_with_buffers(tree, limits, work, offload_buffers=offload_buffers, fallback=fallback_allocation)
     notes: list[str] = []
     if pace is not None:
-        plan.places, expected = _arranged(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
+        plan.places, expected = _search_placement(tree, plan.places, limits, work, pace, flops or {}, offload_buffers)
         notes.append(str(expected))
-    places = _merged(tree, plan.places) if clean_result else plan.places
+    places = _merge_entries(tree, plan.places) if clean_result else plan.places
     if verbose:
         print(
             describe_device_map(
@@ -110,7 +110,7 @@ def expect_forward(
     flops: Mapping[str, int] | None = None,
     offload_buffers: bool = False,
 ) -> ForwardTime:
-    """Return how long a forward is expected to take under a device map; the arguments are as in planning one."""
+    """Return the expected time of a forward under a device map; arguments as in `infer_auto_device_map`."""
     tree = Tree(model, list_tensors(model, dtype), _blocks(model, no_split_module_classes))
     places = {part: _place_of_part(tree, part, device_map) for part in tree.smallest("")}
     room: dict[Device, float] = dict.fromkeys([main_device(places.values()), "cpu", "disk"], float("inf"))
@@ -129,10 +129,10 @@ def get_balanced_memory(
     activations: int | str = 0,
     kv_cache: int | str = 0,
 ) -> dict[Device, int]:
-    """Return limits under which the accelerators share the model as evenly as its parts allow.
+    """Return memory limits that divide the model among the accelerators as evenly as its parts allow.
 
-    ``low_zero`` leaves on the first one only what the others cannot hold. Limits stay as they are if the model does not
-    fit on the accelerators, or if there is but one.
+    With ``low_zero`` the first one receives only what does not fit on the others. Limits do not change if the model
+    does not fit on the accelerators, or there is only one.
     """
     limits = get_max_memory(max_memory)
     devices = [device for device in limits if device not in ("cpu", "disk") and limits[device] > 0]
@@ -175,12 +175,12 @@ def plan_device_map(
     flops: Mapping[str, int] | None = None,
     offload_buffers: bool = False,
 ) -> DeviceMap:
-    """Return the device map that ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` means here.
+    """Return the device map for ``auto``, ``balanced``, ``balanced_low_0`` or ``sequential`` on this machine.
 
-    But for ``sequential`` it is the one with the fastest forward that was found, at a ``pace`` (None: a typical one).
+    Except for ``sequential`` it is the fastest one found for a ``pace`` (None: typical hardware).
     """
     if way not in WAYS:
-        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary of your own")
+        raise ConfigError(f"device_map {way!r} is unknown; there are {', '.join(WAYS)}, or a dictionary")
     limits = get_max_memory(max_memory)
     if way != "sequential":
         limits = get_balanced_memory(
@@ -206,12 +206,12 @@ def plan_device_map(
 
 
 def main_device(places: Iterable[Device]) -> Device:
-    """Return the device that computes what has no device of its own: the first accelerator of a map, else ``cpu``."""
+    """Return the device that computes offloaded parts: the first accelerator of a map, else ``cpu``."""
     return next((device for device in places if str(device) not in ("cpu", "disk")), "cpu")
 
 
 def _place_of_part(tree: Tree, part: str, device_map: Mapping[str, Device]) -> Device:
-    """Return where a part lies, by its first tensor, as arrangements name places."""
+    """Return the place of a part's first tensor, as `Arrangement` names places."""
     own = (name for index in sorted(tree.inside(part)) for name in tree.held[index].names if is_within(name, part))
     place = place_of(next(own, part), device_map)
     if place is None or str(place) in ("cpu", "disk"):
@@ -229,8 +229,10 @@ def _blocks(model: nn.Module, classes: Sequence[str] | str | None) -> list[str]:
     return [classes] if isinstance(classes, str) else list(classes)
 
 
-def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool) -> _Plan:
-    """Place everything on the devices if it fits without weights on their way; else keep room for these."""
+def _plan_with_buffers(
+    tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_buffers: bool, fallback: bool
+) -> _Plan:
+    """Place all parts; if some are offloaded, reserve buffer memory on the main device and place again."""
     main = main_device(_usable(limits))
     room = {device: limit - work.activations for device, limit in limits.items() if device not in ("cpu", "disk")}
     if "cpu" in limits:
@@ -239,15 +241,15 @@ def _fit(tree: Tree, limits: Mapping[Device, int], work: Workload, *, offload_bu
         room["disk"] = limits["disk"]
     plan = _greedy(tree, room, work, fallback=fallback)
     reserved = -1
-    while (needed := _needed_on_the_way(tree, plan, main, work, offload_buffers)) > reserved:
+    while (needed := _buffer_bytes(tree, plan, main, work, offload_buffers)) > reserved:
         reserved = needed
         plan = _greedy(tree, {**room, main: room.get(main, 0) - reserved}, work, fallback=fallback)
     _refuse_too_large(tree, plan, limits, main, work)
     return plan
 
 
-def _needed_on_the_way(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
-    """Return the room that the main device needs for what lies elsewhere and is computed on it."""
+def _buffer_bytes(tree: Tree, plan: _Plan, main: Device, work: Workload, offload_buffers: bool) -> int:
+    """Return the memory that the main device needs to compute offloaded parts."""
     away = _offloaded(tree, plan, main)
     sizes = [tree.nbytes(tree.inside(part)) for part in away]
     blocks = sum(tree.is_block(part) for part in away)
@@ -277,13 +279,15 @@ def _refuse_too_large(tree: Tree, plan: _Plan, limits: Mapping[Device, int], mai
     if sum(tree.held[index].nbytes for index, device in plan.on.items() if device == "disk") > limits.get(
         "disk", float("inf")
     ):
-        problems.append(f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than what is left")
+        problems.append(
+            f"max_memory allows {format_bytes(limits['disk'])} on disk, which is less than the parts that remain"
+        )
     if problems:
         raise ConfigError(problems)
 
 
 def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback: bool = False) -> _Plan:
-    """Fill the devices in order; what fits on none of them goes to ``disk``."""
+    """Fill the devices in order; parts that fit on none of them are placed on ``disk``."""
     devices = [device for device in room if device != "disk"]
     plan = _Plan(room=dict(room))
     queue = deque([""])
@@ -293,7 +297,7 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
             part = queue.popleft()
             if part in plan.places:
                 continue
-            if _has_placed(part, plan) or not _try(tree, part, device, plan, work):
+            if _has_placed_parts(part, plan) or not _place_if_fits(tree, part, device, plan, work):
                 if parts := tree.parts(part):
                     queue.extendleft(reversed(parts))
                 elif fallback and device not in plan.places.values():
@@ -307,14 +311,14 @@ def _greedy(tree: Tree, room: Mapping[Device, int], work: Workload, *, fallback:
         part = queue.popleft()
         if part in plan.places:
             continue
-        if not _has_placed(part, plan):
-            _try(tree, part, "disk", plan, work)
+        if not _has_placed_parts(part, plan):
+            _place_if_fits(tree, part, "disk", plan, work)
         else:
             queue.extendleft(reversed(tree.parts(part)))
     return plan
 
 
-def _arranged(
+def _search_placement(
     tree: Tree,
     places: Mapping[str, Device],
     limits: Mapping[Device, int],
@@ -323,7 +327,7 @@ def _arranged(
     flops: Mapping[str, int],
     offload_buffers: bool,
 ) -> tuple[DeviceMap, ForwardTime]:
-    """Let parts that the main device computes exchange places; return all places, and how long a forward takes."""
+    """Exchange places of parts that the main device computes; return all places, and the time of a forward."""
     small = {part: place for name, place in places.items() for part in tree.smallest(name)}
     main = main_device(_usable(limits))
     kept = work.activations + work.kv_cache * sum(
@@ -337,17 +341,17 @@ def _arranged(
     if len(set(found)) > 1:
         for start in arranged.starts():
             found = start if is_better(arranged.time(start), arranged.time(found)) else found
-        evenly = _spread(tree, arranged, found)
+        evenly = _space_evenly(tree, arranged, found)
         found = arranged.improved(found if is_better(arranged.time(found), arranged.time(evenly)) else evenly)
     for part, place in zip(arranged.parts, found, strict=True):
         small.update(dict.fromkeys(part.names, place))
     return small, arranged.time(found)
 
 
-def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
-    """Exchange the places of blocks of one size, so that those away lie evenly among all: a start for the search.
+def _space_evenly(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list[Device]:
+    """Exchange places of blocks of one size, so that offloaded ones are evenly spaced: a start for the search.
 
-    What each place holds stays the same.
+    The bytes at each place do not change.
     """
     spread = list(places)
     by_size: dict[int, list[int]] = {}
@@ -367,16 +371,16 @@ def _spread(tree: Tree, arranged: Arrangement, places: Sequence[Device]) -> list
 
 
 def _is_further(at: int, total: int, further: int) -> bool:
-    """Whether one of ``total`` belongs to the ``further`` ones, which lie evenly among all and end with the last."""
+    """Whether block ``at`` of ``total`` is one of the ``further`` ones, evenly spaced up to the last."""
     return (at + 1) * further // total > at * further // total
 
 
-def _has_placed(part: str, plan: _Plan) -> bool:
+def _has_placed_parts(part: str, plan: _Plan) -> bool:
     return any(is_within(name, part) for name in plan.places)
 
 
-def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
-    """Place a part, and what shares tensors with it, if the device has room."""
+def _place_if_fits(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> bool:
+    """Place a part, and all parts that share tensors with it, if the device has enough memory."""
     family = tree.family(part)
     new = {index for name in family for index in tree.inside(name)} - plan.on.keys()
     blocks = sum(tree.is_block(small) for name in family for small in tree.smallest(name))
@@ -389,8 +393,8 @@ def _try(tree: Tree, part: str, device: Device, plan: _Plan, work: Workload) -> 
     return True
 
 
-def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
-    """Name a module instead of its parts wherever they all go to one place."""
+def _merge_entries(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
+    """Return the map with one entry for a module instead of its parts if these share a place."""
 
     def merge(name: str) -> DeviceMap:
         if name in places:
@@ -406,7 +410,7 @@ def _merged(tree: Tree, places: Mapping[str, Device]) -> DeviceMap:
 
 
 def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
-    """Name a module instead of its parts wherever all that the map names share a place; changes and returns the map."""
+    """Replace the entries of a module's parts by one for the module if these share a place; changes the map."""
     below = [name for name in device_map if is_within(name, module_name)]
     places = {str(device_map[name]) for name in below}
     if len(places) == 1 and len(below) > 1:
@@ -422,10 +426,11 @@ def clean_device_map(device_map: DeviceMap, module_name: str = "") -> DeviceMap:
 
 
 def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must_exist: bool = False) -> None:
-    """Raise `ConfigError` with everything that is wrong with a device map.
+    """Raise `ConfigError` with all problems of a device map.
 
     That is: devices unknown (with ``must_exist`` also those that this machine lacks), names that the model does not
-    have, tensors that no entry covers, a module beside a part of its own, and tensors that are tied across devices.
+    have, tensors that no entry covers, a module in addition to one of its parts, and tensors that are tied across
+    devices.
     """
     if not isinstance(device_map, Mapping) or not device_map:
         raise ConfigError(
@@ -444,7 +449,7 @@ def check_device_map(model: nn.Module, device_map: Mapping[str, Device], *, must
             problems.append(f"device_map places {name!r} and also {above[-1]!r}, which it is a part of; leave one out")
     places = {own: place_of(own, device_map) for tensor in held for own in tensor.names}
     if uncovered := [name for name, place in places.items() if place is None]:
-        problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that they lie in")
+        problems.append(f"device_map covers none of: {', '.join(uncovered)}; add them or a module that contains them")
     for tensor in held:
         own = {str(place) for name in tensor.names if (place := places[name]) is not None}
         if len(own) > 1:

@@ -1,4 +1,4 @@
-"""A model's parts: what they hold and share, and which of them are not split."""
+"""The tree of a model's modules and tensors: sizes, shared tensors, and modules that are not split."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_nb.bigmodel.planning.sizes import Held, prefixes
 
 
 class Tree:
-    """A model's modules and tensors by name, and which of them share tensors."""
+    """A model's modules and tensors by name, and the tensors that they share."""
 
     def __init__(self, model: nn.Module, held: Sequence[Held], no_split: Iterable[str]) -> None:
         self.held = held
@@ -23,11 +23,11 @@ class Tree:
                     self._inside.setdefault(prefix, set()).add(index)
 
     def inside(self, name: str) -> set[int]:
-        """Return the indices of the tensors that a part has or shares."""
+        """Return the indices of the tensors in a part, shared ones included."""
         return self._inside[name]
 
     def nbytes(self, indices: Iterable[int]) -> int:
-        """Return the size of tensors."""
+        """Return the total size of tensors."""
         return sum(self.held[index].nbytes for index in indices)
 
     def is_block(self, name: str) -> bool:
@@ -35,7 +35,7 @@ class Tree:
         return name in self.modules and type(self.modules[name]).__name__ in self._no_split
 
     def parts(self, name: str) -> list[str]:
-        """Return the modules and tensors right below a module; none if it is not to be split."""
+        """Return the direct children and tensors of a module; none if it is not to be split."""
         if name not in self.modules or self.is_block(name):
             return []
         module = self.modules[name]
@@ -48,7 +48,7 @@ class Tree:
         return [part for part in below if self._inside.get(part)]
 
     def smallest(self, name: str) -> list[str]:
-        """Return what a part consists of that cannot be split further, in the model's order."""
+        """Return the parts of a part that cannot be split further, in the model's order."""
         parts = self.parts(name)
         return [small for part in parts for small in self.smallest(part)] if parts else [name]
 
@@ -60,7 +60,7 @@ class Tree:
         return tensor
 
     def family(self, name: str) -> set[str]:
-        """Return the part and all others that must lie on its device since they share tensors, directly or not."""
+        """Return the part and all others that share tensors with it, directly or transitively: they need one device."""
         family, waiting = {name}, [name]
         while waiting:
             for index in self._inside[waiting.pop()]:
@@ -74,5 +74,5 @@ class Tree:
 
 
 def is_within(name: str, part: str) -> bool:
-    """Whether ``name`` is ``part`` or lies below it."""
+    """Whether ``name`` is ``part`` or a descendant of it."""
     return part in ("", name) or name.startswith(part + ".")

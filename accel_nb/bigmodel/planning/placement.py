@@ -1,4 +1,4 @@
-"""What a device map puts where: looked up, as a table, and as bars."""
+"""Description of a device map: look-up of places, and the use of each device as a table or bars."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ DeviceMap = dict[str, Device]
 """Names of modules or tensors (``""`` is the whole model) and their places."""
 
 _BAR_WIDTH = 10
-_COLOURS = {"cpu": "#009e73", "disk": "#9a9a9a"}
-_DEVICE_COLOUR, _OVER_COLOUR = "#0072b2", "#d55e00"
+_COLORS = {"cpu": "#009e73", "disk": "#9a9a9a"}
+_DEVICE_COLOR, _OVER_COLOR = "#0072b2", "#d55e00"
 _BOX = "font-family: var(--jp-ui-font-family, sans-serif); font-size: 12px; padding: 4px 0; max-width: 720px"
 _ROW = "display: flex; align-items: center; gap: 8px; margin: 3px 0"
 _TRACK = "flex: 1; height: 12px; background: rgba(127, 127, 127, 0.18); border-radius: 2px; overflow: hidden"
@@ -26,22 +26,22 @@ _FAINT = "opacity: 0.75"
 
 @dataclass(frozen=True)
 class Occupancy:
-    """What one place is going to hold."""
+    """The planned memory of one place."""
 
     place: str
     nbytes: int
     limit: int | None
-    """In bytes; None if it has none that is known, as a disk."""
+    """In bytes; None if unknown, as for a disk."""
     parts: tuple[str, ...]
 
     @property
     def share(self) -> float | None:
-        """The part of the limit that is taken."""
+        """The used share of the limit."""
         return self.nbytes / self.limit if self.limit else None
 
     @property
     def amount(self) -> str:
-        """The sizes, for people."""
+        """The sizes as text."""
         if self.limit is None or self.share is None:
             return format_bytes(self.nbytes)
         return f"{format_bytes(self.nbytes)} of {format_bytes(self.limit)} ({self.share:.0%})"
@@ -49,7 +49,7 @@ class Occupancy:
 
 @dataclass(frozen=True)
 class Placement:
-    """What each place is going to hold: prints as a table, and shows as bars in a notebook."""
+    """The planned memory of each place: prints as a table, displays as bars in a notebook."""
 
     places: tuple[Occupancy, ...]
     notes: tuple[str, ...] = ()
@@ -67,14 +67,14 @@ class Placement:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        """Return bars without scripts or links; what has no limit is drawn on the scale of the largest."""
+        """Return bars without scripts or links; a bar without a limit is relative to the largest place."""
         largest = max((own.nbytes for own in self.places), default=0)
         bars = [_html_bar(own, own.nbytes / largest if largest else 0.0) for own in self.places]
         notes = [f'<div style="{_FAINT}">{html.escape(note)}</div>' for note in self.notes]
         return f'<div style="{_BOX}">{"".join([*bars, *notes])}</div>'
 
     def show(self) -> None:
-        """Show bars where a notebook can, else print the table."""
+        """Display bars in a notebook, else print the table."""
         shell = sys.modules.get("IPython")
         if shell is None or shell.get_ipython() is None:
             print(self)
@@ -85,7 +85,7 @@ class Placement:
 
 
 def place_of(name: str, device_map: Mapping[str, Device]) -> Device | None:
-    """Return where a tensor or module goes: the map's entry for it or for what it lies in, else None."""
+    """Return the place of a tensor or module: the map's entry for it or its nearest ancestor, else None."""
     return next((device_map[prefix] for prefix in reversed(prefixes(name)) if prefix in device_map), None)
 
 
@@ -98,7 +98,7 @@ def describe_device_map(
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
     notes: Sequence[str] = (),
 ) -> Placement:
-    """Return for each device what it may hold, what it does hold, and which parts; ``notes`` are lines below."""
+    """Return the limit, used bytes and parts of each device; ``notes`` are lines below."""
     used: dict[str, int] = {}
     parts: dict[str, list[str]] = {}
     for name, device in device_map.items():
@@ -123,8 +123,8 @@ def _text_bar(share: float) -> str:
 
 def _html_bar(own: Occupancy, of_largest: float) -> str:
     share = of_largest if own.share is None else own.share
-    colour = _OVER_COLOUR if own.share is not None and share > 1 else _COLOURS.get(own.place, _DEVICE_COLOUR)
-    filled = f'<div style="width: {min(1.0, share):.1%}; height: 100%; background: {colour}"></div>'
+    color = _OVER_COLOR if own.share is not None and share > 1 else _COLORS.get(own.place, _DEVICE_COLOR)
+    filled = f'<div style="width: {min(1.0, share):.1%}; height: 100%; background: {color}"></div>'
     return (
         f'<div style="{_ROW}"><b style="width: 64px">{html.escape(own.place)}</b><div style="{_TRACK}">{filled}</div>'
         f'<span style="width: 190px">{html.escape(own.amount)}</span></div>'

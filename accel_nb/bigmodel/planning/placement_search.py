@@ -1,4 +1,4 @@
-"""Which parts stay on the device that computes: those with which a forward is expected to end soonest."""
+"""Search for the parts that stay on the computing device, to minimize the expected time of a forward."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from accel_nb.bigmodel.planning.module_tree import Tree
 from accel_nb.bigmodel.planning.sizes import Device
 
 AHEAD = 2
-"""Room that is kept for weights on their way, in largest parts: one computes while the next arrives."""
+"""Buffers for offloaded weights, in units of the largest part: one computes while the next is read."""
 _MOST_FORECASTS, _MOST_CHANGES = 1000, 30_000
-"""Bounds on how long a plan may take to be made: about half a second for a hundred parts."""
+"""Limits on the time of planning: about half a second for a hundred parts."""
 _LESS = 1e-9
-"""An improvement is more than this share: equal arrangements are not exchanged for each other."""
+"""Minimum relative improvement, so that equal arrangements are not exchanged for each other."""
 _READING_WEIGHT = 1e-3
-"""Of two forwards that take as long, the one that reads less is better."""
+"""Weight of the read time in comparisons: of two equally long forwards, the one that reads less is better."""
 
 
 @dataclass(frozen=True)
 class Step:
-    """A part of the model where a forward comes to it: what is read if it is away, and how long it computes."""
+    """One use of a part in a forward: the bytes to read if it is offloaded, and its compute time."""
 
     nbytes: int
     seconds: float
@@ -33,21 +33,21 @@ class Step:
 
 @dataclass(frozen=True)
 class Part:
-    """What goes to one place: a block, a module, or several of them that share tensors."""
+    """A unit of placement: a block, a module, or several of them that share tensors."""
 
     names: tuple[str, ...]
     steps: tuple[int, ...]
-    """Where it comes in the order of a forward."""
+    """Its positions in the order of a forward."""
     nbytes: int
     staying: int = 0
-    """Bytes of it that stay on the device that computes wherever the rest lies."""
+    """Bytes of it (buffers) that stay on the computing device when the rest is offloaded."""
 
 
 class Arrangement:
-    """Parts that one device computes, the steps of a forward, and the bytes that each place has room for.
+    """The parts that one device computes, the steps of a forward, and the free bytes of each place.
 
-    ``room`` begins with that device. Steps that no part has are computed by others. Where the methods take places,
-    these are one for each part.
+    The first key of ``room`` is that device. Steps without a part are computed by other devices. Methods take
+    ``places`` with one entry for each part.
     """
 
     def __init__(self, parts: Sequence[Part], steps: Sequence[Step], room: Mapping[Device, float], pace: Pace) -> None:
@@ -60,7 +60,7 @@ class Arrangement:
         self._from_largest = sorted(range(len(parts)), key=lambda at: -self._largest[at])
 
     def fits(self, places: Sequence[Device]) -> bool:
-        """Whether every place has room for its parts, and the computing device for what comes to it."""
+        """Whether every place has memory for its parts, and the computing device for buffers too."""
         used = dict.fromkeys(self._room, 0)
         for part, place in zip(self.parts, places, strict=True):
             used[place] += part.nbytes
@@ -70,7 +70,7 @@ class Arrangement:
         return all(nbytes <= self._room[place] for place, nbytes in used.items())
 
     def time(self, places: Sequence[Device]) -> ForwardTime:
-        """Return how long a forward is expected to take."""
+        """Return the expected time of a forward."""
         reading = [0.0] * len(self._steps)
         for part, place in zip(self.parts, places, strict=True):
             if place != self._main:
@@ -85,7 +85,7 @@ class Arrangement:
         )
 
     def starts(self) -> Iterator[list[Device]]:
-        """Yield places that fit: what is larger than each size stays, and more as long as there is room."""
+        """Yield initial places that fit: for each size, larger parts stay, then others while there is memory."""
         *faster, slowest = self._room
         for size in sorted(set(self._largest)):
             places = [self._main if largest > size else slowest for largest in self._largest]
@@ -100,7 +100,7 @@ class Arrangement:
             yield places
 
     def improved(self, places: Sequence[Device]) -> list[Device]:
-        """Return places that fit, found by changing one or two at a time while a forward gets faster by it."""
+        """Return places found by local search: changes of up to three parts that fit and shorten the forward."""
         best, now = list(places), self.time(places)
         computing = sum(step.seconds for step in self._steps)
         reads = [{place: self._reading(at, place) for place in self._room} for at in range(len(best))]
@@ -126,7 +126,7 @@ class Arrangement:
         return best
 
     def _changes(self) -> Iterator[Sequence[tuple[int, Device]]]:
-        """Yield all changes of one part's place, and of two parts'."""
+        """Yield all changes of the places of one, two and three parts."""
         for count in (1, 2, 3):
             for chosen in combinations(range(len(self.parts)), count):
                 for places in product(self._room, repeat=count):
@@ -138,7 +138,7 @@ class Arrangement:
         return sum(self._steps[step].nbytes for step in self.parts[at].steps) / self._pace.bytes_per_s(place)
 
     def _buffers(self, places: Sequence[Device]) -> int:
-        """Return the room that weights on their way take."""
+        """Return the bytes of buffers for offloaded weights."""
         away = (at for at in self._from_largest if places[at] != self._main)
         largest = next(away, None)
         if largest is None:
@@ -148,7 +148,7 @@ class Arrangement:
 
 
 def is_better(one: ForwardTime, other: ForwardTime) -> bool:
-    """Whether one arrangement is to be preferred to another."""
+    """Whether the forward of one arrangement is better than that of another."""
     cost = other.seconds + _READING_WEIGHT * other.reading
     return one.seconds + _READING_WEIGHT * one.reading < cost * (1 - _LESS)
 
@@ -162,16 +162,16 @@ def arrangement(
     *,
     offload_buffers: bool,
 ) -> Arrangement:
-    """Return what one device computes of a model; ``places`` are those of the smallest parts of the tree.
+    """Return the `Arrangement` of a model; ``places`` are those of the smallest parts of the tree.
 
-    ``flops`` are those of modules, by name; a part that is not among them goes through its weights once.
+    ``flops`` are those of modules, by name; the time of a part without an entry is one pass over its weights.
     """
     order = tree.smallest("")
     steps: list[Step] = []
     for name in order:
         held = [tree.held[index] for index in tree.inside(name)]
         nbytes = sum(aligned(one.nbytes) for one in held if offload_buffers or not one.is_buffer)
-        # A look-up touches few rows of its table.
+        # An embedding reads few rows of its table.
         touched = 0 if isinstance(tree.modules.get(name), nn.Embedding) else nbytes
         steps.append(Step(nbytes, pace.seconds(flops.get(name, 0), touched)))
     parts: list[Part] = []

@@ -1,4 +1,4 @@
-"""How large the parts of a model are, and how much room there is for them."""
+"""Sizes of a model's parts, and the memory that is available for them."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Device = int | str | torch.device
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _ACCELERATOR_SHARE = 0.9
-"""Of a device's free memory; what its libraries take for themselves on first use fits in the rest."""
+"""Usable share of a device's free memory; libraries allocate from the rest on first use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One tensor of a model under all the names that it goes by; ``nbytes`` as it is going to be loaded."""
+    """One tensor of a model with all its names; ``nbytes`` is its size after loading."""
 
     names: tuple[str, ...]
     nbytes: int
@@ -33,12 +33,12 @@ class Held:
 
     @property
     def name(self) -> str:
-        """The first of its names."""
+        """The first name."""
         return self.names[0]
 
 
 def parse_bytes(size: int | str, what: str) -> int:
-    """Return ``12``, ``"12GB"`` (10^9) or ``"1.5GiB"`` (2^30) as bytes; ``what`` says in errors what it is the size of.
+    """Return ``12``, ``"12GB"`` (10^9) or ``"1.5GiB"`` (2^30) as bytes; ``what`` names the size in errors.
 
     Raises `ConfigError`.
     """
@@ -73,7 +73,7 @@ def list_tensors(
     dtype: torch.dtype | str | None = None,
     special_dtypes: Mapping[str, torch.dtype | str] | None = None,
 ) -> list[Held]:
-    """List parameters and buffers in the model's order; tied ones are one. ``dtype`` is for floating-point tensors."""
+    """Return parameters and buffers in the model's order; tied ones are one entry. ``dtype`` is for floating point."""
     wanted = None if dtype is None else parse_dtype(dtype)
     special = {name: parse_dtype(own) for name, own in (special_dtypes or {}).items()}
     groups: dict[int, tuple[Tensor, list[str], bool]] = {}
@@ -109,18 +109,18 @@ def compute_module_sizes(
 
 
 def prefixes(name: str) -> list[str]:
-    """Return the names of everything that holds ``name``, the model first and itself last: "", "a", "a.b"."""
+    """Return a name and the names of its ancestors, the model first: "", "a", "a.b"."""
     parts = name.split(".") if name else []
     return ["", *(".".join(parts[:count]) for count in range(1, len(parts) + 1))]
 
 
 def find_tied_parameters(model: nn.Module) -> list[list[str]]:
-    """Return the names of tensors that are one and the same, in groups of two or more."""
+    """Return the names of tied tensors, in groups of two or more."""
     return [list(held.names) for held in list_tensors(model) if len(held.names) > 1]
 
 
 def find_blocks(model: nn.Module) -> list[str]:
-    """Return the class names of the blocks that the model repeats: those of two or more in a list of modules."""
+    """Return the class names of repeated blocks: modules with children that occur at least twice in a module list."""
     found: dict[str, None] = {}
     for module in model.modules():
         if isinstance(module, nn.ModuleList | nn.Sequential):
@@ -130,10 +130,10 @@ def find_blocks(model: nn.Module) -> list[str]:
 
 
 def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict[Device, int]:
-    """Return the bytes that weights may take on each device: as given, else what is free now.
+    """Return the bytes that weights may take on each device: as given, else the memory that is free now.
 
-    Accelerators come first, then ``cpu``. An accelerator that shares the machine's memory is not counted beside it.
-    Raises `ConfigError` with all that is wrong.
+    Accelerators come first, then ``cpu``. Memory of an integrated accelerator is subtracted from that of the CPU.
+    Raises `ConfigError` with all problems.
     """
     if max_memory is not None:
         return _given(max_memory)
@@ -148,7 +148,7 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
 
 
 def host_room() -> int:
-    """Return the bytes of memory that this process may still take: of the machine, its control group, its limits."""
+    """Return the bytes that this process may still allocate, by the machine, its control groups and its rlimits."""
     rooms = [cache_room()]
     process = psutil.Process().memory_info()
     for kind, used in ((resource.RLIMIT_AS, process.vms), (resource.RLIMIT_DATA, getattr(process, "data", 0))):
@@ -159,13 +159,13 @@ def host_room() -> int:
 
 
 def cache_room() -> int:
-    """Return the bytes that the system may still take for this process, with what it caches of files."""
+    """Return the bytes available to this process, page cache included, by the machine and its control groups."""
     rooms = [psutil.virtual_memory().available, *_cgroup_rooms(Path("/sys/fs/cgroup"), Path("/proc/self/cgroup"))]
     return max(0, min(rooms))
 
 
 def _cgroup_rooms(root: Path, table: Path) -> list[int]:
-    """Return what each control group above this process leaves; versions 1 and 2 call their files differently."""
+    """Return the free bytes in each control group of this process (versions 1 and 2)."""
     try:
         lines = [line.split(":", 2) for line in table.read_text().splitlines()]
     except OSError:
@@ -182,14 +182,14 @@ def _cgroup_rooms(root: Path, table: Path) -> list[int]:
         for folder in [inside, *inside.parents]:
             if folder == root.parent or not folder.is_relative_to(base):
                 break
-            room = _difference(folder / limit, folder / usage, folder / "memory.stat")
+            room = _free_in_cgroup(folder / limit, folder / usage, folder / "memory.stat")
             if room is not None:
                 rooms.append(room)
     return rooms
 
 
-def _difference(limit: Path, usage: Path, stat: Path) -> int | None:
-    """Return a control group's limit less its usage, of which the cached files can be dropped; None if unlimited."""
+def _free_in_cgroup(limit: Path, usage: Path, stat: Path) -> int | None:
+    """Return a control group's limit minus its usage without reclaimable page cache; None if unlimited."""
     try:
         allowed = limit.read_text().strip()
         if not allowed.isdigit():
@@ -219,7 +219,7 @@ def _given(max_memory: Mapping[Device, int | str]) -> dict[Device, int]:
 
 
 def device_problems(device: object, where: str, *, must_exist: bool = False) -> Sequence[str]:
-    """Return what is wrong with a device, in a list of one line or none."""
+    """Return the problems with a device name: one line or none."""
     allowed = "allowed are accelerator numbers from 0, names like 'cuda:0', 'cpu' and 'disk'"
     if isinstance(device, bool) or not isinstance(device, int | str | torch.device) or device == "":
         return [f"{where} names the device {device!r}; {allowed}"]
@@ -251,7 +251,7 @@ def is_available(device: torch.device) -> bool:
 
 
 def to_torch_device(device: Device) -> torch.device:
-    """Return torch's name for a place that is not ``disk``; a number is a CUDA device."""
+    """Return the torch device of a place other than ``disk``; a number is a CUDA device."""
     if isinstance(device, int):
         return torch.device("cuda", device)
     return torch.device(device)

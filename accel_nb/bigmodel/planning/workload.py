@@ -1,4 +1,4 @@
-"""What a forward takes beside weights, found out without computing it: live tensors, keys and values, operations."""
+"""Measurement of a forward's memory and operations on fake tensors, and of the speed of a device."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ _PROBE_WIDTH = 1024
 
 @dataclass(frozen=True)
 class Demand:
-    """What one forward without gradients takes; sizes in bytes."""
+    """Memory and operations of one forward without gradients; sizes in bytes."""
 
     activations: int
-    """The most that tensors made on the way take at one moment."""
+    """Peak of the intermediate tensors."""
     kv_cache: int
-    """Keys and values of one attention, which a cache keeps for each block."""
+    """Keys and values of one attention, of which a KV cache holds one per block."""
     flops: int
-    """Multiplications and additions of products of matrices, attention and convolutions."""
+    """Floating-point operations of matrix products, attention and convolutions."""
     flops_of: Mapping[str, int] = field(default_factory=dict)
     """Those of each module, by name."""
 
@@ -48,10 +48,11 @@ def measure_demand(
     *,
     dtype: torch.dtype | str | None = None,
 ) -> Demand:
-    """Run a model, empty or not, on tensors without content; ``args`` have the batch and length that are planned for.
+    """Run a model on fake tensors and return what a forward takes; ``args`` have the batch size and length to plan for.
 
-    ``dtype`` is that which weights are going to have (None: their own). Keys and values are seen where a model calls
-    ``scaled_dot_product_attention``. Raises `ConfigError` if the model's path depends on values.
+    The model may be on the meta device. ``dtype`` is that of the weights (None: their own). Keys and values are
+    measured where a model calls ``scaled_dot_product_attention``. Raises `ConfigError` if the control flow of the model
+    depends on values.
     """
     wanted = None if dtype is None else parse_dtype(dtype)
     live, attention = _LiveBytes(), _Attention()
@@ -75,7 +76,7 @@ def measure_demand(
                 functional_call(model, state, own_args, own_kwargs)
     except Exception as error:
         raise ConfigError(
-            f"what a forward of {type(model).__name__} takes cannot be found out without values: {error}; give "
+            f"what a forward of {type(model).__name__} takes cannot be measured without values: {error}; give "
             "activations= and kv_cache= in bytes instead of an example"
         ) from error
     root = type(model).__name__
@@ -88,7 +89,7 @@ def measure_demand(
 
 
 def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtype) -> Pace:
-    """Read a part of the largest tensor of a checkpoint, send it to a device, and multiply matrices there."""
+    """Measure reads of a checkpoint's largest tensor, copies to a device, and matrix products there."""
     source = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
     nbytes = max(1, min(source.nbytes, _PROBE_BYTES) // CHUNK_BYTES) * min(source.nbytes, CHUNK_BYTES)
     buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device.type == "cuda")
@@ -106,7 +107,7 @@ def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
         sending = buffer.nbytes / _seconds(lambda: there.copy_(buffer)[0].item(), again=True)
     matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
     table = torch.ones(_PROBE_BYTES // dtype.itemsize // _PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
-    # A value is asked for, so that a device has computed it.
+    # `.item()` waits until the device has computed.
     multiplying = _seconds(lambda: (matrix @ matrix)[0, 0].item(), again=True)
     going_through = _seconds(lambda: (table @ matrix[0])[0].item(), again=True)
     return Pace(
@@ -119,7 +120,7 @@ def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
 
 
 def _seconds(run: Callable[[], object], *, again: bool = False) -> float:
-    """Return how long something takes; ``again``: the second time."""
+    """Return the duration of a call in seconds; ``again``: of a second call, after a warm-up."""
     if again:
         run()
     started = time.perf_counter()
@@ -129,7 +130,7 @@ def _seconds(run: Callable[[], object], *, again: bool = False) -> float:
 
 @dataclass
 class _LiveBytes(TorchDispatchMode):
-    """Counts the bytes of what operations make, as long as any tensor shows them."""
+    """Counts the bytes of storages that operations allocate, as long as a tensor references them."""
 
     peak: int = 0
     _now: int = 0
@@ -163,7 +164,7 @@ class _LiveBytes(TorchDispatchMode):
 
 
 class _Attention(TorchFunctionMode):
-    """Notes the size of the keys and values of the largest attention."""
+    """Records the size of the keys and values of the largest attention."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""How the weight of a linear layer is quantised, kept in plain tensors, and computed with: by torchao or bitsandbytes.
+"""Quantisation of linear layers' weights into plain tensors, and computation with them, by torchao or bitsandbytes.
 
-The libraries hold a quantised weight as an object of theirs. A kernel takes that object apart into tensors, which
-files, device maps and offloading know how to treat, and puts it together again for the time of a computation.
+The libraries represent a quantised weight as an object of their own. A kernel converts that object to plain tensors,
+which files, device maps and offloading support, and restores it for each computation.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _PACKAGES: Mapping[str, str] = {
 _INT4: Any = getattr(torch, "int4")  # noqa: B009  (torch does not declare it)
 
 Parts = Mapping[str, Tensor]
-"""What a quantised weight consists of, by name."""
+"""The tensors of a quantised weight, by name."""
 
 
 @dataclass(frozen=True)
 class Quantization:
-    """How linear layers are quantised, and which are not.
+    """The method of quantising linear layers, and the layers to skip.
 
-    ``int8`` and ``int4`` keep weights low and compute high; ``int8_dynamic`` quantises inputs too, as they come, and
-    computes in int8 (all three by torchao). ``bnb_int8`` computes in int8 but for outliers beyond ``threshold``;
-    ``nf4`` and ``fp4`` keep four bits (these by bitsandbytes). ``group_size`` weights share a scale (int4, nf4, fp4);
-    ``nested`` quantises the scales of nf4 and fp4 too. ``skip_modules`` are names, or parts of names between dots, of
-    layers that stay as they are (None: tied ones and the last, which is the head).
+    ``int8`` and ``int4`` quantise weights only and compute in floating point; ``int8_dynamic`` quantises inputs too,
+    for each forward, and computes in int8 (all three by torchao). ``bnb_int8`` computes in int8 except for outliers
+    beyond ``threshold``; ``nf4`` and ``fp4`` store four bits (these by bitsandbytes). ``group_size`` weights share a
+    scale (int4, nf4, fp4); ``nested`` quantises the scales of nf4 and fp4 too. ``skip_modules`` are names, or parts of
+    names between dots, of layers that are skipped (None: tied ones and the last, the head).
     """
 
     method: MethodName = "int8"
@@ -60,19 +60,19 @@ class Quantization:
 
     @property
     def package(self) -> str:
-        """The library that does it."""
+        """The library that implements the method."""
         return _PACKAGES[self.method]
 
 
 class Kernel(Protocol):
-    """What is done with the weight of one layer."""
+    """Quantisation of, and computation with, the weight of one layer."""
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
-        """Return what a weight becomes, on its device; of one on the meta device, empty tensors as large."""
+        """Return the parts of a quantised weight, on its device (the meta device too)."""
         ...
 
     def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
-        """Return what the layer computes."""
+        """Return the output of the layer."""
         ...
 
 
@@ -87,37 +87,37 @@ def build_kernel(quantization: Quantization, shape: tuple[int, int], dtype: torc
             "'accel_nb[quantize]'"
         ) from None
     if quantization.method == "bnb_int8":
-        return _EightBit(quantization.threshold)
+        return _BitsAndBytes8(quantization.threshold)
     if quantization.method in ("nf4", "fp4"):
-        return _FourBit(quantization, shape, dtype)
+        return _BitsAndBytes4(quantization, shape, dtype)
     if quantization.method == "int4":
         if shape[1] % quantization.group_size:
             raise ConfigError(
                 f"its {shape[1]} inputs are no multiple of group_size={quantization.group_size}; give another, or its "
                 "name in skip_modules"
             )
-        return _Nibbles(quantization, shape, dtype)
+        return _PackedInt4(quantization, shape, dtype)
     return _Torchao(quantization, shape, dtype)
 
 
 class _Torchao:
-    """A weight that torchao makes, and whose operations it knows."""
+    """A tensor subclass of torchao, with its own operations."""
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._quantization = quantization
-        like = self._made(torch.empty(shape, dtype=dtype, device="meta"))
+        like = self._quantized(torch.empty(shape, dtype=dtype, device="meta"))
         self._names, self._context = like.__tensor_flatten__()
         self._type: Any = type(like)
 
     def quantize(self, weight: Tensor) -> dict[str, Tensor]:
-        made = self._made(weight)
+        made = self._quantized(weight)
         return {name: getattr(made, name).detach() for name in self._names}
 
     def linear(self, x: Tensor, parts: Parts, bias: Tensor | None) -> Tensor:
         inner = {name: parts[name].detach() for name in self._names}
         return functional.linear(x, self._type.__tensor_unflatten__(inner, self._context, None, None), bias)
 
-    def _made(self, weight: Tensor) -> Any:
+    def _quantized(self, weight: Tensor) -> Any:
         from torchao import quantization as ao
 
         config: Any
@@ -135,8 +135,8 @@ class _Torchao:
         return made
 
 
-class _Nibbles:
-    """torchao's int4, which takes a byte for each weight while it computes, kept as two weights in a byte."""
+class _PackedInt4:
+    """torchao's int4, stored as two weights per byte; it takes a byte per weight during computation."""
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._bytes = _Torchao(quantization, shape, dtype)
@@ -152,8 +152,8 @@ class _Nibbles:
         return self._bytes.linear(x, {**parts, "qdata": shifted.to(torch.int8) - 8}, bias)
 
 
-class _EightBit:
-    """bitsandbytes' int8: rows with a scale each, inputs quantised as they come, outliers in 16 bits."""
+class _BitsAndBytes8:
+    """bitsandbytes' int8: a scale per row, inputs quantised in each forward, outliers in 16 bits."""
 
     def __init__(self, threshold: float) -> None:
         self._threshold = threshold
@@ -174,8 +174,8 @@ class _EightBit:
         return output
 
 
-class _FourBit:
-    """bitsandbytes' four bits: blocks of weights with a scale each, which may be quantised themselves."""
+class _BitsAndBytes4:
+    """bitsandbytes' 4-bit formats: a scale per block of weights, optionally quantised itself."""
 
     def __init__(self, quantization: Quantization, shape: tuple[int, int], dtype: torch.dtype) -> None:
         self._quantization = quantization

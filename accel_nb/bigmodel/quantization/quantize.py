@@ -1,4 +1,4 @@
-"""Linear layers whose weights are quantised, and what that brings."""
+"""Linear layers with quantised weights, and a report of the memory saved and the error."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from accel_nb.errors import ConfigError
 
 _PROBE_ROWS = 8
 _WHOLE = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)
-"""torch's modules that use the weights of their parts without calling these."""
+"""torch modules that use the weights of their children without calling them."""
 
 
 class QuantizedLinear(nn.Module):
-    """A linear layer whose weight is quantised, in parts that are frozen parameters."""
+    """A linear layer with a quantised weight, whose parts are frozen parameters."""
 
     def __init__(self, layer: nn.Linear, quantization: Quantization, dtype: torch.dtype | None = None) -> None:
         super().__init__()
@@ -30,31 +30,31 @@ class QuantizedLinear(nn.Module):
         self.kernel: Kernel = build_kernel(quantization, (layer.out_features, layer.in_features), self.dtype)
         self.part_names: tuple[str, ...] = ()
         self.error: float | None = None
-        """How far outputs for random inputs are from those of the weight that was quantised, relative to these."""
+        """Relative error of outputs for random inputs, compared with the unquantised weight."""
         self.take(layer.weight)
         self.bias = layer.bias
 
     def take(self, weight: Tensor) -> None:
-        """Quantise a weight (out, in), and keep it where it is."""
+        """Quantise a weight (out, in) on its device and register the parts."""
         weight = weight.detach().to(self.dtype)
         parts = self.kernel.quantize(weight)
         self.part_names = tuple(parts)
         self.note_error(weight, parts)
-        for name, part in zip(parts, _kept(list(parts.values())), strict=True):
+        for name, part in zip(parts, _copy_to_compact_memory(list(parts.values())), strict=True):
             self.register_parameter(name, nn.Parameter(part, requires_grad=False))
         if not weight.is_meta:
-            give_back()  # of what was made on the way, or the peak grows with each layer
+            give_back()  # return temporaries to the system, or the peak grows with each layer
 
     def forward(self, x: Tensor) -> Tensor:
         """Return (..., out) for (..., in)."""
         return self.kernel.linear(x, {name: self._parameters[name] for name in self.part_names}, self.bias)  # type: ignore[misc]
 
     def extra_repr(self) -> str:
-        """Return what a printed model says of the layer."""
+        """Return the description in a printed model."""
         return f"in_features={self.in_features}, out_features={self.out_features}, {', '.join(self.part_names)}"
 
     def note_error(self, weight: Tensor, parts: Mapping[str, Tensor]) -> None:
-        """Find out how exact the parts of a weight are; not on the meta device."""
+        """Measure the error of a quantised weight; does nothing on the meta device."""
         if weight.is_meta:
             return
         rows = torch.randn(_PROBE_ROWS, self.in_features, generator=torch.Generator().manual_seed(0))
@@ -67,15 +67,15 @@ class QuantizedLinear(nn.Module):
 
 @dataclass(frozen=True)
 class QuantizationReport:
-    """What quantising has brought, and what it costs."""
+    """The memory that quantisation saved, and its errors."""
 
     method: str
     layers: int
     nbytes: int
     nbytes_before: int
-    """Of the quantised layers' weights, in the dtype that they compute in."""
+    """Size of the same weights in the dtype of the computation."""
     errors: Mapping[str, float] = field(default_factory=dict)
-    """By layer, the relative error of its outputs for random inputs; none for weights that came quantised."""
+    """Relative error of the outputs for random inputs, by layer; without layers that were loaded quantised."""
 
     def __str__(self) -> str:
         text = (
@@ -96,16 +96,16 @@ def quantize_model(
 ) -> nn.Module:
     """Replace linear layers by quantised ones, one at a time; returns the model, changed in place.
 
-    On the meta device nothing is computed: weights are then quantised as a checkpoint is loaded. ``dtype`` is what the
-    layers compute in (None: their own). Raises `ConfigError` with all that is wrong.
+    On the meta device nothing is computed: weights are then quantised while a checkpoint is loaded. ``dtype`` is that
+    of the computation (None: the layers' own). Raises `ConfigError` with all problems.
     """
     how = as_quantization(quantization)
-    replace_layers(model, how, _chosen(model, how), None if dtype is None else parse_dtype(dtype))
+    replace_layers(model, how, _choose_layers(model, how), None if dtype is None else parse_dtype(dtype))
     return model
 
 
 def report_quantization(model: nn.Module) -> QuantizationReport:
-    """Return how many layers of a model are quantised, the memory that this saves, and how exact they are."""
+    """Return the number of quantised layers, the memory saved, and the errors."""
     found = quantized_layers(model)
     return QuantizationReport(
         method=next((layer.quantization.method for layer in found.values()), "nothing"),
@@ -128,12 +128,12 @@ def quantized_layers(model: nn.Module) -> dict[str, QuantizedLinear]:
 
 
 def as_quantization(given: str | Quantization) -> Quantization:
-    """Return the options that a method's name stands for."""
+    """Return the options for the name of a method."""
     return given if isinstance(given, Quantization) else Quantization(given)  # type: ignore[arg-type]
 
 
-def _chosen(model: nn.Module, how: Quantization) -> list[str]:
-    """Return the names of the layers to quantise; raises `ConfigError` if there are none, or a name fits nothing."""
+def _choose_layers(model: nn.Module, how: Quantization) -> list[str]:
+    """Return the names of the layers to quantise; raises `ConfigError` if there are none, or a name matches nothing."""
     tied = {name.rpartition(".")[0] for held in list_tensors(model) if len(held.names) > 1 for name in held.names}
     inside = [name for name, module in model.named_modules() if isinstance(module, _WHOLE)]
     linear = [
@@ -155,12 +155,12 @@ def _chosen(model: nn.Module, how: Quantization) -> list[str]:
 
 
 def _is_head(model: nn.Module, name: str) -> bool:
-    """Whether the last linear layer stands by itself, outside of the blocks that the model repeats."""
+    """Whether the last linear layer is outside of the repeated blocks."""
     return not any(part.isdigit() for part in name.split("."))
 
 
-def _kept(parts: list[Tensor]) -> list[Tensor]:
-    """Return tensors that are going to stay, apart from the passing ones that they were made among."""
+def _copy_to_compact_memory(parts: list[Tensor]) -> list[Tensor]:
+    """Return copies in separate memory, so that the allocator can free the temporaries."""
     if any(part.device.type != "cpu" for part in parts):
         return parts
     kept = empty_tensors([(part.shape, part.dtype) for part in parts])
@@ -172,7 +172,7 @@ def _matches(name: str, skip: str) -> bool:
 
 
 def replace_layers(model: nn.Module, how: Quantization, names: Sequence[str], dtype: torch.dtype | None) -> None:
-    """Put quantised layers in place of linear ones; raises `ConfigError` with those that cannot be quantised."""
+    """Replace linear layers by quantised ones; raises `ConfigError` with those that cannot be quantised."""
     problems: list[str] = []
     for name in names:
         owner, _, leaf = name.rpartition(".")

@@ -28,6 +28,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
+from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
 from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
@@ -344,24 +345,21 @@ class Deepspeed(Stepping):
 
     def _sliced(self, state: Any, copied: bool) -> Any:
         """Return a state with a `Slice` of whole rows in place of each tensor of which this rank holds a part."""
-        if sharded.is_sharded(state):
-            whole = sharded.gather(state, self._comm)
-            if not whole.dim():
-                return whole
-            rows = -(-whole.shape[0] // self._world.size)
-            start = min(rows * self._world.rank, whole.shape[0])
-            part = whole[start : start + rows].clone()
-            return Slice(part, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
-        if isinstance(state, Tensor):
-            return state.detach().clone() if copied else state.detach()
-        if isinstance(state, dict):
-            result = type(state)((key, self._sliced(value, copied)) for key, value in state.items())
-            if hasattr(state, "_metadata"):
-                result._metadata = state._metadata  # type: ignore[attr-defined]
-            return result
-        if type(state) in (list, tuple):
-            return type(state)(self._sliced(value, copied) for value in state)
-        return state
+
+        def slice_leaf(leaf: Any) -> Any:
+            if sharded.is_sharded(leaf):
+                whole = sharded.gather(leaf, self._comm)
+                if not whole.dim():
+                    return whole
+                rows = -(-whole.shape[0] // self._world.size)
+                start = min(rows * self._world.rank, whole.shape[0])
+                part = whole[start : start + rows].clone()
+                return Slice(part, (start, *(0 for _ in whole.shape[1:])), tuple(whole.shape))
+            if isinstance(leaf, Tensor):
+                return leaf.detach().clone() if copied else leaf.detach()
+            return leaf
+
+        return map_state(slice_leaf, state)
 
 
 class _Scaled:

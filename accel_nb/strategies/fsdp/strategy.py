@@ -28,6 +28,7 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.state_tree import map_state
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, refusal_of, repoint
@@ -392,20 +393,15 @@ def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
 
 def _sliced(state: Any, copied: bool) -> Any:
     """Return a state with a `Slice` in place of each tensor of which this rank holds a part."""
-    if sharded.is_sharded(state):
-        part = sharded.local(state).detach()
-        offsets = (sharded.start_of(state), *(0 for _ in state.shape[1:]))
-        return Slice(part.clone() if copied else part, offsets, tuple(state.shape))
-    if isinstance(state, Tensor):
-        return state.detach().clone() if copied else state
-    if isinstance(state, dict):
-        result = type(state)((key, _sliced(value, copied)) for key, value in state.items())
-        if hasattr(state, "_metadata"):
-            result._metadata = state._metadata  # type: ignore[attr-defined]
-        return result
-    if type(state) in (list, tuple):
-        return type(state)(_sliced(value, copied) for value in state)
-    return state
+
+    def slice_leaf(leaf: Any) -> Any:
+        if sharded.is_sharded(leaf):
+            part = sharded.local(leaf).detach()
+            offsets = (sharded.start_of(leaf), *(0 for _ in leaf.shape[1:]))
+            return Slice(part.clone() if copied else part, offsets, tuple(leaf.shape))
+        return leaf.detach().clone() if copied and isinstance(leaf, Tensor) else leaf
+
+    return map_state(slice_leaf, state)
 
 
 def _stepped_by(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
