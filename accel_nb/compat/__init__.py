@@ -5,6 +5,7 @@ where people import them from; behind each stands an object of accel_nb. Names t
 since libraries import many that they do not use: to use one raises an error that says which part would serve it.
 """
 
-from accel_nb.compat.finder import COMPATIBLE_VERSION, install, is_installed, uninstall
-
-__all__ = ["COMPATIBLE_VERSION", "install", "is_installed", "uninstall"]
+from accel_nb.compat.finder import COMPATIBLE_VERSION as COMPATIBLE_VERSION
+from accel_nb.compat.finder import install as install
+from accel_nb.compat.finder import is_installed as is_installed
+from accel_nb.compat.finder import uninstall as uninstall

@@ -41,7 +41,7 @@ from accel_nb.pool.device_assignment import place_workers, uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
-from accel_nb.ui import SidebarComm
+from accel_nb.ui.comm import SidebarComm
 
 ANSWER_S = 10.0
 """How long a magic waits for the end of a step."""
@@ -367,13 +367,18 @@ def _is_of_jupyterlab(shell: Any) -> bool:
 
 def session_of(shell: Any) -> Session:
     """Return the session of a shell, loading the extension if it is not loaded yet."""
-    magics = shell.magics_manager.registry.get(AccelerateMagics.__name__) or load(shell)
-    return magics.session
+    registry = shell.magics_manager.registry
+    if AccelerateMagics.__name__ not in registry:
+        load_ipython_extension(shell)
+    return registry[AccelerateMagics.__name__].session
 
 
-def load(shell: Any) -> AccelerateMagics:
-    """Register the magics with a shell and start warming up; returns them."""
-    unload(shell)
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magics and the sidebar; a clean process starts importing torch in the background.
+
+    Returns in milliseconds.
+    """
+    unload_ipython_extension(shell)
     magics = AccelerateMagics(shell)
     shell.register_magics(magics)
     magics.session.warm_up()
@@ -384,11 +389,10 @@ def load(shell: Any) -> AccelerateMagics:
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
     look_until_warm(magics.session)
-    return magics
 
 
-def unload(shell: Any) -> None:
-    """End the workers and take the magics away again. Harmless when they were never loaded."""
+def unload_ipython_extension(shell: Any) -> None:
+    """End the workers and remove the magics; does nothing where they were never loaded."""
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
         shell.events.unregister("pre_run_cell", magics.begin_cell)

@@ -12,7 +12,7 @@ from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.error_translation import failure_of
 from accel_nb.pool.control.stop_escalation import Answer
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 
 
 def shown(pieces: list[tuple[int, bytes]], ranks: set[int]) -> str:

@@ -19,8 +19,8 @@ from accel_nb.notebook.output.cell_output import ConsoleOutput
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.telemetry.events import CheckpointSaved
-from accel_nb.ui import Panel
 from accel_nb.ui.comm import SidebarState
+from accel_nb.ui.panel import Panel
 
 TOKEN = "hf_" + "aB3dE5" * 6
 ADDRESS = "s3://someone:pa55word@store.example:9000/runs"

@@ -20,7 +20,7 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import HANG
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
 FLUSH_S = 0.03

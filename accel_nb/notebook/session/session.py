@@ -34,7 +34,7 @@ from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.sync.object_paths import root_of
 from accel_nb.telemetry.metrics import Exporters
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 
 PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
