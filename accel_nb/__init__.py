@@ -15,7 +15,7 @@ def _read_stub() -> dict[str, str]:
 
 
 _MODULES = _read_stub()
-__all__ = [*_MODULES, "__version__"]
+__all__ = [*_MODULES, "__version__"]  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str) -> Any:

@@ -162,8 +162,8 @@ REFUSED = {
     "no cell begins with %%accelerate": [SETUP],
     "cell 1 is not Python": ["for in x"],
     "cell 2: --gpu is no flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
-    "cell 3 goes through loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
-    "cell 2: cannot tell what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
+    "cell 3 iterates over loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
+    "cell 2: cannot detect what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
 }
 
 
