@@ -24,7 +24,7 @@ def shown(pieces: list[tuple[int, bytes]], ranks: set[int]) -> str:
         )
         output._receipt_text = output._starting_text  # no receipt among the text
         output._update_receipt = lambda: None  # type: ignore[method-assign]
-        output._folded = list  # type: ignore[method-assign]
+        output._hidden_rank_lines = list  # type: ignore[method-assign]
         for rank, data in pieces:
             output.printed(rank, "stdout", data)
         output.finish("done", [])

@@ -1,4 +1,4 @@
-"""What all commands share: help, ``--json``, one line for wrong use, colours on a terminal and nowhere else."""
+"""What all commands share: help, ``--json``, one line for wrong use, colors on a terminal and nowhere else."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert (shown.out, len(shown.err.splitlines())) == ("", 1)
 
 
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_colors_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     text = Report(
@@ -69,9 +69,9 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
         assert for_terminal(text, terminal) == text
     assert for_terminal(text, io.StringIO()) == text
     plain = shown.replace("\x1b[0m", "")
-    for colour in set(MARKS.values()):
-        plain = plain.replace(f"\x1b[{colour}m", "")
+    for color in set(MARKS.values()):
+        plain = plain.replace(f"\x1b[{color}m", "")
     assert plain == text
-    coloured = ["\x1b[32mok", "\x1b[31mFAILED", "\x1b[33mnot run", "[  \x1b[32mok", "[\x1b[33mWARN"]
-    assert [mark for mark in coloured if mark not in shown] == []
-    assert shown.count("\x1b[0m") == len(coloured)
+    colored = ["\x1b[32mok", "\x1b[31mFAILED", "\x1b[33mnot run", "[  \x1b[32mok", "[\x1b[33mWARN"]
+    assert [mark for mark in colored if mark not in shown] == []
+    assert shown.count("\x1b[0m") == len(colored)

@@ -61,15 +61,15 @@ def test_what_the_deadline_leaves_no_time_for_is_not_run() -> None:
 
 def test_a_check_that_hangs_ends_at_the_deadline() -> None:
     # Without anybody to press the button, the check of interrupts waits forever.
-    original = selftest._Ears.noted
+    original = selftest._Listener.noted
 
-    class Deaf(selftest._Ears):
+    class NeverWaiting(selftest._Listener):
         def noted(self, *args: Any) -> None:
             original(self, *args)
             self.num_waiting = 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selftest, "_Ears", Deaf)
+        patch.setattr(selftest, "_Listener", NeverWaiting)
         deadline_s, outcomes = 4.0, {"interrupt": "not run"}
         while outcomes["interrupt"] == "not run":  # on a busy machine the start alone may take as long
             report = run_checks([CPU, CPU], deadline_s=deadline_s, names=["interrupt", "world"])
