@@ -51,7 +51,7 @@ class DemoFailed(Failed):
 def _read(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
     parser.add_argument("--notebook", metavar="PATH", help=f"the notebook to run (default: {QUICKSTART})")
-    parser.add_argument("--out", metavar="DIR", default="out/demo", help="where the result goes (default: out/demo)")
+    parser.add_argument("--out", metavar="DIR", default="out/demo", help="the folder of the result (default: out/demo)")
     return parser.parse_args(words)
 
 

@@ -12,8 +12,8 @@ from accel_nb.launch.request import read_request
 USAGE = """\
 accel-nb launch [FLAGS] SCRIPT.py|-m MODULE|NOTEBOOK.ipynb [ARGUMENTS]
 
-Flags stand before the target; what follows it is passed on untouched. Any option of a run (accel-nb config flags lists
-them): --cpus N, --gpus N, --precision bf16, --checkpoint DIR, --resume auto, --dry-run, ... and
+Flags precede the target; arguments after it are passed to it unchanged. FLAGS are the options of a run (accel-nb config
+flags lists them), such as --cpus N, --gpus N, --precision bf16, --checkpoint DIR, --resume auto, --dry-run, and
 
   --nnodes N|MIN:MAX         train on several machines; start the same command on each
   --node-rank N              this machine's number, from 0

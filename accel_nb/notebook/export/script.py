@@ -50,7 +50,7 @@ class Exported:
 
 
 @dataclass(slots=True)
-class _Cell:
+class _CodeCell:
     """A code cell without magics; ``resolved`` are the options of one that had ``%%accelerate``."""
 
     number: int
@@ -86,7 +86,7 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
     """
     left_out: list[str] = []
     problems: list[str] = []
-    parts: list[str | _Cell] = []
+    parts: list[str | _CodeCell] = []
     for source in sources:
         if source.kind == "markdown":
             parts += _headings(source.text)
@@ -95,12 +95,14 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
             parts += [] if cell is None else [cell]
     followed = [*parts[1:], *([""] if parts else [])]
     parts = [
-        part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)
+        part
+        for part, after in zip(parts, followed, strict=True)
+        if isinstance(part, _CodeCell) or isinstance(after, _CodeCell)
     ]
-    cells = [part for part in parts if isinstance(part, _Cell)]
-    asks = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
+    cells = [part for part in parts if isinstance(part, _CodeCell)]
+    only_reads = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
     for cell in cells:
-        cell.observes = asks
+        cell.observes = only_reads
     if not problems and not any(cell.trains for cell in cells):
         problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
     options = _options(cells, problems)
@@ -130,7 +132,7 @@ def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _Cell | None:
+def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _CodeCell | None:
     where = f"cell {source.number}"
     text = source.text.strip("\n")
     first, _, rest = text.partition("\n")
@@ -163,7 +165,7 @@ def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems
     text = _without_last_value(text, tree).strip("\n")
     if not text.strip():
         return None
-    return _Cell(source.number, text, ast.parse(text), resolved)
+    return _CodeCell(source.number, text, ast.parse(text), resolved)
 
 
 def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]) -> Resolved | None:
@@ -179,7 +181,7 @@ def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]
     return resolved
 
 
-def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
+def _options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, Any]:
     """Return the options of the run for the file. Add a problem for each that differs between training cells."""
     training = Training([cell.tree for cell in cells])
     training_cells = [cell for cell in cells if training.trains(cell.tree) or _prepares(cell.tree)]
@@ -203,19 +205,19 @@ def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
     return options
 
 
-def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, name: str, file: str) -> str:
+def _script(parts: Sequence[str | _CodeCell], cells: Sequence[_CodeCell], title: str, name: str, file: str) -> str:
     first = next(cell.resolved for cell in cells if cell.resolved is not None)
-    builds_own = any(_binds(cell.tree, "accelerator") for cell in cells)
+    constructs_own = any(_binds(cell.tree, "accelerator") for cell in cells)
     config = f'Path(__file__).with_name("{file}")'
     needed = ["from pathlib import Path"]
     bodies: list[str] = []
-    if not builds_own:
+    if not constructs_own:
         needed.append("from accel_nb import Accelerator")
         bodies.append(f"accelerator = Accelerator(config={config})")
     if not any(_SEEDS.search(cell.text) for cell in cells) and first.config.seed is None:
         needed.append("from accel_nb import set_seed")
         bodies.append("set_seed(0)  # every process must draw the same random numbers")
-    training, prepared = Training([cell.tree for cell in cells]), _Prepared(set())
+    training, prepared = Training([cell.tree for cell in cells]), _PreparedNames(set())
     num_run = 0
     for part in parts:
         if isinstance(part, str):
@@ -232,19 +234,19 @@ def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, na
                 needed.append("from accel_nb import synchronize_rng_states")
             if num_run > 1:
                 before.append("accelerator.note_equal_rng()")
-        bodies.append("\n".join([*before, _rewritten(part, training, prepared, config)]))
+        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config)]))
     imports, bodies = hoist_imports(bodies, needed)
-    return _joined([_docstring(title, name, file, first), imports, *bodies])
+    return _join_parts([_docstring(title, name, file, first), imports, *bodies])
 
 
 @dataclass(slots=True)
-class _Prepared:
+class _PreparedNames:
     """The names that cells so far have prepared."""
 
     names: set[str]
 
 
-def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str) -> str:
+def _rewrite_cell(cell: _CodeCell, training: Training, prepared: _PreparedNames, config: str) -> str:
     """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains."""
     rewriting = Rewriting(cell.text, cell.tree, training)
     where = f"cell {cell.number}"
@@ -294,7 +296,7 @@ def _docstring(title: str, name: str, file: str, resolved: Resolved) -> str:
     )
 
 
-def _joined(bodies: Sequence[str]) -> str:
+def _join_parts(bodies: Sequence[str]) -> str:
     """Join parts with one empty line between them, two around functions and classes."""
     text = ""
     previous = ""

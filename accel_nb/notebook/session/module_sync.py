@@ -159,14 +159,14 @@ class LoadedModules:
         self._look()
         known = {name: file for name, file in self._files.items() if name in sys.modules}
         imports = {name: set(_imports(name, file, known)) for name, file in known.items()}
-        ways: dict[str, Reload] = {name: how for name, how in changed.items() if name in known}
-        for name in _importers([name for name, how in ways.items() if how == "edited"], imports):
-            ways.setdefault(name, "edited")
-        for name in _in_order(ways, imports):
+        modes: dict[str, Reload] = {name: how for name, how in changed.items() if name in known}
+        for name in _importers([name for name, how in modes.items() if how == "edited"], imports):
+            modes.setdefault(name, "edited")
+        for name in _in_order(modes, imports):
             stamp = _stamp_of(known[name])
             try:
-                self._load(sys.modules[name], ways[name])
-            except Exception as error:  # whatever the user's module raises
+                self._load(sys.modules[name], modes[name])
+            except Exception as error:  # the user's module may raise anything
                 raise ShippingError(
                     f"the module {name} has changed and cannot be loaded anew on the workers: "
                     f"{type(error).__name__}: {error}. Correct the file and run the cell again."

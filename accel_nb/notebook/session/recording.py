@@ -63,5 +63,5 @@ def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]
 def _first_line(source: str) -> str:
     """Return the first line of a cell that is neither its magic nor a comment or an import."""
     lines = [line.strip() for line in source.splitlines()]
-    said = [line for line in lines if line and not line.startswith(("#", "%", "import ", "from "))]
-    return (said or lines or [""])[0][:200]
+    code_lines = [line for line in lines if line and not line.startswith(("#", "%", "import ", "from "))]
+    return (code_lines or lines or [""])[0][:200]

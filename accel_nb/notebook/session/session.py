@@ -194,27 +194,27 @@ class Session:
         if self._termination is not None:
             self._termination.release()
             self._termination = None
-        gone = {name for name in background.held if name not in self.namespace}
-        anew = {
+        deleted = {name for name in background.held if name not in self.namespace}
+        rebound = {
             name: self.namespace[name]
             for name, value in background.held.items()
-            if name not in gone and self.namespace[name] is not value
+            if name not in deleted and self.namespace[name] is not value
         }
-        self.namespace.update({name: background.held[name] for name in (*gone, *anew)})
+        self.namespace.update({name: background.held[name] for name in (*deleted, *rebound)})
         names: set[str] = set()
         try:
             with counted_interrupts():
                 lines = self.exchange.take_in(background.answers, names)
         finally:
-            self.namespace.update({name: value for name, value in anew.items() if name not in names})
-            for name in gone - names:
+            self.namespace.update({name: value for name, value in rebound.items() if name not in names})
+            for name in deleted - names:
                 del self.namespace[name]
         self._forget_if_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         title = background.running.title
         if shown := sorted(names & self.exchange.user_names.keys()):
             print(f"back from {title!r}: {', '.join(shown)}")
-        if replaced := sorted(names & anew.keys()):
+        if replaced := sorted(names & rebound.keys()):
             print(f"{', '.join(replaced)}: rebound while {title!r} ran, and now replaced by the run's values")
         for line in lines:
             print(line)
@@ -332,7 +332,7 @@ class Session:
         )
 
     def pull(self, names: Sequence[str]) -> list[str]:
-        """Fetch names from rank 0, whatever their size, and return them.
+        """Fetch names from rank 0, regardless of size, and return them.
 
         Raise UnknownNameError for names that rank 0 does not have, PoolError for values that cannot be copied.
         """

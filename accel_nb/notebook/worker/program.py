@@ -98,7 +98,8 @@ class CellProgram:
 
     def reopened(self) -> None:
         """Close the accelerators of the old process group; the next cell prepares its objects again."""
-        # Gathering a sharded model needs all ranks, some of which may have died: the next cell's message says so.
+        # Gathering a sharded model needs all ranks, some of which may have died: this is known when the next cell
+        # arrives, with its `has_lost_ranks`.
         self._suspended = [accelerator for accelerator in self._living() if accelerator.divided_tensors()]
         for kind, (_, accelerator) in list(self._accelerators.items()):
             if accelerator in self._suspended:
@@ -444,8 +445,8 @@ class CellProgram:
     def _bind(self, accelerator: Accelerator) -> None:
         """Bind ``accelerator`` for the cell, unless the user has bound an open one of their own."""
         bound = self._namespace.get("accelerator")
-        is_ours = any(bound is ours for _, ours in self._accelerators.values())
-        if not isinstance(bound, Accelerator) or is_ours or bound.is_closed or bound in self._torn:
+        is_own = any(bound is own for _, own in self._accelerators.values())
+        if not isinstance(bound, Accelerator) or is_own or bound.is_closed or bound in self._torn:
             self._namespace["accelerator"] = accelerator
 
     def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
