@@ -19,7 +19,7 @@ from accel_nb.telemetry.actions import StopAfterStep
 from accel_nb.telemetry.events import Event
 
 _INTERRUPT_INTERVAL_S = 2.5
-"""How long `BackgroundRun.end` waits after one interrupt before it sends the next."""
+"""How long `BackgroundRun.interrupt_until_ended` waits after one interrupt before it sends the next."""
 
 
 class BackgroundRun:

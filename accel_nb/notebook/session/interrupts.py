@@ -53,8 +53,8 @@ def counted_interrupts(*, terminations: bool = False) -> Iterator[Presses]:
 class HeldTermination:
     """Defers SIGTERM while a run in the background stops; it takes effect when that run has ended.
 
-    Construct it in the main thread; in others, where Python allows no signal handlers, nothing is deferred. ``ask`` is
-    called in the handler, at the first SIGTERM only.
+    Construct it in the main thread; in others, where Python allows no signal handlers, nothing is deferred.
+    ``on_sigterm`` is called in the handler, at the first SIGTERM only.
     """
 
     def __init__(self, ask: Callable[[], object]) -> None:

@@ -156,7 +156,7 @@ class Exchange:
     def take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
         """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.
 
-        Names whose values changed are added to ``came``.
+        Names whose values changed are added to ``changed_names``.
         """
         lines: list[str] = []
         for answer in answers:

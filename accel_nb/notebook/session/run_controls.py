@@ -32,7 +32,8 @@ MAX_PER_SECOND = 10
 class Controls:
     """The controls of one run. Thread-safe.
 
-    ``say`` shows the outcome of a request to the user; ``tell`` receives an event for each executed action.
+    ``show_message`` shows the outcome of a request to the user; ``record_event`` receives the event of each executed
+    action.
     """
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
