@@ -32,7 +32,7 @@ _MARK = re.compile(rf"(?m)(^\[ *|  )({'|'.join(MARKS)})(?=\]|  |$)")
 def for_terminal(text: str, stream: TextIO) -> str:
     """Return the text with colored status words if the stream is a terminal that supports colors, else unchanged.
 
-    A status word is one of `STATUS_COLORS` in brackets at the start of a line, or as a column. ``NO_COLOR`` is respected.
+    A status word is one of `STATUS_COLORS` in brackets at the start of a line, or as a column. Respects ``NO_COLOR``.
     """
     if not stream.isatty() or variable("NO_COLOR", "") or variable("TERM", "") == "dumb":
         return text
