@@ -1,6 +1,6 @@
-"""Every error that accel_nb raises on purpose.
+"""The exceptions of accel_nb.
 
-Each message names what was given, where it came from, what is allowed and what to do.
+Each message names the given value, its origin, what is allowed and what to do.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 
 from accel_nb.secrets import hide_secrets
 
-_OWN = os.path.dirname(__file__) + os.sep
-_STDLIB = os.path.join(sysconfig.get_paths()["stdlib"], "")
-_PACKAGES = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
+_PACKAGE_FOLDER = os.path.dirname(__file__) + os.sep
+_STDLIB_FOLDER = os.path.join(sysconfig.get_paths()["stdlib"], "")
+_LIBRARY_FOLDERS = tuple(f"{os.sep}{name}{os.sep}" for name in ("site-packages", "dist-packages"))
 _MAX_PLACES = 8
 
 
 class AccelNbError(Exception):
-    """Root of the errors below: catch it to catch them all. Their texts show no secrets."""
+    """Base class of the exceptions of accel_nb. Secrets in their messages are hidden."""
 
     def __str__(self) -> str:
         return hide_secrets(super().__str__())
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython shows of the error: where it was caused in the user's code, and the message.
+        """Return the traceback that IPython shows: the frames of the user's code, and the message.
 
-        The message says what is wrong and what to do, so frames of this package and of libraries are left out.
+        Frames of this package and of libraries are left out, since the message says what is wrong and what to do.
         """
         frames = traceback.walk_tb(self.__traceback__)
         places = [(frame.f_code.co_filename, line) for frame, line in frames if _is_users(frame.f_code.co_filename)]
@@ -40,19 +40,19 @@ class AccelNbError(Exception):
 
 
 def _is_users(file: str) -> bool:
-    """Whether a file holds code of the user's: none of this package, of Python or of an installed library."""
-    is_library = file.startswith((_STDLIB, "<frozen ")) or any(part in file for part in _PACKAGES)
-    return not (is_library or file.startswith(_OWN))
+    """Return whether a file is the user's: not of this package, of Python or of an installed library."""
+    is_library = file.startswith((_STDLIB_FOLDER, "<frozen ")) or any(part in file for part in _LIBRARY_FOLDERS)
+    return not (is_library or file.startswith(_PACKAGE_FOLDER))
 
 
 def _num_lines(file: str) -> int:
-    """Return how many lines of code a file or cell has, comments left out."""
+    """Return the number of lines of code of a file or cell, without comments."""
     lines = map(str.strip, linecache.getlines(file))
     return sum(bool(line) and not line.startswith("#") for line in lines)
 
 
 def _describe_place(file: str, line: int) -> str:
-    """Return a line of code with its place, which a cell has the notebook's name for."""
+    """Return a line of code with its file and line number; a cell has its name in the notebook."""
     get_shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)
     format_name = getattr(getattr(get_shell(), "compile", None), "format_code_name", None)  # since IPython 8
     named = None if format_name is None else format_name(file)
@@ -61,7 +61,7 @@ def _describe_place(file: str, line: int) -> str:
 
 
 class ConfigError(AccelNbError, ValueError):
-    """One or more options are wrong; ``problems`` holds one line for each."""
+    """One or more options are wrong; ``problems`` has one line for each."""
 
     def __init__(self, problems: Sequence[str] | str) -> None:
         self.problems = [problems] if isinstance(problems, str) else list(problems)
@@ -69,25 +69,25 @@ class ConfigError(AccelNbError, ValueError):
 
 
 class CellSyntaxError(AccelNbError, ValueError):
-    """The cell's text, or that of a module which it imports, is not Python."""
+    """The cell, or a module that it imports, is not valid Python."""
 
 
 class MisuseError(AccelNbError, RuntimeError):
-    """The training API was used in an order or with objects that cannot work."""
+    """The training API was called in a wrong order or with unsuitable objects."""
 
 
 class UnsyncedGradientError(MisuseError):
-    """An optimizer is about to step parameters whose gradients never left this rank."""
+    """An optimizer is about to step parameters whose gradients were not reduced over the ranks."""
 
 
 class NanLossError(MisuseError, ArithmeticError):
-    """The loss of a step is NaN; ``rank`` and ``step`` (from 1) say which. Raised before the step where it is known."""
+    """The loss of a step is NaN. Raised before the optimizer step; ``step`` counts from 1."""
 
     def __init__(self, rank: int, step: int) -> None:
         self.rank, self.step = rank, step
         super().__init__(
             f"the loss of step {step} is NaN on rank {rank}: look for a division by zero, a logarithm of zero, a "
-            "learning rate that is too high, or NaN in the data; the option sentinels, set to off, trains on regardless"
+            "learning rate that is too high, or NaN in the data; the option sentinels=off disables this check"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -99,19 +99,19 @@ class ShippingError(AccelNbError, TypeError):
 
 
 class UnknownNameError(AccelNbError, NameError):
-    """A name that was asked for is not there."""
+    """A requested name does not exist."""
 
 
 class PoolError(AccelNbError, RuntimeError):
-    """The worker pool could not do what was asked of it."""
+    """A request to the worker pool failed."""
 
 
 class IllegalTransition(PoolError):
-    """A pool was asked to move between two states that are not connected."""
+    """A pool has no transition between these two states."""
 
 
 class WorkerDied(PoolError):
-    """A worker process ended while it was needed; ``rank`` says which."""
+    """The worker process of ``rank`` ended while a request ran."""
 
     def __init__(self, message: str, *, rank: int) -> None:
         self.rank = rank
@@ -119,12 +119,12 @@ class WorkerDied(PoolError):
 
 
 class CheckpointError(AccelNbError, RuntimeError):
-    """A checkpoint cannot be written or read; the old ones and the training are untouched."""
+    """A checkpoint cannot be written or read; older checkpoints and the training are unchanged."""
 
 
 class CorruptCheckpoint(CheckpointError):
-    """A checkpoint is incomplete, damaged or hostile; the message names the file. Nothing was loaded from it."""
+    """A checkpoint is incomplete, damaged or malicious; the message names the file. Nothing was loaded from it."""
 
 
 class NoCheckpoint(CheckpointError):
-    """There is no complete checkpoint where one was looked for."""
+    """There is no complete checkpoint at the given location."""

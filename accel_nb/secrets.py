@@ -1,7 +1,7 @@
-"""What looks like a secret in a text, and how it is hidden. No torch, no state; see `accel_nb.runtime.process.secrets`.
+"""Detection and hiding of secrets in texts; stateless. See also `accel_nb.runtime.process.secrets`.
 
-Hidden are tokens by the shapes that services give them, what a URL says before its host, private keys, and the values
-that a text gives to names such as ``password``, ``api_key`` or ``hf_token``.
+Secrets are tokens in the formats of common services, user information in URLs, private keys, and values of names such
+as ``password``, ``api_key`` or ``hf_token``.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import re
 
 HIDDEN = "***"
-"""What stands in a secret's place."""
+"""The replacement of a secret."""
 
 _NAMES = (
     r"(?:(?:api|access|secret|private|account|signing|encryption|shared)[_-]?key(?:[_-]id)?"
     r"|token|secret|passw(?:or)?d|passphrase|credentials?|authorization|signature)"
 )
-_NAMED_LIKE_A_SECRET = re.compile(rf"(?i)(?:^|[_\W]){_NAMES}(?:$|[_\W])")
+_SECRET_NAME = re.compile(rf"(?i)(?:^|[_\W]){_NAMES}(?:$|[_\W])")
 _SPECIAL_TOKEN = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\s*")
-"""Values that vocabularies have: ``pad_token="<pad>"`` is no secret."""
+"""Special tokens of vocabularies: ``pad_token="<pad>"`` is no secret."""
 
-_SHAPES = re.compile(
+_TOKEN_FORMATS = re.compile(
     r"-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)"
     r"|(?<![A-Za-z0-9])(?:"
     r"hf_[A-Za-z0-9]{20,}"  # Hugging Face
@@ -31,7 +31,7 @@ _SHAPES = re.compile(
 )
 _USER_INFO = re.compile(r"(?<=://)[^\s/?#\"'<>]+@")
 _HEADER = re.compile(r"(?i)\b(bearer|basic)(\s+)[\w.~+/=-]{8,}")
-_GIVEN = re.compile(
+_ASSIGNMENT = re.compile(
     rf"(?i)(?<![A-Za-z0-9])(?P<name>{_NAMES})(?P<between>[\"']?\s{{0,3}}[=:]\s{{0,3}})"
     r"(?P<value>\"[^\"\n]*\"|'[^'\n]*'|[^\s,;&\"'(){}\[\]<>]+(?![\w(\[.]))"
 )
@@ -39,34 +39,34 @@ _FLAG = re.compile(r"(?<!\S)(--?[A-Za-z][\w-]{0,60})(\s{1,3})[^\s-]\S*")
 
 
 def names_secret(name: str) -> bool:
-    """Whether a name says that its value is a secret: ``hf_token`` does, ``num_tokens`` and ``key`` do not."""
-    return _NAMED_LIKE_A_SECRET.search(name) is not None
+    """Return whether a name is typical of secrets: ``hf_token`` is, ``num_tokens`` and ``key`` are not."""
+    return _SECRET_NAME.search(name) is not None
 
 
 def is_secret(name: str, value: object) -> bool:
-    """Whether a named value is a secret: a text under such a name that is no special token of a vocabulary."""
+    """Return whether a named value is a secret: a text with such a name that is no special token of a vocabulary."""
     return isinstance(value, str) and names_secret(name) and _SPECIAL_TOKEN.fullmatch(value) is None
 
 
 def hide_secrets(text: str) -> str:
-    """Return the text with `HIDDEN` in place of what looks like a secret; takes time in proportion to its length."""
+    """Return the text with secrets replaced by `HIDDEN`. Takes time linear in the text's length."""
     text = _USER_INFO.sub(f"{HIDDEN}@", text)
-    text = _SHAPES.sub(HIDDEN, text)
+    text = _TOKEN_FORMATS.sub(HIDDEN, text)
     text = _HEADER.sub(rf"\1\2{HIDDEN}", text)
     text = _FLAG.sub(_hide_argument, text)
-    return _GIVEN.sub(_hide_given, text)
+    return _ASSIGNMENT.sub(_hide_assigned_value, text)
 
 
 def _hide_argument(found: re.Match[str]) -> str:
     return f"{found[1]}{found[2]}{HIDDEN}" if names_secret(found[1]) else found[0]
 
 
-def _hide_given(found: re.Match[str]) -> str:
+def _hide_assigned_value(found: re.Match[str]) -> str:
     value = found["value"]
     quote = value[0] if value[0] in "\"'" else ""
     inner = value[1:-1] if quote else value
     if _SPECIAL_TOKEN.fullmatch(inner) or inner.lower() in ("none", "null", "true", "false", "bearer", "basic"):
         return found[0]
     if not quote and len(inner) < 8 and "=" not in found["between"]:
-        return found[0]  # prose: "the token: what it is"
+        return found[0]  # prose such as "the token: what it is"
     return f"{found['name']}{found['between']}{quote}{HIDDEN}{quote}"

@@ -33,7 +33,7 @@ import gc, json, math, time
 from pathlib import Path
 import psutil
 from accel_nb.telemetry.events import MemorySample, StepDone
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from accel_nb.ui import widget
 widget.PanelWidget().close()
 _sent, _original = [], widget.PanelWidget.send

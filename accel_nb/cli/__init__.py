@@ -1,5 +1,3 @@
 """The command line: ``accel-nb``."""
 
-from accel_nb.cli.main import main
-
-__all__ = ["main"]
+from accel_nb.cli.main import main as main

@@ -1,4 +1,4 @@
-"""``accel-nb checkpoint``: look into checkpoints, verify them, and write them in other forms.
+"""``accel-nb checkpoint``: inspect, verify, convert and reshard checkpoints.
 
 `inspect` and `verify` import no torch.
 """
@@ -24,9 +24,9 @@ _NUM_SHOWN = 10
 
 
 def run(words: Sequence[str]) -> str:
-    """Run one of the commands and return what it says.
+    """Run one of the commands and return its output.
 
-    Raises `ConfigError` for wrong use and `CheckpointError` for checkpoints that are damaged or not there.
+    Raise `ConfigError` for wrong use and `CheckpointError` for checkpoints that are damaged or do not exist.
     """
     options = _read(words)
     try:
@@ -39,7 +39,7 @@ def run(words: Sequence[str]) -> str:
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="accel-nb checkpoint", description="Look into checkpoints and convert them.")
+    parser = Parser(prog="accel-nb checkpoint", description="Inspect, verify and convert checkpoints.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     for act, text in ((_inspect, "show what it holds"), (_verify, "compare every size and checksum")):
         _command(commands, act, text)
@@ -139,7 +139,7 @@ def _tensors(manifest: Manifest) -> list[dict[str, Any]]:
 
 
 def _lines(facts: dict[str, Any]) -> list[str]:
-    """Return plain text: one line for each fact, the largest tensors at the end."""
+    """Return one line for each fact, and the largest tensors at the end."""
     lines: list[str] = []
     for name, value in facts.items():
         if name in ("tensors", "config") or value in ([], {}):

@@ -1,4 +1,4 @@
-"""Colours for the words that say how something is, where a person reads them on a terminal."""
+"""Terminal colors for status words in the output of commands."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ MARKS: Mapping[str, int] = MappingProxyType(
         "failed": _RED,
     }
 )
-"""The words that commands mark lines with, each with its SGR colour."""
+"""The status words of commands, each with its SGR color."""
 _MARK = re.compile(rf"(?m)(^\[ *|  )({'|'.join(MARKS)})(?=\]|  |$)")
 
 
 def for_terminal(text: str, stream: TextIO) -> str:
-    """Return the text with its marks in colour if the stream is a terminal that shows them, else as it is.
+    """Return the text with colored status words if the stream is a terminal that supports colors, else unchanged.
 
-    A mark is one of `MARKS` that stands alone: in brackets at a line's begin, or as a column. ``NO_COLOR`` is heard.
+    A status word is one of `STATUS_COLORS` in brackets at the start of a line, or as a column. Respects ``NO_COLOR``.
     """
     if not stream.isatty() or variable("NO_COLOR", "") or variable("TERM", "") == "dumb":
         return text

@@ -1,9 +1,9 @@
-"""How a command says that it ran and failed."""
+"""The base exception of commands that fail."""
 
 
 class Failed(Exception):
-    """A command ran and failed; its message is what it has to say, and ``code`` the exit status."""
+    """A command failed; its message is the output, and ``code`` the exit status."""
 
     code = 1
     is_complaint = False
-    """Whether the message goes to the standard error; else it is a result, such as a report."""
+    """Whether the message is printed to standard error; else it is a result, such as a report."""

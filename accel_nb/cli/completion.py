@@ -1,4 +1,4 @@
-"""``accel-nb completion bash|zsh|fish``: a script that completes commands, flags and values, and starts no Python."""
+"""``accel-nb completion bash|zsh|fish``: a shell script that completes commands, flags and values without Python."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FLAG = re.compile(r"--[a-z][a-z.-]*")
 
 
 def run(words: Sequence[str]) -> str:
-    """Return the script for a shell; raises `ConfigError` for one that it does not know."""
+    """Return the script for a shell. Raise `ConfigError` for an unknown shell."""
     from accel_nb.cli.main import HELP
 
     description = "Print a script that completes commands in a shell."
@@ -38,17 +38,17 @@ def run(words: Sequence[str]) -> str:
 
 
 def _help_of(command: Sequence[str]) -> str:
-    """Return what a command says when it is asked for help; nothing where it has none."""
+    """Return the help text of a command; empty if it has none."""
     from accel_nb.cli.main import main
 
-    said = io.StringIO()
-    with redirect_stdout(said), redirect_stderr(io.StringIO()), suppress(SystemExit):
+    output = io.StringIO()
+    with redirect_stdout(output), redirect_stderr(io.StringIO()), suppress(SystemExit):
         main([*command, "--help"])
-    return said.getvalue()
+    return output.getvalue()
 
 
 def read_commands(text: str) -> tuple[dict[str, list[str]], dict[str, list[str]]]:
-    """Return from the help text each command's actions, and the flags of each command, or command and action."""
+    """Parse the help text into the actions of each command, and the flags of each command or command and action."""
     actions: dict[str, list[str]] = {}
     flags: dict[str, list[str]] = {}
     for line in text.splitlines():
@@ -76,7 +76,7 @@ def _all_flags() -> list[str]:
 
 
 def _values() -> dict[str, list[str]]:
-    """Return what a flag takes, where that is a choice of words."""
+    """Return the values of each flag that takes one of several words."""
     values: dict[str, list[str]] = {}
     for option in OPTIONS.values():
         words = [word for word in option.metavar.split("|") if word and word.islower()]
@@ -89,19 +89,19 @@ Table = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class _Dialect:
-    """How a shell says what bash and zsh say alike."""
+class _ShellSyntax:
+    """The parts of a completion script in which bash and zsh differ."""
 
     head: Sequence[str]
     position: str
-    """How many words there are before the one that is being completed."""
+    """An expression for the number of words before the one to complete."""
     words: Sequence[str]
-    """The first two words after the program's name."""
+    """Expressions for the first two words after the program's name."""
     offer: str
     tail: Sequence[str]
 
 
-_BASH = _Dialect(
+_BASH = _ShellSyntax(
     (
         '# Completes accel-nb in bash: eval "$(accel-nb completion bash)"',
         "_accel_nb() {",
@@ -113,7 +113,7 @@ _BASH = _Dialect(
     'COMPREPLY=($(compgen -W "%s" -- "$word")); return',
     ("}", "complete -o default -F _accel_nb accel-nb"),
 )
-_ZSH = _Dialect(
+_ZSH = _ShellSyntax(
     (
         "#compdef accel-nb",
         '# Completes accel-nb in zsh, after compinit: eval "$(accel-nb completion zsh)"',
@@ -127,23 +127,23 @@ _ZSH = _Dialect(
 )
 
 
-def _posix(dialect: _Dialect, actions: Table, flags: Table, values: Table) -> str:
+def _posix(syntax: _ShellSyntax, actions: Table, flags: Table, values: Table) -> str:
     def cases(subject: str, table: Table, indent: str) -> list[str]:
-        rows = [f"{indent}    {shlex.quote(key)}) {dialect.offer % ' '.join(words)} ;;" for key, words in table.items()]
+        rows = [f"{indent}    {shlex.quote(key)}) {syntax.offer % ' '.join(words)} ;;" for key, words in table.items()]
         return [f'{indent}case "{subject}" in', *rows, f"{indent}esac"]
 
-    first, second = dialect.words
+    first, second = syntax.words
     lines = [
-        *dialect.head,
-        f"    if (({dialect.position} == 1)); then {dialect.offer % ' '.join([*actions, '--help'])}; fi",
+        *syntax.head,
+        f"    if (({syntax.position} == 1)); then {syntax.offer % ' '.join([*actions, '--help'])}; fi",
         *cases("$before", values, "    "),
         '    if [[ "$word" == -* ]]; then',
         *cases(f"{first} {second}", _of_actions(flags), "        "),
         *cases(first, _of_commands(flags), "        "),
-        f"    elif (({dialect.position} == 2)); then",
+        f"    elif (({syntax.position} == 2)); then",
         *cases(first, {name: own for name, own in actions.items() if own}, "        "),
         "    fi",
-        *dialect.tail,
+        *syntax.tail,
     ]
     return "\n".join(lines) + "\n"
 
@@ -187,4 +187,4 @@ def _of_commands(flags: Table) -> Table:
 WRITERS: Mapping[str, Callable[[Table, Table, Table], str]] = MappingProxyType(
     {"bash": partial(_posix, _BASH), "zsh": partial(_posix, _ZSH), "fish": _fish}
 )
-"""Each shell with what writes its script from the actions of commands, their flags and the values of flags."""
+"""For each shell, the function that writes its script from actions of commands, their flags and values of flags."""

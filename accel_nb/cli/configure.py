@@ -1,4 +1,4 @@
-"""``accel-nb config``: show the options, begin a file of them, bring one over; show what DeepSpeed would get."""
+"""``accel-nb config``: show options, create or import an options file, show DeepSpeed's configuration."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from accel_nb.runtime.process.environment import option_variables
 
 
 def run(words: Sequence[str]) -> str:
-    """Run one of the commands and return what it says; raises `ConfigError` for wrong use and wrong files."""
+    """Run one of the commands and return its output. Raise `ConfigError` for wrong use and invalid files."""
     action = " ".join(words[:1])
     if action in ("-h", "--help"):
         return f"usage: accel-nb config {'|'.join(_COMMANDS)} ...\n"
@@ -45,7 +45,7 @@ def _init(words: Sequence[str]) -> str:
     options = parser.parse_args(words)
     machine = inspect_machine()
     text = starter_file(len(machine.gpus), machine.num_cores)
-    return text if options.out is None else _written(options.out, text)
+    return text if options.out is None else _write_options(options.out, text)
 
 
 def _import(words: Sequence[str]) -> str:
@@ -66,7 +66,7 @@ def _import(words: Sequence[str]) -> str:
     document = read_document(options.file)
     found = (import_deepspeed if is_deepspeed(document) else import_accelerate)(document, options.file)
     text = dumps(found.options)
-    end = f"\n{text}" if options.out is None else _written(options.out, text)
+    end = f"\n{text}" if options.out is None else _write_options(options.out, text)
     return json.dumps(asdict(found), indent=2, default=str) + "\n" if options.json else f"{found.table()}\n{end}"
 
 
@@ -88,7 +88,7 @@ def _deepspeed(words: Sequence[str]) -> str:
     return f"{shown.table}{end}"
 
 
-def _written(path: str, text: str) -> str:
+def _write_options(path: str, text: str) -> str:
     return f"{_new_file(path, text).rstrip()}; use it with --config {path}\n"
 
 
@@ -103,12 +103,14 @@ def _new_file(path: str, text: str) -> str:
     return f"wrote {path}\n"
 
 
-def _alone(name: str, description: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
-    def tell(words: Sequence[str]) -> str:
+def _without_arguments(name: str, description: str, text: Callable[[], str]) -> Callable[[Sequence[str]], str]:
+    """Return a command that prints a text and takes no arguments."""
+
+    def command(words: Sequence[str]) -> str:
         Parser(prog=f"accel-nb config {name}", description=description).parse_args(words)
         return text()
 
-    return tell
+    return command
 
 
 _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
@@ -116,7 +118,7 @@ _COMMANDS: dict[str, Callable[[Sequence[str]], str]] = {
     "init": _init,
     "import": _import,
     "deepspeed": _deepspeed,
-    "schema": _alone("schema", "Print the JSON Schema of the options.", schema_json),
-    "docs": _alone("docs", "Print the option reference as Markdown.", options_markdown),
-    "flags": _alone("flags", "List every flag in one table.", lambda: usage("accel-nb config show") + "\n"),
+    "schema": _without_arguments("schema", "Print the JSON Schema of the options.", schema_json),
+    "docs": _without_arguments("docs", "Print the option reference as Markdown.", options_markdown),
+    "flags": _without_arguments("flags", "List every flag in one table.", lambda: usage("accel-nb config show") + "\n"),
 }

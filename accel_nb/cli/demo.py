@@ -1,4 +1,4 @@
-"""``accel-nb demo``: run the quickstart notebook in a real kernel and put it, with its pictures, into a folder."""
+"""``accel-nb demo``: run the quickstart notebook in a kernel and save it, with its pictures, to a folder."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RESULT_WORDS = ("accuracy", "loss on")
 
 
 def run(words: Sequence[str]) -> str:
-    """Execute the notebook and return what to print; raises DemoFailed when it is not there or raises."""
+    """Execute the notebook and return a summary. Raise DemoFailed if it does not exist or a cell raises."""
     options = _read(words)
     source = _find(options.notebook)
     out = Path(options.out)
@@ -43,7 +43,7 @@ def run(words: Sequence[str]) -> str:
 
 
 class DemoFailed(Failed):
-    """There is no notebook, or it raised; the message says what to do, or what was raised and where the output lies."""
+    """The notebook does not exist, or a cell raised; the message has the remedy, or the error and the output's path."""
 
     is_complaint = True
 
@@ -51,7 +51,7 @@ class DemoFailed(Failed):
 def _read(words: Sequence[str]) -> argparse.Namespace:
     parser = Parser(prog="accel-nb demo", description="Run the quickstart notebook and keep its pictures.")
     parser.add_argument("--notebook", metavar="PATH", help=f"the notebook to run (default: {QUICKSTART})")
-    parser.add_argument("--out", metavar="DIR", default="out/demo", help="where the result goes (default: out/demo)")
+    parser.add_argument("--out", metavar="DIR", default="out/demo", help="the folder of the result (default: out/demo)")
     return parser.parse_args(words)
 
 
@@ -66,12 +66,12 @@ def _find(given: str | None) -> Path:
         if (folder / QUICKSTART).is_file():
             return folder / QUICKSTART
     raise DemoFailed(
-        f"{QUICKSTART} is not here: run this in the project's folder, or name a notebook with --notebook PATH"
+        f"{QUICKSTART} does not exist: run this in the project's folder, or name a notebook with --notebook PATH"
     )
 
 
 def _execute(path: Path) -> tuple[Any, str | None]:
-    """Run a notebook with this very interpreter as its kernel; returns it, and what went wrong if anything did."""
+    """Run a notebook with this interpreter as its kernel; return it, and the error if there was one."""
     import nbformat
     from jupyter_client.kernelspec import KernelSpec
     from jupyter_client.manager import AsyncKernelManager
@@ -79,7 +79,7 @@ def _execute(path: Path) -> tuple[Any, str | None]:
     from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
     class OwnKernelManager(AsyncKernelManager):
-        """Starts this interpreter, whichever kernel is installed under the notebook's name."""
+        """Starts this interpreter instead of the installed kernel that the notebook names."""
 
         @property
         def kernel_spec(self) -> KernelSpec:

@@ -1,4 +1,4 @@
-"""``accel-nb doctor``: what was found on this machine, and what will bite."""
+"""``accel-nb doctor``: a report about this machine, with problems and their remedies."""
 
 import json
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ from accel_nb.notebook.reports.doctor import diagnose
 
 
 def run(words: Sequence[str]) -> str:
-    """Return the report; raises `ConfigError` for wrong use."""
-    parser = Parser(prog="accel-nb doctor", description="Say what was found on this machine, and what will bite.")
+    """Return the report. Raise `ConfigError` for wrong use."""
+    parser = Parser(prog="accel-nb doctor", description="Report this machine's devices, and problems with remedies.")
     parser.add_json()
     as_json = parser.parse_args(words).json
     findings = diagnose()

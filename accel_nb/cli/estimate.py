@@ -1,4 +1,4 @@
-"""``accel-nb estimate``: what a training takes on each device, before anything is started or downloaded."""
+"""``accel-nb estimate``: the memory that training takes on each device; starts and downloads nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class NothingFits(Failed):
 
 
 def run(words: Sequence[str]) -> str:
-    """Return the table; raises `NothingFits` with it if no plan fits, and `ConfigError` for what cannot be forecast."""
+    """Return the table. Raise `NothingFits` with it if no plan fits, `ConfigError` for wrong input."""
     request = read_request(words, "accel-nb estimate", in_notebook=False)
     config = request.config(option_variables())
     setting = find_setting(

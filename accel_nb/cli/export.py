@@ -12,7 +12,7 @@ from accel_nb.runtime.process.environment import option_variables
 
 
 def run(words: Sequence[str]) -> str:
-    """Write the script and its options, and return what was written and left out; raises ConfigError."""
+    """Write the script and its options, and return what was written and left out. Raise ConfigError on problems."""
     parser = Parser(prog="accel-nb export", description="Make a script of a notebook, with its options beside it.")
     parser.add_argument("notebook", metavar="NOTEBOOK.ipynb")
     parser.add_argument("script", metavar="SCRIPT.py")

@@ -12,26 +12,26 @@ from accel_nb.launch.request import read_request
 USAGE = """\
 accel-nb launch [FLAGS] SCRIPT.py|-m MODULE|NOTEBOOK.ipynb [ARGUMENTS]
 
-Flags stand before the target; what follows it is passed on untouched. Any option of a run (accel-nb config flags lists
-them): --cpus N, --gpus N, --precision bf16, --checkpoint DIR, --resume auto, --dry-run, ... and
+Flags precede the target; arguments after it are passed to it unchanged. FLAGS are the options of a run (accel-nb config
+flags lists them), such as --cpus N, --gpus N, --precision bf16, --checkpoint DIR, --resume auto, --dry-run, and
 
   --nnodes N|MIN:MAX         train on several machines; start the same command on each
   --node-rank N              this machine's number, from 0
   --rdzv-backend c10d|static how machines find each other
-  --rdzv-endpoint HOST:PORT  where they meet
-  --rdzv-id ID               tells jobs apart that meet at one place
-  --max-restarts N           start all ranks anew so often when one fails; from the newest checkpoint with --checkpoint
+  --rdzv-endpoint HOST:PORT  the address of the rendezvous
+  --rdzv-id ID               the job's name, if several jobs use one rendezvous
+  --max-restarts N           restart all ranks up to N times if one fails; from the newest checkpoint with --checkpoint
   --slurm                    write a batch file and submit it
   --sbatch NAME=VALUE        an option of sbatch, as in --sbatch time=2:00:00; may be repeated
   --emit kubeflow            print a TrainJob manifest instead of running
   --image IMAGE              the manifest's container image
   --out FILE                 write a notebook with its outputs there
 
-Under mpirun and srun the ranks that these start are the job's."""
+Under mpirun and srun, the ranks that these start are the ranks of the job."""
 
 
 class JobFailed(Failed):
-    """The job ended with ``code``, and has said why."""
+    """The job ended with exit code ``code`` and has printed the reason."""
 
     def __init__(self, code: int) -> None:
         self.code = code
@@ -39,7 +39,7 @@ class JobFailed(Failed):
 
 
 def run(words: Sequence[str]) -> str:
-    """Run the job to its end; raises JobFailed with its exit code, and ConfigError for bad input."""
+    """Run the job to its end. Raise JobFailed with its exit code, and ConfigError for wrong input."""
     if list(words) in ([], ["--help"], ["-h"]):
         return USAGE + "\n"
     job = Job.of(read_request(words))

@@ -1,6 +1,6 @@
 """``accel-nb checkpoint|completion|config|demo|doctor|estimate|export|launch|runs|test``.
 
-Exit status: 0 done, 1 it failed, 2 bad input (one line a problem); that of ``launch`` is the job's.
+Exit status: 0 for success, 1 for failure, 2 for wrong input (one line for each problem); ``launch`` returns the job's.
 """
 
 import sys
@@ -14,21 +14,21 @@ from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.runtime.process.secrets import redact
 
 HELP = """\
-accel-nb checkpoint inspect|verify|merge|reshard PATH   look into checkpoints and convert them
+accel-nb checkpoint inspect|verify|merge|reshard PATH   inspect, verify and convert checkpoints
 accel-nb completion bash|zsh|fish   a script that completes commands in the shell
 accel-nb config show [flags]   every option, its value and where it came from (--json)
-accel-nb config init           begin a file of options for this machine (--out FILE)
+accel-nb config init           create a file of options for this machine (--out FILE)
 accel-nb config import FILE    read what `accelerate config` wrote, value by value (--out FILE, --json)
-accel-nb config deepspeed [flags]   what DeepSpeed would be given, and by which option (--out FILE)
+accel-nb config deepspeed [flags]   DeepSpeed's configuration, and which option sets each value (--out FILE)
 accel-nb config schema         the JSON Schema of the options
 accel-nb config docs           the option reference as Markdown
 accel-nb config flags          every flag in one table
 accel-nb demo                  run the quickstart notebook into out/demo (--notebook PATH, --out DIR)
-accel-nb doctor                what was found on this machine, and what will bite (--json)
-accel-nb estimate MODEL        what training takes on each device, and which strategy fits (--help lists its flags)
+accel-nb doctor                this machine's devices, and problems with their remedies (--json)
+accel-nb estimate MODEL        the memory that training takes, and which strategy fits (--help lists its flags)
 accel-nb export NB.ipynb FILE.py   make a script of a notebook, with its options beside it
 accel-nb launch TARGET [ARGS]  run a script, -m MODULE or a notebook as a job (--help lists its flags)
-accel-nb runs list|show|compare|open   what was run here, and how it ended
+accel-nb runs list|show|compare|open   the runs recorded on this machine, and how they ended
 accel-nb test                  check training on this machine's own devices (--gpus N, --cpus N, --timeout S, --json)"""
 
 
@@ -53,13 +53,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequence[str]]:
-    """Return what to run and its arguments."""
+    """Return the function of a command and its arguments."""
     name = words[0]
     if name not in COMMANDS:
         from accel_nb.config.layers import did_you_mean
 
         other = _KNOWN_ELSEWHERE.get(name)
-        near = did_you_mean(name, list(COMMANDS)) if other is None else f", as it is of accelerate's: {other}"
+        near = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"
         raise ConfigError(f"{name!a} is no command{near}; accel-nb --help lists them")
     return import_module(f"accel_nb.cli.{COMMANDS[name]}").run, words[1:]
 
@@ -78,7 +78,7 @@ COMMANDS: Mapping[str, str] = MappingProxyType(
         "test": "selftest",
     }
 )
-"""Each with its module in this package, which is imported when the command is run: help is to be there at once."""
+"""The module of each command in this package, imported when the command is run, so that ``--help`` is fast."""
 
 _KNOWN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
     {
@@ -89,4 +89,4 @@ _KNOWN_ELSEWHERE: Mapping[str, str] = MappingProxyType(
         "tpu-config": "launch --tpus all on the TPU's machine",
     }
 )
-"""Commands of `accelerate`, and what serves for them."""
+"""Commands of `accelerate`, and their replacements."""

@@ -1,4 +1,4 @@
-"""How every command reads its words: wrong use is one line and exit status 2, ``--json`` asks for a document."""
+"""The argument parser of all commands: wrong use is one line and exit status 2, ``--json`` prints JSON."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Parser(argparse.ArgumentParser):
     """A parser that raises ConfigError for wrong use instead of ending the process."""
 
     def error(self, message: str) -> Any:
-        """Raise the problem."""
+        """Raise ConfigError with the message."""
         raise ConfigError(f"{self.prog}: {message}")
 
     def add_json(self) -> None:
-        """Add the flag by which a command prints one JSON document."""
+        """Add ``--json``, with which a command prints one JSON document."""
         self.add_argument("--json", action="store_true", help="machine-readable output")
 
 
 def parse_with_options(prog: str, description: str, words: Sequence[str]) -> tuple[bool, list[str]]:
-    """Read the words of a command that takes options of a run: whether it is to print JSON, and the other words."""
+    """Parse the words of a command that takes a run's options; return whether to print JSON, and the other words."""
     epilog = "Flags are those of %%accelerate: accel-nb config flags lists them."
     usage = f"{prog} [--json] [flags]"
     parser = Parser(prog=prog, description=description, usage=usage, epilog=epilog, allow_abbrev=False)

@@ -1,4 +1,4 @@
-"""``accel-nb runs list|show|compare|open``: what was run on this machine, with what, and how it ended."""
+"""``accel-nb runs list|show|compare|open``: the runs that were recorded on this machine."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _MAX_SHOWN = 4
 
 
 def run(words: Sequence[str]) -> str:
-    """Run one of the commands and return what it says; raises ConfigError for wrong use and runs that are not there."""
+    """Run one of the commands and return its output. Raise ConfigError for wrong use and runs that do not exist."""
     options = _read(words)
     facts, lines = options.act(Registry(), options)
     return json.dumps(facts, indent=2) + "\n" if options.json else "\n".join(lines) + "\n"
 
 
 def _read(words: Sequence[str]) -> argparse.Namespace:
-    parser = Parser(prog="accel-nb runs", description="Look at the runs that were recorded on this machine.")
+    parser = Parser(prog="accel-nb runs", description="Show the runs that were recorded on this machine.")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
     listing = _command(commands, _list, "all runs, newest first")
     listing.add_argument("--limit", metavar="N", type=int, default=20, help="how many (default: 20)")
@@ -98,7 +98,7 @@ def _open(registry: Registry, options: argparse.Namespace) -> tuple[Any, list[st
 
 
 def _comparable(run: Run) -> dict[str, str]:
-    """Return what may differ between runs, as text by name."""
+    """Return the facts to compare between runs, as text by name."""
     facts = {"name": run.name, "target": " ".join([run.target, *run.args]), "outcome": run.outcome, "took": _took(run)}
     facts |= {name: _number(value) for name, value in run.metrics.items()}
     facts |= {name: str(value) for name, (value, _) in run.config.items()}
@@ -130,7 +130,7 @@ def _took(run: Run) -> str:
 
 
 def _table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns; what came from a file is shown without control characters."""
+    """Return rows as lines of aligned columns, with control characters escaped."""
     texts = [[_printable(cell) for cell in row] for row in rows]
     widths = [max(len(row[column]) for row in texts) for column in range(len(texts[0]))]
     return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in texts]

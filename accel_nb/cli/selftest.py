@@ -1,4 +1,4 @@
-"""``accel-nb test``: check on this machine's own devices that training does what it should."""
+"""``accel-nb test``: check training on this machine's own devices."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class SelfTestFailed(Failed):
 
 
 def run(words: Sequence[str]) -> str:
-    """Run the checks and return the report; raises SelfTestFailed with it where one failed.
+    """Run the checks and return the report. Raise SelfTestFailed with it if one failed.
 
-    Takes ``--gpus``, ``--cpus`` and ``--timeout`` as a cell does, and ``--json``. With none of the first two it is
-    every visible GPU, else two CPU workers.
+    Takes ``--gpus``, ``--cpus`` and ``--timeout`` as a cell does, and ``--json``. The default is all visible GPUs, or
+    two CPU workers without a GPU.
     """
     as_json, others = parse_with_options("accel-nb test", "Check training on this machine's own devices.", words)
     flags = parse_flags(others, source="command line")

@@ -18,7 +18,7 @@ from traitlets import Type
 from traitlets.config import Config
 
 from accel_nb.launch.target import read_bytes, read_notebook
-from accel_nb.notebook.magics import unload
+from accel_nb.notebook.magics import unload_ipython_extension
 
 Put = Callable[[dict[str, Any]], None]
 """Takes one output of the running cell, in the notebook format."""
@@ -50,7 +50,7 @@ def run_notebook(path: str, *, out: str | None = None) -> int:
     finally:
         if out is not None:
             nbformat.write(notebook, out)
-        unload(shell)
+        unload_ipython_extension(shell)
     if failed is not None:
         print(
             f"{os.path.basename(path)}: code cell {failed} of {len(cells)} raised; the ones after it did not run",

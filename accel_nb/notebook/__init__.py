@@ -1,1 +1,1 @@
-"""The notebook side: magics, session, what a cell uses, what its output looks like."""
+"""The notebook's side: magics, session, analysis of cells, and their output."""

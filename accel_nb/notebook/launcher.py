@@ -1,4 +1,4 @@
-"""``notebook_launcher``: run a function on all devices, from a notebook or a script, and get what it returned."""
+"""``notebook_launcher``: run a function on all devices, from a notebook or a script, and return its results."""
 
 from __future__ import annotations
 
@@ -56,63 +56,64 @@ def notebook_launcher(
     log_line_prefix_template: str | None = None,
     **options: Any,
 ) -> list[Any]:
-    """Run ``function(*args)`` on every worker, as it is written, and return what it returned on each, in rank order.
+    """Run ``function(*args)`` on every worker, unchanged, and return the results in rank order.
 
-    It works whatever this process did before: it is never forked, and CUDA may be in use here, accelerators built and
-    threads running. Workers, and what they hold on their devices, stay for the next launch or ``%%accelerate`` cell.
+    This process is never forked: CUDA may already be initialized, accelerators constructed and threads running here.
+    The workers, and their objects on the devices, stay for the next launch or ``%%accelerate`` cell.
 
-    **What comes back.** One value for each rank. A value that refers to a model, an optimizer or a container of the
-    notebook comes back as that very object. Models, optimizers, schedulers and containers that the function used, as
-    arguments, through closures or as globals, hold rank 0's training afterwards, in place. Globals that it binds
-    come back from rank 0. A value that cannot be copied raises ShippingError; what was trained has come back then.
+    **Results.** One value for each rank. A value that refers to a model, an optimizer or a container of the notebook is
+    returned as that same object. Models, optimizers, schedulers and containers that the function used, as arguments,
+    through closures or as globals, have rank 0's state afterwards, in place. Globals that it binds are bound here with
+    rank 0's values. A value that cannot be copied raises ShippingError, after the trained state has been applied.
 
     **Interrupt.** KeyboardInterrupt in this process, normally within half a second, also where ranks wait in a
-    collective. What was trained so far comes back; workers and their state live on. A rank that does not react within
-    two seconds, or at the second interrupt, is ended and replaced.
+    collective. The training so far is returned; the workers keep running with their state. A rank that does not stop
+    within two seconds, or at the second interrupt, is killed and replaced.
 
     **Error.** The first rank that raises stops the others, and its exception is raised here with its own type and a
-    traceback of the function's lines on that rank; what others raised is one line each. Rank 0's training comes back.
+    traceback of the function's lines on that rank; errors of other ranks are one line each. Rank 0's training is
+    returned.
 
-    **Death.** WorkerDied names the rank, the signal or exit code and its last output. A fresh worker takes its place;
-    this process keeps the values that it had before the launch.
+    **Death.** WorkerDied names the rank, the signal or exit code and its last output. A new worker replaces it; this
+    process keeps the values from before the launch.
 
-    **Hang.** A rank that the others wait for is named within seconds, with the line it is at; nothing is ended. Only
-    the option ``timeout`` ends a launch by itself, with TimeoutError.
+    **Hang.** A rank that the others wait for is named within seconds, with its current line; no process is ended. Only
+    the option ``timeout`` ends a launch automatically, with TimeoutError.
 
-    Signal handlers, environment variables and threads of this process are afterwards what they were. To be called in
-    one process only, neither under ``torchrun`` nor inside of a launched function (MisuseError); from several threads
-    at once each launch gets workers, and GPUs, of its own.
+    Signal handlers, environment variables and threads of this process are restored afterwards. Call it in one process
+    only, neither under ``torchrun`` nor inside a launched function (MisuseError). Concurrent launches in several
+    threads each have their own workers and GPUs.
 
     Args:
         function: called on each worker; it may be defined in a cell, a lambda, a closure or a bound method. No model
-            is prepared unless it builds an ``Accelerator``, or calls ``accelerator.prepare.preparer``.
+            is prepared unless it constructs an ``Accelerator`` and calls its ``prepare``.
         args: positional arguments.
         num_processes: workers, one for each GPU; CPU workers, which share the cores, where there is no GPU. None:
             every visible GPU, else one CPU worker.
-        mixed_precision: precision of the accelerators that the function builds: ``fp16``, ``bf16`` or ``auto``.
-            ``no`` leaves it to them.
-        use_port: what the function finds as ``MASTER_PORT``, for groups of its own; None or 0 chooses a free one. The
-            launch itself uses no port.
-        master_addr: what it finds as ``MASTER_ADDR``, for groups of its own. The launch itself uses no address, so one
-            of another machine has no effect on it, and a line says so.
+        mixed_precision: precision of the accelerators that the function constructs: ``fp16``, ``bf16`` or ``auto``.
+            ``no`` keeps their own defaults.
+        use_port: ``MASTER_PORT`` for process groups of the function's own; None or 0 chooses a free one. The launch
+            itself uses no port.
+        master_addr: ``MASTER_ADDR`` for process groups of the function's own. The launch itself uses no address: that
+            of another machine has no effect on it, and a line reports this.
         node_rank, num_nodes: 0 and 1: one machine.
-        rdzv_backend: ``static`` or ``c10d``: with one machine they are the same, and a line says so.
+        rdzv_backend: ``static`` or ``c10d``: equivalent with one machine, and a line reports this.
         rdzv_endpoint: ``host:port``, in place of ``master_addr`` and ``use_port``.
         rdzv_conf: ``timeout`` in seconds: how long workers may take to start.
-        rdzv_id: what the function finds as ``TORCHELASTIC_RUN_ID``.
-        max_restarts: how often all workers are started anew, with this process's values, when a rank dies or raises.
-            With the option ``checkpoint={"dir": ...}`` accelerators go on from the newest checkpoint.
-        monitor_interval: seconds between looks at the workers; messages from them are taken at once whatever it is.
-        log_line_prefix_template: shows the lines of every rank, each with this in front, such as
-            ``"[${role_name}${rank}]: "``; it may use ``rank``, ``local_rank`` and ``role_name``.
+        rdzv_id: ``TORCHELASTIC_RUN_ID`` in the function's environment.
+        max_restarts: how often all workers are restarted, with this process's values, when a rank dies or raises.
+            With the option ``checkpoint={"dir": ...}`` accelerators resume from the newest checkpoint.
+        monitor_interval: seconds between polls of the workers; their messages are always processed at once.
+        log_line_prefix_template: a prefix for each line, such as ``"[${role_name}${rank}]: "``, with ``rank``,
+            ``local_rank`` and ``role_name``; if set, the lines of every rank are shown.
         options: any option of ``%%accelerate``, by its name: ``seed=0``, ``accumulate=4``, ``panel=False``.
 
     Raises:
         ConfigError: for arguments that are not allowed, all named at once, before anything starts.
     """
-    _refuse_inside("notebook_launcher")
+    _refuse_in_worker("notebook_launcher")
     problems = _problems(function, use_port, node_rank, num_nodes, rdzv_backend, rdzv_conf, max_restarts)
-    problems += _more_problems(monitor_interval, rdzv_endpoint, log_line_prefix_template)
+    problems += _format_problems(monitor_interval, rdzv_endpoint, log_line_prefix_template)
     if problems:
         raise ConfigError(problems)
     given = dict(options)
@@ -124,11 +125,11 @@ def notebook_launcher(
         getattr(function, "__name__", type(function).__name__),
         variables={
             "MASTER_ADDR": address or master_addr,
-            "MASTER_PORT": port or str(_port(use_port)),
+            "MASTER_PORT": port or str(_choose_port(use_port)),
             "TORCHELASTIC_RUN_ID": rdzv_id,
             "TORCHELASTIC_MAX_RESTARTS": str(max_restarts),
         },
-        prefix=None if log_line_prefix_template is None else functools.partial(_prefix, log_line_prefix_template),
+        prefix=None if log_line_prefix_template is None else functools.partial(_line_prefix, log_line_prefix_template),
         notes=tuple(_idle_arguments(use_port, master_addr, rdzv_backend, rdzv_endpoint)),
         poll_s=monitor_interval,
         patience_s=float((rdzv_conf or {}).get("timeout", START_PATIENCE_S)),
@@ -139,13 +140,15 @@ def notebook_launcher(
 
 
 def debug_launcher(function: Callable[..., Any], args: Sequence[Any] = (), num_processes: int = 2) -> list[Any]:
-    """Run ``function(*args)`` on CPU workers, whatever devices there are; returns and raises as `notebook_launcher`."""
-    _refuse_inside("debug_launcher")
+    """Run ``function(*args)`` on CPU workers, even if there are GPUs. Returns and raises as `notebook_launcher`."""
+    _refuse_in_worker("debug_launcher")
     if problems := _problems(function, "0", 0, 1, "static", None, 0):
         raise ConfigError(problems)
     name = getattr(function, "__name__", type(function).__name__)
     call = Call(
-        functools.partial(function, *args), name, variables={"MASTER_PORT": str(_port(0)), "ACCELERATE_USE_CPU": "yes"}
+        functools.partial(function, *args),
+        name,
+        variables={"MASTER_PORT": str(_choose_port(0)), "ACCELERATE_USE_CPU": "yes"},
     )
     return _launch(call, {"cpus": num_processes}, None, "debug_launcher")
 
@@ -171,16 +174,16 @@ def _launch(call: Call, given: dict[str, Any], num_processes: int | None, source
                 return _run(main, call, resolved, specs)
             finally:
                 main.release()
-        beside = _beside(main, specs, first)
+        session = _concurrent_session(main, specs, first)
         try:
             name = f"{call.bound_to}_{threading.get_ident()}"
-            return _run(beside, replace(call, bound_to=name), resolved, specs)
+            return _run(session, replace(call, bound_to=name), resolved, specs)
         finally:
-            beside.stop()
+            session.stop()
 
 
 def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[WorkerSpec]) -> list[Any]:
-    """Run the call, and again if it fails, so often as it may be restarted."""
+    """Run the call, with restarts if it fails."""
     resolved.check_world(len(specs))
     require_checkpoint(resolved)
     try:
@@ -191,12 +194,12 @@ def _run(session: Session, call: Call, resolved: Resolved, specs: Sequence[Worke
     except (TimeoutError, ConfigError):
         raise
     except Exception as error:
-        _show_remote(error)
+        _set_remote_traceback(error)
         raise
 
 
 def _cell(call: Call, namespace: Mapping[str, Any]) -> Cell:
-    """Return the call as a cell; a function that the notebook has a name for is sent by it, and so only once."""
+    """Return the call as a cell; a function with a name in the notebook is sent under it, and so only once."""
     name = call.name if namespace.get(call.name) is call.function.func else "None"
     source = f"{name}\n{call.bound_to}()"
     return Cell(source, ast.parse(source), 0, call)
@@ -209,7 +212,7 @@ def _panel_mode(resolved: Resolved) -> str:
 
 
 def _session() -> Session:
-    """Return the session of this notebook, or of this script: it lives as long as the namespace that it serves."""
+    """Return the session of this notebook or script; it exists as long as the namespace that belongs to it."""
     shell = get_ipython()
     if shell is not None:
         from accel_nb.notebook.magics import session_of
@@ -222,22 +225,22 @@ def _session() -> Session:
     return namespace[_SCRIPT_SESSION]
 
 
-def _beside(main: Session, specs: Sequence[WorkerSpec], first: int) -> Session:
-    """Return a session with workers of its own, which see only the GPUs that it holds."""
+def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) -> Session:
+    """Return a session with its own workers, to which only its own GPUs are visible."""
     count = sum(spec.device.startswith("cuda") for spec in specs)
     visible = visible_gpus() or [str(gpu.index) for gpu in find_gpus()]
     overrides = {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])} if count else {}
     return Session(main.namespace, main.hidden_names, overrides=overrides)
 
 
-def _show_remote(error: BaseException) -> None:
-    """Where no notebook shows the worker's traceback, give it as the cause."""
+def _set_remote_traceback(error: BaseException) -> None:
+    """Set the worker's traceback as the error's cause, outside a notebook, which would show it."""
     render = vars(error).get("_render_traceback_")
     if render is not None and get_ipython() is None:
         error.__cause__ = PoolError("\n" + _ANSI.sub("", "\n".join(render())))
 
 
-def _refuse_inside(name: str) -> None:
+def _refuse_in_worker(name: str) -> None:
     world = torchrun_world()
     if world is not None:
         raise MisuseError(
@@ -267,8 +270,8 @@ def _problems(
         problems.append(f"use_port={use_port!r}: give a port from 1 to 65535, or None for a free one")
     if num_nodes != 1 or node_rank != 0:
         problems.append(
-            f"num_nodes={num_nodes!r}, node_rank={node_rank!r}: a launch uses this machine (1 and 0); for several "
-            "write the function into a script and start it on each with torchrun --nnodes"
+            f"num_nodes={num_nodes!r}, node_rank={node_rank!r}: a launch uses this machine only (1 and 0); for several "
+            "machines, write the function into a script and start it on each with torchrun --nnodes"
         )
     if rdzv_backend not in _BACKENDS:
         problems.append(f"rdzv_backend={rdzv_backend!r}: give {' or '.join(_BACKENDS)}")
@@ -281,13 +284,13 @@ def _problems(
 
 
 def _idle_arguments(use_port: Any, master_addr: str, rdzv_backend: str, rdzv_endpoint: str) -> list[str]:
-    """Return a line for each argument that was given and has no effect on a launch."""
+    """Return a line for each argument that has no effect on a launch."""
     lines: list[str] = []
     if rdzv_endpoint:
         given = {"master_addr": (master_addr, _ADDRESS), "use_port": (str(use_port), _PORT)}
         address, _, port = rdzv_endpoint.rpartition(":")
         lines += [
-            f"{name}={value!r} has no effect: rdzv_endpoint={rdzv_endpoint!r} stands in its place"
+            f"{name}={value!r} has no effect: rdzv_endpoint={rdzv_endpoint!r} replaces it"
             for (name, (value, default)), used in zip(given.items(), (address, port), strict=True)
             if value not in (default, used)
         ]
@@ -296,15 +299,15 @@ def _idle_arguments(use_port: Any, master_addr: str, rdzv_backend: str, rdzv_end
         name, value, address = "master_addr", master_addr, master_addr
     if address not in _LOOPBACK:
         lines.append(
-            f"{name}={value!r} has no effect on the launch, which uses this machine only; the function finds it in "
-            "MASTER_ADDR. Several machines: write a script and start it with `accel-nb launch --nnodes N`"
+            f"{name}={value!r} has no effect on the launch, which uses this machine only; it is MASTER_ADDR in the "
+            "function's environment. For several machines, start a script with `accel-nb launch --nnodes N`"
         )
     if rdzv_backend != _BACKENDS[0]:
-        lines.append(f"rdzv_backend={rdzv_backend!r} has no effect: there is nothing to agree on with one machine")
+        lines.append(f"rdzv_backend={rdzv_backend!r} has no effect: one machine needs no rendezvous")
     return lines
 
 
-def _more_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | None) -> list[str]:
+def _format_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | None) -> list[str]:
     problems: list[str] = []
     if not isinstance(monitor_interval, int | float) or not 0 < monitor_interval <= 60:
         problems.append(f"monitor_interval={monitor_interval!r}: give seconds, more than 0 and up to 60")
@@ -319,11 +322,11 @@ def _more_problems(monitor_interval: Any, rdzv_endpoint: str, template: str | No
     return problems
 
 
-def _prefix(template: str, rank: int) -> str:
+def _line_prefix(template: str, rank: int) -> str:
     return string.Template(template).substitute(role_name="default", rank=rank, local_rank=rank)
 
 
-def _port(use_port: str | int | None) -> int:
+def _choose_port(use_port: str | int | None) -> int:
     if use_port not in (None, 0, "0"):
         return int(use_port)
     with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""``%%accelerate`` and ``%accelerate``: from a line of text to a run or an answer."""
+"""The magics ``%%accelerate`` and ``%accelerate``: parse a line, run a cell or a command."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from accel_nb.pool.device_assignment import place_workers, uses_gpus
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.actions import Action, Inspect, SaveNow, ScaleRate, SetInterval, SetRate, StopAfterStep
-from accel_nb.ui import SidebarComm
+from accel_nb.ui.comm import SidebarComm
 
 ANSWER_S = 10.0
-"""How long a magic waits for the end of a step."""
+"""How long a magic waits for the end of a step, in seconds."""
 SETTINGS_S = 1.0
-"""How long the first cell waits for the notebook's settings where a browser was called that may have them."""
+"""How long the first cell waits for the notebook's settings from a browser, in seconds."""
 _NO_BACKGROUND = (
-    "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is steered by "
-    "its panel"
+    "no cell runs in the background; `%%accelerate --background` starts one. A cell in the foreground is controlled "
+    "from its panel"
 )
 _WITHOUT_ARGUMENTS = ("status", "wait", "interrupt", "checkpoint", "doctor", "restart")
 _SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
@@ -57,7 +57,7 @@ _SETTINGS = "give lr=RATE, lr*=FACTOR or log-every=STEPS"
 
 @magics_class
 class AccelerateMagics(Magics):
-    """The magics of one kernel and the session behind them."""
+    """The magics of one kernel, and their session."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -89,9 +89,9 @@ class AccelerateMagics(Magics):
     @no_var_expand
     @line_cell_magic
     def accelerate(self, line: str, cell: str | None = None) -> BackgroundRun | None:
-        """Run a cell on all devices (``%%accelerate``), or ask about the workers (``%accelerate``).
+        """Run a cell on all devices (``%%accelerate``), or a command (``%accelerate``).
 
-        Returns a handle for a cell that runs in the background.
+        Return a handle for a cell that runs in the background.
         """
         try:
             if cell is None:
@@ -101,21 +101,21 @@ class AccelerateMagics(Magics):
             else:
                 return self._run(line, cell)
         except AccelNbError as error:
-            if "_render_traceback_" not in vars(error):  # a worker's has its own
+            if "_render_traceback_" not in vars(error):  # an error of a worker already has its traceback
                 with_traceback(error, [redact(f"{type(error).__name__}: {error}")])
             raise
-        except SyntaxError as error:  # IPython shows such an error with frames of its own, whatever it brings along
+        except SyntaxError as error:  # IPython ignores _render_traceback_ of a SyntaxError
             if (render := getattr(error, "_render_traceback_", None)) is None:
                 raise
             raise with_traceback(CellSyntaxError(str(error)), render()) from None
         return None
 
     def begin_cell(self, info: object) -> None:
-        """Before each cell: take in what a background run has brought."""
+        """Apply the results of a background run before each cell."""
         try:
             self.session.arrive()
-        except Exception as error:  # whatever assigning to the user's objects raises: the cell runs all the same
-            print(f"what the run in the background has brought could not be taken in: {error}", file=sys.stderr)
+        except Exception as error:  # assigning to the user's objects may raise anything; the next cell runs anyway
+            print(f"the results of the run in the background could not be applied: {error}", file=sys.stderr)
 
     def _run(self, line: str, text: str) -> BackgroundRun | None:
         if self.sidebar is not None and self.sidebar.is_called and _is_of_jupyterlab(self._shell):
@@ -137,7 +137,7 @@ class AccelerateMagics(Magics):
         return None
 
     def _parse(self, line: str, text: str) -> Cell:
-        """Turn the cell's text into Python, with the magic's own line as a comment: line numbers are the notebook's."""
+        """Parse the cell; the magic's line becomes a comment, so that line numbers are the notebook's."""
         source = f"# %%accelerate {line}\n" + self._shell.transform_cell(text)
         name = f"<accelerate cell {self._shell.execution_count}>"
         try:
@@ -148,7 +148,7 @@ class AccelerateMagics(Magics):
         return Cell(source, tree, self._shell.execution_count)
 
     def _resolve(self, line: str, source: str) -> Resolved:
-        """Return the options of a line; the last answer is kept, since cells are mostly run with the same line."""
+        """Resolve the options of a line. The last result is cached, since cells mostly have the same line."""
         variables = option_variables()
         key = (line, source, tuple(variables.items()), self.session.notebook_layers)
         if self._last is None or self._last[0] != key or self._last[1].config.config is not None:
@@ -156,7 +156,7 @@ class AccelerateMagics(Magics):
         return self._last[1]
 
     def _layers(self, flags: Layer) -> list[Layer]:
-        launched = ambient_layers()  # what a launch of this notebook was given
+        launched = ambient_layers()  # the options of an `accel-nb launch` of this notebook
         given = giving_way(flags, launched)
         return [environment_layer(option_variables()), *self.session.notebook_layers, given, *launched]
 
@@ -177,7 +177,7 @@ class AccelerateMagics(Magics):
             raise ConfigError(f"%accelerate {name} takes no arguments, and was given {' '.join(words[1:])}")
         text = command(words[1:])
         if text:
-            print(text if name == "logs" else redact(text))  # what a cell printed is the user's
+            print(text if name == "logs" else redact(text))  # the cell's own output is shown unchanged
 
     def _status(self, words: list[str]) -> str:
         self.session.look()
@@ -239,7 +239,7 @@ class AccelerateMagics(Magics):
 
     def _stop(self, words: list[str]) -> str:
         if words == ["--after-step"]:
-            return self._ask(StopAfterStep())
+            return self._request_action(StopAfterStep())
         if words:
             raise ConfigError(
                 f"%accelerate stop {' '.join(words)}: `%accelerate stop` ends the workers, `%accelerate stop "
@@ -255,20 +255,20 @@ class AccelerateMagics(Magics):
         return self.session.background.status()
 
     def _interrupt(self, words: list[str]) -> str:
-        self._running().interrupt()
+        self._require_background().interrupt()
         return "interrupting; `%accelerate wait` waits for the end"
 
     def _checkpoint(self, words: list[str]) -> str:
-        return self._ask(SaveNow())
+        return self._request_action(SaveNow())
 
     def _set(self, words: list[str]) -> str:
         try:
-            return "\n".join([self._ask(action) for action in read_settings(words)])
+            return "\n".join([self._request_action(action) for action in read_settings(words)])
         except ValueError as error:
             raise ConfigError(f"%accelerate set {' '.join(words)}: {error}") from None
 
     def _inspect(self, words: list[str]) -> str:
-        return self._ask(Inspect(tuple(_names(words, "inspect"))))
+        return self._request_action(Inspect(tuple(_names(words, "inspect"))))
 
     def _attach(self, words: list[str]) -> None:
         background, last = self.session.background, self.session.last
@@ -284,18 +284,18 @@ class AccelerateMagics(Magics):
         else:
             last.output.redraw()
 
-    def _running(self) -> BackgroundRun:
-        """Return the run in the background; other cells have ended when a magic runs."""
+    def _require_background(self) -> BackgroundRun:
+        """Return the run in the background: the only one that can be active while a magic runs."""
         background = self.session.background
         if background is None or not background.is_running:
             raise PoolError(_NO_BACKGROUND)
         return background
 
-    def _ask(self, action: Action) -> str:
-        """Have the ranks do something after their step, and say what they did."""
-        wish = self._running().running.controls.ask(action)
+    def _request_action(self, action: Action) -> str:
+        """Request an action of the ranks after their step, and return the outcome."""
+        wish = self._require_background().running.controls.ask(action)
         if not wish.wait(ANSWER_S):
-            return f"asked; no step has ended within {ANSWER_S:g} s, and it is done when one does"
+            return f"requested; no step has ended within {ANSWER_S:g} s, and it is done when one does"
         return outcome(action, wish)
 
     def _restart(self, words: list[str]) -> str:
@@ -336,7 +336,7 @@ def _names(words: list[str], command: str) -> list[str]:
 
 
 def read_settings(words: list[str]) -> list[Action]:
-    """Return what `%accelerate set` asks for; raises ValueError for what it does not know or allow."""
+    """Return the actions of the arguments of `%accelerate set`. Raise ValueError for one that is not allowed."""
     if not words:
         raise ValueError(_SETTINGS)
     actions: list[Action] = []
@@ -358,7 +358,7 @@ def read_settings(words: list[str]) -> list[Action]:
 
 
 def _is_of_jupyterlab(shell: Any) -> bool:
-    """Whether the running cell came from a front end that answers while a cell runs, and says so in its request."""
+    """Return whether the running cell came from a JupyterLab that answers comm messages while a cell runs."""
     kernel = getattr(shell, "kernel", None)
     if kernel is None or not getattr(kernel, "_supports_kernel_subshells", False):
         return False
@@ -367,28 +367,32 @@ def _is_of_jupyterlab(shell: Any) -> bool:
 
 def session_of(shell: Any) -> Session:
     """Return the session of a shell, loading the extension if it is not loaded yet."""
-    magics = shell.magics_manager.registry.get(AccelerateMagics.__name__) or load(shell)
-    return magics.session
+    registry = shell.magics_manager.registry
+    if AccelerateMagics.__name__ not in registry:
+        load_ipython_extension(shell)
+    return registry[AccelerateMagics.__name__].session
 
 
-def load(shell: Any) -> AccelerateMagics:
-    """Register the magics with a shell and start warming up; returns them."""
-    unload(shell)
+def load_ipython_extension(shell: Any) -> None:
+    """Register the magics and the sidebar; a clean process starts importing torch in the background.
+
+    Returns in milliseconds.
+    """
+    unload_ipython_extension(shell)
     magics = AccelerateMagics(shell)
     shell.register_magics(magics)
     magics.session.warm_up()
-    # The first parsing of flags imports most of what it needs: let it happen while the user writes the first cell.
+    # The first parsing of flags imports its modules: done here, in a thread, it does not delay the first cell.
     threading.Thread(target=parse_flags, args=("", "%load_ext"), name="accel_nb flags", daemon=True).start()
     shell.events.register("pre_run_cell", magics.begin_cell)
     answers = answers_of(magics.session, magics.settings)
     magics.sidebar = SidebarComm(shell, lambda: describe_state(magics.session), answers)
     magics.session.on_change = magics.sidebar.push
     look_until_warm(magics.session)
-    return magics
 
 
-def unload(shell: Any) -> None:
-    """End the workers and take the magics away again. Harmless when they were never loaded."""
+def unload_ipython_extension(shell: Any) -> None:
+    """End the workers and remove the magics; does nothing where they were never loaded."""
     magics = shell.magics_manager.registry.pop(AccelerateMagics.__name__, None)
     if magics is not None:
         shell.events.unregister("pre_run_cell", magics.begin_cell)

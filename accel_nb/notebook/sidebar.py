@@ -1,4 +1,4 @@
-"""What the JupyterLab sidebar is told about a session, and what it may ask."""
+"""The kernel's side of the JupyterLab sidebar: the state of a session, and the handlers of the sidebar's requests."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from accel_nb.ui.comm import Answer, DeviceLine, LogLine, SidebarState, WorkerLi
 
 NOTEBOOK_SOURCE = "this notebook's settings"
 MAX_SETTINGS = 256
-LOOK_S = 0.5
+POLL_S = 0.5
 
 
 def describe_state(session: Session) -> SidebarState:
-    """Describe devices and pool; reads only, so that it may run beside a busy cell."""
+    """Return the state of devices and pool. Changes nothing, so that it may run while a cell does."""
     machine, status = inspect_machine(), session.status()
     cpu = DeviceLine(f"{machine.num_cores} CPU cores", "cpu", machine.total_bytes, machine.free_bytes)
     gpus = [DeviceLine(gpu.name, "cuda", gpu.total_bytes, gpu.free_bytes) for gpu in machine.gpus]
@@ -36,28 +36,28 @@ def describe_state(session: Session) -> SidebarState:
     ]
     state = status.state
     if state == "starting" and session.last is not None and session.last.status != "running":
-        state = "ready"  # made anew after an interrupt; that they are is heard of with the next cell
+        state = "ready"  # replaced after an interrupt; the pool updates its state with the next cell
     notes = [f"{name} is only on the workers: {reason}" for name, reason in status.kept.items()]
     logs = [LogLine(rank, log.name, log.num_bytes) for rank, log in session.logs.items()]
     return SidebarState([*gpus, cpu], state, workers, notes, logs, runs_stamp())
 
 
 def look_until_warm(session: Session) -> None:
-    """Look between cells whether workers can be forked by now, and tell so; does nothing outside of a running loop."""
+    """Poll between cells until the zygote is ready, then report the change. Does nothing without a running loop."""
     try:
         loop = asyncio.get_running_loop()
     except RuntimeError:
         return
 
-    def look() -> None:
+    def poll() -> None:
         if session.status().state == "warming up":
             session.look()
             if session.status().state == "warming up":
-                loop.call_later(LOOK_S, look)
+                loop.call_later(POLL_S, poll)
             else:
                 session.on_change()
 
-    loop.call_later(LOOK_S, look)
+    loop.call_later(POLL_S, poll)
 
 
 def _resident_bytes(pid: int) -> int:
@@ -68,33 +68,33 @@ def _resident_bytes(pid: int) -> int:
 
 
 class NotebookSettings:
-    """The options that a notebook carries in its metadata, as the browser tells them; the layer ``notebook``."""
+    """The options in a notebook's metadata, as the browser sends them: the layer ``notebook``."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._told = threading.Event()
+        self._is_set = threading.Event()
 
     def take(self, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Take the options that cells run with from now on, as ``{"settings": {"precision": "bf16"}}``."""
+        """Set the options of the cells from now on, given as ``{"settings": {"precision": "bf16"}}``."""
         self._session.notebook_layers = settings_layers(given.get("settings"))
-        self._told.set()
+        self._is_set.set()
         return {"taken": True}
 
     def wait(self, deadline_s: float) -> None:
-        """Return when the browser has told the options, or when the time is up; a second time at once."""
-        self._told.wait(deadline_s)
-        self._told.set()
+        """Wait until the browser has sent the options or the deadline has passed. Later calls return at once."""
+        self._is_set.wait(deadline_s)
+        self._is_set.set()
 
 
 def settings_layers(settings: object) -> tuple[Layer, ...]:
-    """Return the layer of the notebook's metadata, none when it is empty; raises ValueError for what is no mapping."""
+    """Return the layer of a notebook's settings, none if they are empty. Raise ValueError if they are no mapping."""
     if not isinstance(settings, dict) or len(settings) > MAX_SETTINGS:
         raise ValueError(f"settings are names of options with their values, at most {MAX_SETTINGS}")
     return (Layer("notebook", settings, NOTEBOOK_SOURCE),) if settings else ()
 
 
 def answers_of(session: Session, settings: NotebookSettings) -> Mapping[str, Answer]:
-    """Return what the sidebar may ask about, with what answers it."""
+    """Return the handlers of the sidebar's requests by name."""
     return {
         "notebook": settings.take,
         "options": explain_options,
@@ -105,7 +105,7 @@ def answers_of(session: Session, settings: NotebookSettings) -> Mapping[str, Ans
 
 
 def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Resolve a magic's ``line`` over a notebook's ``settings``: each option's value and origin, or what is wrong."""
+    """Resolve a magic's ``line`` over a notebook's ``settings``; return each option's value and origin, or problems."""
     line = given.get("line")
     if not isinstance(line, str) or len(line) > MAX_LINE:
         raise ValueError(f"a line is text of at most {MAX_LINE} characters")
@@ -129,7 +129,7 @@ def explain_options(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_log(session: Session, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a rank has printed since byte ``seen`` of the log that the browser knows, or all that is kept."""
+    """Return what a rank has printed after byte ``seen`` of the log that the browser names, or all that is stored."""
     rank, known, seen = given.get("rank"), given.get("log"), given.get("seen")
     if not isinstance(rank, int) or not isinstance(seen, int) or rank not in session.logs:
         raise ValueError(f"there is no log of rank {str(rank)[:20]}")

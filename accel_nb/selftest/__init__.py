@@ -1,5 +1,5 @@
-"""``accel-nb test``: whether training on this machine's own devices does what accel_nb promises.
+"""``accel-nb test``: checks of training on this machine's own devices.
 
-`run` starts a pool as a notebook does and asks its workers for one check after another; `program` runs in the workers,
-and `checks` are what it runs.
+`run` starts a pool as a notebook does and requests one check after another from its workers; `program` runs in the
+workers and executes the functions of `checks`.
 """

@@ -1,6 +1,6 @@
-"""The checks: each runs on every worker, and returns a few words on what it found, or raises.
+"""The checks: each runs on every worker and returns a short result, or raises CheckFailed.
 
-What is trained is compared with a plain PyTorch loop over the global batches, on the same device.
+Trained weights are compared with those of a plain PyTorch loop over the global batches, on the same device.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _BATCH = 8
 
 
 class CheckFailed(AssertionError):
-    """A check found something else than it should have; the message says both."""
+    """A check found a wrong value; the message has the found and the expected one."""
 
 
 def _expect(is_true: bool, what: str) -> None:
@@ -48,7 +48,7 @@ def _weights(model: nn.Module) -> Tensor:
 
 
 def _trained_plainly(device: torch.device, batch: int, *, accumulate: int = 1, max_norm: float | None = None) -> Tensor:
-    """Return the weights after one epoch of a plain loop over batches of all workers together."""
+    """Return the weights after one epoch of a plain PyTorch loop over global batches."""
     model = _model(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     batches = list(DataLoader(_samples(), batch_size=batch))
@@ -89,39 +89,39 @@ def _compare(found: Tensor, wanted: Tensor) -> str:
 
 
 def check_world(world: World, waits: Callable[[], None]) -> str:
-    """Every rank has its own place and device, and all know of each other."""
+    """Check that every rank has its own index and device, and that all ranks communicate."""
     accelerator = Accelerator()
     ranks = accelerator.gather(torch.tensor([accelerator.process_index], device=accelerator.device)).tolist()
-    _expect(ranks == list(range(world.size)), f"the ranks that answered are {ranks}, of {world.size}")
+    _expect(ranks == list(range(world.size)), f"the gathered ranks are {ranks}, of {world.size}")
     mains = accelerator.gather_object(accelerator.is_main_process)
-    _expect(sum(mains) == 1, f"{sum(mains)} ranks take themselves for the main one")
+    _expect(sum(mains) == 1, f"{sum(mains)} ranks are main processes")
     return f"{world.size} on {accelerator.device.type}, strategy {accelerator.describe()['strategy']}"
 
 
 def check_collectives(world: World, waits: Callable[[], None]) -> str:
-    """Gather, reduce, broadcast, scatter and padding, of tensors and objects, with uneven lengths."""
+    """Check gather, reduce, broadcast, scatter and padding, of tensors and objects, with uneven lengths."""
     accelerator, rank, size = Accelerator(), world.rank, world.size
     device = accelerator.device
     own = torch.full((rank + 1,), float(rank), device=device)
     gathered = accelerator.gather({"x": own})["x"].tolist()
-    _expect(gathered == [float(at) for at in range(size) for _ in range(at + 1)], f"gather gave {gathered}")
+    _expect(gathered == [float(at) for at in range(size) for _ in range(at + 1)], f"gather returned {gathered}")
     padded = accelerator.pad_across_processes(own, pad_index=-1)
-    _expect(padded.shape == (size,), f"padding gave {tuple(padded.shape)}")
+    _expect(padded.shape == (size,), f"the padded shape is {tuple(padded.shape)}")
     total = accelerator.reduce(torch.tensor([1.0, rank], device=device)).tolist()
     _expect(total == [size, size * (size - 1) / 2], f"the sum over ranks is {total}")
     mean = accelerator.reduce(torch.tensor(float(rank), device=device), "mean").item()
     _expect(mean == (size - 1) / 2, f"the mean over ranks is {mean}")
     sent = accelerator.broadcast(torch.tensor(rank, device=device), size - 1).item()
-    _expect(sent == size - 1, f"the last rank's number arrives as {sent}")
+    _expect(sent == size - 1, f"broadcast from the last rank returned {sent}")
     share = accelerator.scatter(torch.arange(size, device=device) if world.is_main else None).tolist()
-    _expect(share == [rank], f"scatter gave {share}")
+    _expect(share == [rank], f"scatter returned {share}")
     objects = accelerator.gather_object([{"rank": rank}])
-    _expect(objects == [{"rank": at} for at in range(size)], f"objects came as {objects}")
+    _expect(objects == [{"rank": at} for at in range(size)], f"gather_object returned {objects}")
     return "7 operations"
 
 
 def check_loaders(world: World, waits: Callable[[], None]) -> str:
-    """Each sample is read once, in the loader's order, exact, even or dispatched."""
+    """Check that each sample is read once, in the loader's order, with exact, even and dispatched batches."""
     for options in ({}, {"even_batches": True}, {"dispatch_batches": True}):
         accelerator = Accelerator(config={"data": options})
         loader = accelerator.prepare(DataLoader(_samples(), batch_size=_BATCH))
@@ -132,7 +132,7 @@ def check_loaders(world: World, waits: Callable[[], None]) -> str:
             seen += accelerator.gather_for_metrics(numbers).tolist()
         _expect(seen == list(range(_NUM_SAMPLES)), f"with {options or 'exact shares'} the samples are {seen}")
         steps = accelerator.gather_object(len(counts))
-        _expect(len(set(steps)) == 1, f"with {options} ranks take {steps} steps")
+        _expect(len(set(steps)) == 1, f"with {options} the ranks run {steps} steps")
         if options.get("even_batches"):
             shares = accelerator.gather_object(sum(counts))
             _expect(len(set(shares)) == 1, f"even shares are {shares}")
@@ -141,27 +141,27 @@ def check_loaders(world: World, waits: Callable[[], None]) -> str:
 
 
 def check_equality(world: World, waits: Callable[[], None]) -> str:
-    """Training gives the weights of one process with the global batch."""
+    """Check that training results in the weights of one process with the global batch."""
     accelerator = Accelerator()
     wanted = _trained_plainly(accelerator.device, _BATCH * world.size)
     return _compare(_trained(accelerator, _BATCH), wanted)
 
 
 def check_global_batches(world: World, waits: Callable[[], None]) -> str:
-    """The same where the loader's batch is that of all workers, though they do not divide it."""
+    """Check the same with a global batch whose size is not divisible by the number of workers."""
     accelerator = Accelerator(split_batches=True)
     return _compare(_trained(accelerator, 7), _trained_plainly(accelerator.device, 7))
 
 
 def check_accumulation(world: World, waits: Callable[[], None]) -> str:
-    """The same with accumulation, clipping, and a window that the loader's end cuts short."""
+    """Check the same with gradient accumulation, clipping, and a last accumulation window that is shorter."""
     accelerator = Accelerator(gradient_accumulation_steps=3)
     wanted = _trained_plainly(accelerator.device, _BATCH * world.size, accumulate=3, max_norm=0.1)
     return _compare(_trained(accelerator, _BATCH, max_norm=0.1), wanted)
 
 
 def check_precision(world: World, waits: Callable[[], None]) -> str:
-    """In 16 bits weights stay in float32, near those of full precision, and ranks agree."""
+    """Check that bf16 and fp16 training results in float32 weights near those of full precision, equal on all ranks."""
     wanted = _trained_plainly(Accelerator().device, _BATCH * world.size)
     worst = 0.0
     for precision in ("bf16", "fp16"):
@@ -175,7 +175,7 @@ def check_precision(world: World, waits: Callable[[], None]) -> str:
 
 
 def check_schedule(world: World, waits: Callable[[], None]) -> str:
-    """A schedule counts optimizer steps: not calls, and not workers."""
+    """Check that a scheduler advances with optimizer steps, not with calls or workers."""
     accelerator = Accelerator(gradient_accumulation_steps=2)
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -193,29 +193,29 @@ def check_schedule(world: World, waits: Callable[[], None]) -> str:
 
 
 def check_triggers(world: World, waits: Callable[[], None]) -> str:
-    """A flag that one rank sets is seen by all at the next look, once."""
+    """Check that a trigger that one rank sets is returned once, on all ranks."""
     accelerator = Accelerator()
     if accelerator.is_last_process:
         accelerator.set_trigger()
     seen = [accelerator.check_trigger(), accelerator.check_trigger()]
-    _expect(seen == [True, False], f"two looks saw {seen}")
+    _expect(seen == [True, False], f"two calls of check_trigger returned {seen}")
     return "set by the last rank"
 
 
 def check_random_numbers(world: World, waits: Callable[[], None]) -> str:
-    """A seed gives all ranks the same numbers, or each its own if asked for."""
+    """Check that a seed sets the same random numbers on all ranks, or different ones with ``device_specific``."""
     accelerator = Accelerator()
     draws: list[list[float]] = []
     for is_specific in (False, True):
         set_seed(7, device_specific=is_specific)
         draws.append(accelerator.gather(torch.rand(1).to(accelerator.device)).tolist())
     _expect(len(set(draws[0])) == 1, f"with one seed ranks draw {draws[0]}")
-    _expect(len(set(draws[1])) == world.size, f"with seeds of their own ranks draw {draws[1]}")
+    _expect(len(set(draws[1])) == world.size, f"with device-specific seeds ranks draw {draws[1]}")
     return "common and own streams"
 
 
 def check_interrupt(world: World, waits: Callable[[], None]) -> str:
-    """Wait for a rank that never comes, until the interrupt: what the kernel does when the stop button is pressed."""
+    """Wait in a collective that the last rank never reaches, until the kernel interrupts, as its stop button does."""
     accelerator = Accelerator()
     waits()
     if world.size == 1 or not world.is_last:

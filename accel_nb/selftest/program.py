@@ -1,4 +1,4 @@
-"""What the workers of a self-test run: one check for each request."""
+"""The program of a self-test's workers: one check for each request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_nb.selftest.checks import CHECKS
 
 
 class CheckProgram:
-    """Answers the request ``check`` with what the check named in it found, or raised."""
+    """Runs the check that a request ``check`` names, and returns its result or error."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -25,13 +25,13 @@ class CheckProgram:
         return Handled("done", {"detail": detail})
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
-        """Return the error's text, and where it was raised."""
+        """Return the error's message, and where it was raised."""
         place = traceback.extract_tb(error.__traceback__)[-1]
         text = str(error) or place.line
         return {"error": f"{type(error).__name__}: {text} ({place.name}, line {place.lineno})"}
 
     def reopened(self) -> None:
-        """Do nothing: no check keeps anything of the group."""
+        """Do nothing: no check keeps a reference to the process group."""
 
     def finish(self) -> bool:
         """Return False: a check has no steps."""
@@ -42,4 +42,4 @@ class CheckProgram:
         return None
 
     def decide(self, wish: int, at: int | None) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: there is no proposal."""

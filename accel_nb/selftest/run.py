@@ -1,4 +1,4 @@
-"""The kernel's side of a self-test: a pool, one request for each check, and a table of how they ended. Torch-free."""
+"""The main process of a self-test: a pool, one request for each check, and a report. Imports no torch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ NAMES = (
     "random numbers",
     "interrupt",
 )
-"""The checks in the order in which they run; the workers have the functions."""
+"""The checks in execution order. `checks` defines the functions, and is not imported here since it imports torch."""
 
 DEADLINE_S = 300.0
 END_PATIENCE_S = 5.0
@@ -44,7 +44,7 @@ _MARKS: dict[Outcome, str] = {"ok": "ok", "failed": "FAILED", "not run": "not ru
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """How one check ended; the detail is a few words, or what every rank said that failed."""
+    """The result of one check; the detail is a short text, or the errors of all ranks that failed."""
 
     name: str
     outcome: Outcome
@@ -54,14 +54,14 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """How a self-test ended."""
+    """The result of a self-test."""
 
     devices: tuple[str, ...]
     rows: tuple[Row, ...] = ()
 
     @property
     def is_ok(self) -> bool:
-        """Whether every check ran and found what it should."""
+        """Whether every check ran and passed."""
         return bool(self.rows) and all(row.outcome == "ok" for row in self.rows)
 
     def as_json(self) -> str:
@@ -84,8 +84,8 @@ class Report:
 
 
 @dataclass(slots=True)
-class _Ears:
-    """Hears what workers print, and whether all of those that are to wait do."""
+class _Listener:
+    """A pool listener that collects what workers print, and counts the ranks that wait for the interrupt."""
 
     text: bytearray = field(default_factory=bytearray)
     num_waiting: int = 0
@@ -109,9 +109,9 @@ class _Ears:
 
 
 def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, names: Sequence[str] = NAMES) -> Report:
-    """Run the checks on fresh workers and return how they ended; never takes much longer than the deadline.
+    """Run the checks on new workers and return the report, within about ``deadline_s`` seconds.
 
-    A check that fails leaves the others to run. What is not reached in time is reported as not run.
+    The other checks still run after one has failed. Those that are not reached in time are reported as not run.
     """
     devices = tuple(spec.device for spec in specs)
     ends_at = time.monotonic() + deadline_s
@@ -123,12 +123,12 @@ def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, n
             pool = Pool(engine, specs)
             pool.wait_ready()
         except PoolError as error:
-            return Report(devices, (Row("start", "failed", time.monotonic() - started, str(error)), *_unrun(names)))
+            return Report(devices, (Row("start", "failed", time.monotonic() - started, str(error)), *_not_run(names)))
         rows.append(Row("start", "ok", time.monotonic() - started, "a process group over all workers"))
         for at, name in enumerate(names):
             left_s = ends_at - time.monotonic()
             if left_s <= 0 or pool.state == "failed":
-                rows += _unrun(names[at:])
+                rows += _not_run(names[at:])
                 break
             rows.append(_run(pool, name, left_s))
     finally:
@@ -150,23 +150,23 @@ def run_checks(specs: Sequence[WorkerSpec], *, deadline_s: float = DEADLINE_S, n
 def _descendants(pid: int) -> list[psutil.Process]:
     try:
         return psutil.Process(pid).children(recursive=True)
-    except psutil.NoSuchProcess:  # it went before it was asked to, and took the workers along
+    except psutil.NoSuchProcess:  # the zygote has ended already, and its workers with it
         return []
 
 
-def _unrun(names: Sequence[str]) -> list[Row]:
-    return [Row(name, "not run", detail="the time was up, or the workers were gone") for name in names]
+def _not_run(names: Sequence[str]) -> list[Row]:
+    return [Row(name, "not run", detail="the deadline had passed, or the workers had ended") for name in names]
 
 
 def _run(pool: Pool, name: str, left_s: float) -> Row:
-    ears, is_interrupt = _Ears(), name == "interrupt"
+    listener, is_interrupt = _Listener(), name == "interrupt"
     started = time.monotonic()
     try:
         answers, reason = pool.run(
             "check",
             {rank: {"name": name} for rank in range(pool.size)},
-            ears,
-            presses=lambda: int(is_interrupt and ears.num_waiting == pool.size),
+            listener,
+            presses=lambda: int(is_interrupt and listener.num_waiting == pool.size),
             timeout_s=left_s,
         )
         if is_interrupt:
@@ -175,19 +175,19 @@ def _run(pool: Pool, name: str, left_s: float) -> Row:
         return Row(name, "failed", time.monotonic() - started, str(error))
     seconds = time.monotonic() - started
     if is_interrupt and reason == "interrupt" and all(answer.outcome == "interrupted" for answer in answers):
-        return Row(name, "ok", seconds, "a wait was cut, and the workers live on")
+        return Row(name, "ok", seconds, "a collective was interrupted, and the workers keep running")
     if not is_interrupt and all(answer.outcome == "done" for answer in answers):
         return Row(name, "ok", seconds, min(answers, key=lambda answer: answer.rank).body["detail"])
-    return Row(name, "failed", seconds, _why(answers, reason, ears))
+    return Row(name, "failed", seconds, _describe_failure(answers, reason, listener))
 
 
-def _why(answers: Sequence[Answer], reason: str | None, ears: _Ears) -> str:
-    said = [
+def _describe_failure(answers: Sequence[Answer], reason: str | None, listener: _Listener) -> str:
+    errors = [
         f"rank {answer.rank}: {answer.body.get('error') or describe_exit(answer.body.get('code', 0))}"
         for answer in sorted(answers, key=lambda answer: answer.rank)
         if answer.outcome in ("raised", "died") and not answer.body.get("killed")
     ]
     if reason == "timeout":
-        said.append("the time was up")
-    printed = ears.text.decode(errors="replace").strip()
-    return "\n".join([*(said or ["it ended otherwise than it should"]), *printed.splitlines()[-5:]])
+        errors.append("the deadline passed")
+    printed = listener.text.decode(errors="replace").strip()
+    return "\n".join([*(errors or ["it ended in an unexpected way"]), *printed.splitlines()[-5:]])

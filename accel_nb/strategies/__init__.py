@@ -1,7 +1,7 @@
 """Strategies: how the ranks of a world train one model together."""
 
-from accel_nb.strategies.base import Bundle, Capabilities, Strategy
-from accel_nb.strategies.choice import choose
-from accel_nb.strategies.registry import Registry
-
-__all__ = ["Bundle", "Capabilities", "Registry", "Strategy", "choose"]
+from accel_nb.strategies.base import Bundle as Bundle
+from accel_nb.strategies.base import Capabilities as Capabilities
+from accel_nb.strategies.base import Strategy as Strategy
+from accel_nb.strategies.choice import choose as choose
+from accel_nb.strategies.registry import Registry as Registry

@@ -73,9 +73,9 @@ def test_exception_class_of_the_cell_keeps_its_type(kernel):
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        ("input('name? ')", "input() cannot ask from a worker"),
-        ("exit()", "the cell called exit() with 0; workers live on"),
-        ("import sys; sys.exit(7)", "the cell called exit() with 7; workers live on"),
+        ("input('name? ')", "input() does not work on a worker"),
+        ("exit()", "the cell called exit() with 0; the workers keep running"),
+        ("import sys; sys.exit(7)", "the cell called exit() with 7; the workers keep running"),
     ],
 )
 def test_what_a_worker_cannot_do_is_refused(kernel, body, message):

@@ -11,7 +11,7 @@ WAIT_S = 30
 
 CELL = f"""
 import threading
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from accel_nb.telemetry.events import MetricLogged
 asked, heard = [], threading.Event()
 panel = Panel("run", 1, rung="widget", on_control=lambda action: (asked.append(action), heard.set()))

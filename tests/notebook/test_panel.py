@@ -18,7 +18,7 @@ WIDGET = "application/vnd.jupyter.widget-view+json"
 SETUP = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from tests.ui.synthetic import training_events
 """
 

@@ -19,7 +19,7 @@ FEED = """
 import sys, time
 from pathlib import Path
 sys.path.insert(0, {root!r})
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from tests.ui.synthetic import memory_map, rate_plan, training_events
 
 from accel_nb.ui.run_comparison import EarlierRuns

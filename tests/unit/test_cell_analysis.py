@@ -97,7 +97,7 @@ def test_names_that_a_cell_can_start_without(text, expected, spare):
     assert cell.spare - {"__builtins__", "__name__"} == spare
 
 
-def test_functions_are_followed_wherever_they_are_held():
+def test_functions_are_found_in_any_container_object():
     helper = HELPERS["helper"]
 
     class Holder:
@@ -136,7 +136,7 @@ def test_functions_are_followed_wherever_they_are_held():
         ("device_of_torch()", False),
     ],
 )
-def test_cells_that_use_an_accelerator_are_told(text, explicit):
+def test_cells_that_use_an_accelerator_are_explicit(text, explicit):
     assert read_cell(ast.parse(text), HELPERS).is_explicit is explicit
 
 
@@ -154,7 +154,7 @@ def test_cells_that_use_an_accelerator_are_told(text, explicit):
         ("prepared()", False),
     ],
 )
-def test_cells_that_only_ask_the_accelerator_are_told(text, observes):
+def test_cells_that_only_read_from_the_accelerator_are_detected(text, observes):
     assert read_cell(ast.parse(text), HELPERS).observes is observes
 
 

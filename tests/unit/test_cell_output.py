@@ -1,4 +1,4 @@
-"""What a cell shows of the ranks' text, and how its end is told."""
+"""The text that a cell shows of its ranks, and the message at its end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from accel_nb.notebook.output.rank_logs import RankLog
 from accel_nb.notebook.session.error_translation import failure_of
 from accel_nb.pool.control.stop_escalation import Answer
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 
 
 def shown(pieces: list[tuple[int, bytes]], ranks: set[int]) -> str:
@@ -24,24 +24,24 @@ def shown(pieces: list[tuple[int, bytes]], ranks: set[int]) -> str:
         )
         output._receipt_text = output._starting_text  # no receipt among the text
         output._update_receipt = lambda: None  # type: ignore[method-assign]
-        output._folded = list  # type: ignore[method-assign]
+        output._hidden_rank_lines = list  # type: ignore[method-assign]
         for rank, data in pieces:
             output.printed(rank, "stdout", data)
         output.finish("done", [])
     return written.getvalue()
 
 
-def test_ranks_do_not_cut_into_each_others_lines():
+def test_lines_of_ranks_are_not_mixed():
     pieces = [(0, b"one "), (1, b"other\nlast"), (0, b"line\n"), (0, b"50%\r"), (0, b"99%\r\n")]
     text = shown(pieces, {0, 1})
     assert text == "[rank 1] other\n[rank 0] one line\n[rank 0] 50%\r[rank 0] 99%\r\n[rank 1] last\n"
 
 
-def test_one_shown_rank_is_shown_as_it_writes():
+def test_the_text_of_a_single_shown_rank_is_unchanged():
     assert shown([(0, b"no "), (1, b"hidden\n"), (0, b"prefix")], {0}) == "no prefix"
 
 
-def test_a_character_that_never_became_whole_is_shown_at_the_end():
+def test_an_incomplete_character_is_shown_at_the_end():
     assert shown([(0, "\N{EURO SIGN}".encode()[:2]), (0, b"")], {0}) == "\\xe2\\x82"
     assert shown([(0, "\N{EURO SIGN}".encode()[:2]), (0, "\N{EURO SIGN}".encode()[2:])], {0}) == "\N{EURO SIGN}"
 
@@ -68,6 +68,6 @@ ENDED = Answer(1, "died", {"code": -9, "killed": True})
         ([Answer(0, "interrupted", {})], "timeout", True, "timeout of 3 s: stopped on every rank"),
     ],
 )
-def test_the_words_say_what_is_left(answers, reason, has_pool, part):
+def test_the_message_says_what_was_kept(answers, reason, has_pool, part):
     error = failure_of(answers, reason, {1: RankLog()}, 3.0, has_pool=has_pool)
     assert part in str(error)

@@ -1,4 +1,4 @@
-"""What all commands share: help, ``--json``, one line for wrong use, colours on a terminal and nowhere else."""
+"""What all commands share: help, ``--json``, one line for wrong use, colors on a terminal and nowhere else."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ACTIONS = ["config show", "config init", "config import", "config schema", "conf
 
 
 @pytest.mark.parametrize("command", [*COMMANDS, *ACTIONS])
-def test_every_command_helps(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_prints_help(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     try:
         status: object = main([*command.split(), "--help"])
     except SystemExit as end:  # argparse's own way to say that help was all
@@ -29,7 +29,7 @@ def test_every_command_helps(command: str, capsys: pytest.CaptureFixture[str]) -
     assert f"accel-nb {command}" in shown.out
 
 
-def test_json_says_what_the_lines_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_has_the_facts_of_the_text_output(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def shown(*words: str) -> str:
         assert main(words) == 0
         return capsys.readouterr().out
@@ -55,7 +55,7 @@ def test_wrong_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
         assert (shown.out, len(shown.err.splitlines())) == ("", 1)
 
 
-def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_terminals_get_colors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NO_COLOR", raising=False)
     monkeypatch.setenv("TERM", "xterm")
     text = Report(
@@ -69,9 +69,9 @@ def test_colours_are_for_terminals(monkeypatch: pytest.MonkeyPatch) -> None:
         assert for_terminal(text, terminal) == text
     assert for_terminal(text, io.StringIO()) == text
     plain = shown.replace("\x1b[0m", "")
-    for colour in set(MARKS.values()):
-        plain = plain.replace(f"\x1b[{colour}m", "")
+    for color in set(MARKS.values()):
+        plain = plain.replace(f"\x1b[{color}m", "")
     assert plain == text
-    coloured = ["\x1b[32mok", "\x1b[31mFAILED", "\x1b[33mnot run", "[  \x1b[32mok", "[\x1b[33mWARN"]
-    assert [mark for mark in coloured if mark not in shown] == []
-    assert shown.count("\x1b[0m") == len(coloured)
+    colored = ["\x1b[32mok", "\x1b[31mFAILED", "\x1b[33mnot run", "[  \x1b[32mok", "[\x1b[33mWARN"]
+    assert [mark for mark in colored if mark not in shown] == []
+    assert shown.count("\x1b[0m") == len(colored)

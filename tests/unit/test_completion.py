@@ -115,12 +115,12 @@ def test_each_command_is_in_the_help_text_that_completions_come_from() -> None:
     assert set(actions) == set(COMMANDS)
 
 
-def test_another_shell_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_shell_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["completion", "bsh"]) == 2
     assert "'bsh' is no shell; did you mean bash" in capsys.readouterr().err
 
 
-def test_help_is_there_before_anything_is_imported() -> None:
+def test_help_imports_no_heavy_modules() -> None:
     program = (
         "import sys; from accel_nb.cli import main; main(['--help']); "
         "heavy = {'pydantic', 'numpy', 'torch', 'yaml', 'IPython'} & set(sys.modules); assert not heavy, heavy"

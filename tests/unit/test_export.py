@@ -1,4 +1,4 @@
-"""A notebook as a script: what it reads like, what is told apart, and what is refused."""
+"""Export of a notebook to a script: its text, the detection of roles, and errors."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ accelerator.save(model.state_dict(), 'w.pt')
     assert dict(read_file(tmp_path / "train.yaml").values) == {"accumulate": 2, "batch": "global"}
 
 
-def test_a_function_prepares_what_it_makes():
+def test_a_function_prepares_the_objects_that_it_creates():
     function = """\
 def train(model, data, *, epochs):
     optimizer = torch.optim.Adam(model.parameters())
@@ -111,7 +111,7 @@ def train(model, data, *, epochs):
     assert text.endswith("\n\n\ntrain(model, data=loader, epochs=2)\n")
 
 
-def test_what_a_function_trains_of_its_arguments_is_prepared_where_it_is_called():
+def test_trained_arguments_of_a_function_are_prepared_by_its_caller():
     function = """\
 def epoch(net, opt, batches):
     for x in enumerate(batches):
@@ -141,13 +141,13 @@ def test_an_explicit_cell_is_left_as_written():
     assert "precision: bf16" in script.options
 
 
-def test_without_a_seed_every_process_is_given_one():
+def test_a_seed_is_added_if_there_is_none():
     text = made(SETUP.replace("torch.manual_seed(0)", ""), LOOP).script
     assert "from accel_nb import Accelerator, set_seed\n" in text
     assert text.index("set_seed(0)  #") < text.index("model = nn.Linear")
 
 
-def test_what_only_a_notebook_runs_is_left_out_and_said():
+def test_magics_are_left_out_and_reported():
     exported = made("!pip install x\n%matplotlib inline\ny = 1", "%%bash\nls", "%%time\nz = 2", SETUP, LOOP)
     assert exported.left_out == ("cell 1: !pip install x", "cell 1: %matplotlib inline", "cell 2, which is %%bash")
     assert "y = 1" in exported.script
@@ -162,13 +162,13 @@ REFUSED = {
     "no cell begins with %%accelerate": [SETUP],
     "cell 1 is not Python": ["for in x"],
     "cell 2: --gpu is no flag; did you mean --gpus": [SETUP, "%%accelerate --gpu 2\nprint(1)"],
-    "cell 3 goes through loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
-    "cell 2: cannot tell what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
+    "cell 3 iterates over loader, which another cell trains with": [SETUP, LOOP, "sum(x for x in loader)"],
+    "cell 2: cannot detect what it trains": [SETUP, "%%accelerate\nself.fit(); loss.backward(); self.optimizer.step()"],
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_one_script_is_refused(message: str):
+def test_cells_that_cannot_be_one_script_raise(message: str):
     with pytest.raises(ConfigError, match=message):
         made(*REFUSED[message])
 
@@ -190,5 +190,5 @@ def test_the_command_writes_two_files_and_replaces_none(
         write_script(made(SETUP, LOOP), "nowhere/train.py", replaces=False)
 
 
-def test_executed_cells_stand_where_they_ran_last():
+def test_executed_cells_are_ordered_by_their_last_runs():
     assert [source.text for source in executed(["", "a = 1", "b = 2", "a = 1"])] == ["b = 2", "a = 1"]

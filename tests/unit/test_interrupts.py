@@ -1,4 +1,4 @@
-"""SIGTERM while a run in the background saves: told at once, obeyed when the run has ended."""
+"""SIGTERM while a run in the background saves: the run is notified at once, the process ends after it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from accel_nb.notebook.session.interrupts import HeldTermination
 
 
 @pytest.fixture
-def obeyed() -> Iterator[list[int]]:
+def received() -> Iterator[list[int]]:
     """Return a list that grows when SIGTERM takes effect in this process."""
     numbers: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, frame: numbers.append(number))
@@ -21,25 +21,25 @@ def obeyed() -> Iterator[list[int]]:
     signal.signal(signal.SIGTERM, before)
 
 
-def test_a_termination_waits_for_the_end_of_the_run(obeyed: list[int]):
+def test_sigterm_is_deferred_until_the_run_ends(received: list[int]):
     before, asked = signal.getsignal(signal.SIGTERM), list[Any]()
     held = HeldTermination(lambda: asked.append(1))
     for _ in range(2):
         signal.raise_signal(signal.SIGTERM)
-    assert (asked, obeyed) == ([1], [])
+    assert (asked, received) == ([1], [])
     ending = threading.Thread(target=held.run_ended)  # the thread of the run
     ending.start()
     ending.join()
-    assert (asked, obeyed) == ([1], [signal.SIGTERM])
+    assert (asked, received) == ([1], [signal.SIGTERM])
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_without_a_termination_nothing_stays(obeyed: list[int]):
+def test_release_restores_the_previous_handler(received: list[int]):
     before = signal.getsignal(signal.SIGTERM)
     held = HeldTermination(lambda: None)
     held.run_ended()
     signal.raise_signal(signal.SIGTERM)  # between the run's end and the next cell
-    assert obeyed == [signal.SIGTERM]
+    assert received == [signal.SIGTERM]
     held = HeldTermination(lambda: None)
     held.run_ended()
     held.release()

@@ -1,4 +1,4 @@
-"""Secrets: what counts as one, what does not, and each place that text leaves by."""
+"""Secrets: their detection, and that no output contains them."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from accel_nb.notebook.output.cell_output import ConsoleOutput
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.telemetry.events import CheckpointSaved
-from accel_nb.ui import Panel
 from accel_nb.ui.comm import SidebarState
+from accel_nb.ui.panel import Panel
 
 TOKEN = "hf_" + "aB3dE5" * 6
 ADDRESS = "s3://someone:pa55word@store.example:9000/runs"
@@ -55,7 +55,7 @@ def secret(monkeypatch: pytest.MonkeyPatch) -> str:
         ("AWS_SECRET_ACCESS_KEY=wJalrXUtnFEMI/K7MDENG", "AWS_SECRET_ACCESS_KEY=***"),
     ],
 )
-def test_what_is_hidden(text: str, hidden: str) -> None:
+def test_secrets_are_hidden(text: str, hidden: str) -> None:
     assert redact(text) == hidden
 
 
@@ -73,7 +73,7 @@ def test_what_is_hidden(text: str, hidden: str) -> None:
         "key=value sort_key=name",
     ],
 )
-def test_what_is_kept(text: str) -> None:
+def test_other_texts_are_unchanged(text: str) -> None:
     assert redact(text) == text
 
 
@@ -108,7 +108,7 @@ def test_values_are_hidden_by_their_names_at_any_depth(secret: str) -> None:
 
 
 @pytest.mark.parametrize("piece", ["://", "token=", "hf_", "-----BEGIN PRIVATE KEY-----", "a_", "--", "eyJ."])
-def test_long_hostile_texts_take_no_time(piece: str) -> None:
+def test_long_hostile_texts_take_linear_time(piece: str) -> None:
     text = piece * (400_000 // len(piece))
     assert len(redact(text)) <= 2 * len(text)
 
@@ -132,9 +132,7 @@ class Keeping(GeneralTracker):
             raise OSError(f"401 for {ADDRESS}")
 
 
-def test_trackers_get_none_in_configuration_and_texts_and_their_errors_show_none(
-    secret: str, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_trackers_receive_no_secrets_and_their_errors_show_none(secret: str, caplog: pytest.LogCaptureFixture) -> None:
     tracker = Keeping()
     accelerator = Accelerator(cpu=True, log_with=tracker)
     accelerator.init_trackers("run", {"data": ADDRESS, "note": f"with {TOKEN}", "wandb_token": "x"})
@@ -150,7 +148,7 @@ def test_trackers_get_none_in_configuration_and_texts_and_their_errors_show_none
     assert "pa55word" not in caplog.text
 
 
-def test_checkpoints_hold_none_of_the_options(tmp_path: Path, secret: str) -> None:
+def test_checkpoints_store_no_secrets_of_the_options(tmp_path: Path, secret: str) -> None:
     accelerator = Accelerator(cpu=True, config={"name": TOKEN})
     model = torch.nn.Linear(2, 1)
     accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -162,17 +160,17 @@ def test_checkpoints_hold_none_of_the_options(tmp_path: Path, secret: str) -> No
     assert secret.encode() not in written
 
 
-def test_reports_of_checkpoints_show_none() -> None:
+def test_reports_of_checkpoints_show_no_secrets() -> None:
     assert SAFE_ADDRESS in str(LoadReport(ADDRESS, 3, 1, 1))
 
 
 @pytest.mark.parametrize("kind", [AccelNbError, CheckpointError, ConfigError])
-def test_our_errors_show_none(kind: type[Exception]) -> None:
+def test_errors_show_no_secrets(kind: type[Exception]) -> None:
     error = kind(f"{ADDRESS}/step_3 cannot be read with {TOKEN}")
     assert str(error) == f"{SAFE_ADDRESS}/step_3 cannot be read with ***"
 
 
-def test_wrong_options_are_told_without_them() -> None:
+def test_messages_about_wrong_options_show_no_secrets() -> None:
     long = "https://user:" + "p" * 80 + "@host/x"
     with pytest.raises(ConfigError) as raised:
         resolve([parse_flags(f"--cpus {long} --precision {TOKEN} --every {ADDRESS}")])
@@ -182,11 +180,11 @@ def test_wrong_options_are_told_without_them() -> None:
     assert "pa55word" not in said
 
 
-def test_the_table_of_options_shows_none() -> None:
+def test_the_table_of_options_shows_no_secrets() -> None:
     assert "pa55word" not in resolve([parse_flags(f"--checkpoint {ADDRESS}")]).table()
 
 
-def test_the_command_line_prints_none(capsys: pytest.CaptureFixture[str], secret: str) -> None:
+def test_the_command_line_prints_no_secrets(capsys: pytest.CaptureFixture[str], secret: str) -> None:
     assert main(["config", "show", "--name", secret]) == 0
     assert main(["checkpoint", "inspect", f"/nowhere/{secret}"]) == 2
     assert main([f"--token={TOKEN}"]) == 2
@@ -196,7 +194,7 @@ def test_the_command_line_prints_none(capsys: pytest.CaptureFixture[str], secret
     assert "***" in said
 
 
-def test_our_own_lines_below_a_cell_show_none(
+def test_lines_below_a_cell_show_no_secrets(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, secret: str
 ) -> None:
     output = ConsoleOutput([WorkerSpec("cpu", 1)], panel=Panel("run", 1, mode="off"), shown_ranks=[0], is_new=False)
@@ -207,11 +205,11 @@ def test_our_own_lines_below_a_cell_show_none(
     assert said.out == f"mine: {secret}\n", "what a cell prints is the user's"
 
 
-def test_the_sidebar_is_told_none(secret: str) -> None:
+def test_the_sidebar_receives_no_secrets(secret: str) -> None:
     assert SidebarState([], "ready", notes=[f"kept: {secret}"]).message()["notes"] == ["kept: ***"]
 
 
-def test_the_events_of_a_run_hold_none(tmp_path: Path) -> None:
+def test_the_events_of_a_run_contain_no_secrets(tmp_path: Path) -> None:
     events: list[Any] = []
 
     class Sink:

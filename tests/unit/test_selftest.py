@@ -17,7 +17,7 @@ from accel_nb.selftest.run import NAMES, Report, Row, run_checks
 CPU = WorkerSpec("cpu", 1)
 
 
-def test_both_sides_know_the_same_checks_and_each_says_what_it_checks() -> None:
+def test_both_sides_list_the_same_checks_and_each_is_documented() -> None:
     assert list(CHECKS) == list(NAMES)
     assert all(check.__doc__ for check in CHECKS.values())
 
@@ -36,7 +36,7 @@ def test_one_worker_passes_too() -> None:
     assert report.is_ok, report.as_table()
 
 
-def test_a_check_that_fails_is_told_by_rank_and_leaves_the_others_to_run(
+def test_a_failed_check_is_reported_by_rank_and_the_others_still_run(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real: Callable[..., Report] = run_checks
@@ -51,7 +51,7 @@ def test_a_check_that_fails_is_told_by_rank_and_leaves_the_others_to_run(
     assert "\x1b" not in printed
 
 
-def test_what_the_deadline_leaves_no_time_for_is_not_run() -> None:
+def test_checks_after_the_deadline_are_reported_as_not_run() -> None:
     report = run_checks([CPU], deadline_s=0.0, names=["world", "triggers"])
     assert [(row.name, row.outcome) for row in report.rows] == [
         ("start", "ok"), ("world", "not run"), ("triggers", "not run"), ("shutdown", "ok")
@@ -60,16 +60,16 @@ def test_what_the_deadline_leaves_no_time_for_is_not_run() -> None:
 
 
 def test_a_check_that_hangs_ends_at_the_deadline() -> None:
-    # Without anybody to press the button, the check of interrupts waits forever.
-    original = selftest._Ears.noted
+    # Without an interrupt, this check waits forever.
+    original = selftest._Listener.noted
 
-    class Deaf(selftest._Ears):
+    class NeverWaiting(selftest._Listener):
         def noted(self, *args: Any) -> None:
             original(self, *args)
             self.num_waiting = 0
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(selftest, "_Ears", Deaf)
+        patch.setattr(selftest, "_Listener", NeverWaiting)
         deadline_s, outcomes = 4.0, {"interrupt": "not run"}
         while outcomes["interrupt"] == "not run":  # on a busy machine the start alone may take as long
             report = run_checks([CPU, CPU], deadline_s=deadline_s, names=["interrupt", "world"])

@@ -1,4 +1,4 @@
-"""What the kernel tells the sidebar, answers it, and takes from it."""
+"""Messages between the kernel and the sidebar."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Line(comm.base_comm.BaseComm):
         self.sent.append({"type": msg_type, **(data or {})})
 
     def say(self, **data: Any) -> dict[str, Any]:
-        """Hand the kernel a message and return what it has sent last."""
+        """Send the kernel a message and return its last reply."""
         self.handle_msg({"content": {"data": data}})
         return self.sent[-1]
 
@@ -132,7 +132,7 @@ def ask(to: Line, about: str, **given: Any) -> dict[str, Any]:
     return to.say(kind="ask", id=7, about=about, given=given)
 
 
-def test_kernel_calls_the_browser_and_tells_the_state(sidebar: SidebarComm, line: Line):
+def test_the_kernel_opens_a_comm_and_sends_the_state(sidebar: SidebarComm, line: Line):
     (called,) = [known for known in sidebar._comms.values() if known is not line]
     assert called.sent[0]["type"] == "comm_open"
     assert called.sent[0]["pool"] == line.sent[0]["pool"] == {"state": "not started", "workers": []}
@@ -150,7 +150,7 @@ def test_options_are_resolved_with_origins(line: Line, monkeypatch: pytest.Monke
     assert answer["body"]["devices"] == ["cpu", "cpu"]
 
 
-def test_problems_of_line_and_settings_are_told_with_nearest_names(line: Line):
+def test_problems_of_line_and_settings_name_the_nearest_options(line: Line):
     body = ask(line, "options", line="--precison bf16", settings={"sed": "1", "clip": "-1"})["body"]
     assert any("did you mean --precision" in problem for problem in body["problems"])
     assert any("did you mean seed" in problem and NOTEBOOK_SOURCE in problem for problem in body["problems"])
@@ -183,7 +183,7 @@ def test_unknown_messages_are_counted_and_dropped(sidebar: SidebarComm, line: Li
     assert (len(line.sent), sidebar.num_dropped) == (num_sent, 1)
 
 
-def test_log_is_read_from_where_the_browser_is(line: Line, session: Session):
+def test_the_log_is_sent_from_the_byte_that_the_browser_has_seen(line: Line, session: Session):
     log = session.logs[0] = RankLog()
     log.write("one\nzw\u00f6".encode()[:-1])
     first = ask(line, "log", rank=0, log="", seen=0)["body"]
@@ -204,7 +204,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     return Registry()
 
 
-def test_recent_runs_are_told_with_a_small_chart(line: Line, registry: Registry):
+def test_recent_runs_are_sent_with_a_small_chart(line: Line, registry: Registry):
     assert line.say(kind="refresh")["runs"] == ""
     assert ask(line, "runs")["body"] == {"runs": []}
     options = resolve([parse_flags("--cpus 2 --clip 0.5 --name 'my run'", "%%accelerate")])
@@ -230,7 +230,7 @@ def test_recent_runs_are_told_with_a_small_chart(line: Line, registry: Registry)
     assert ask(line, "run", id=[])["kind"] == "refusal"
 
 
-def test_forged_runs_are_told_as_plain_text_and_give_no_line(line: Line, registry: Registry):
+def test_forged_runs_are_sent_as_plain_text_without_flags(line: Line, registry: Registry):
     folder = registry.folder / "20990101-000000-abcdef"
     folder.mkdir(parents=True)
     mark = "<img src=x onerror=alert(1)>\ud800\u202e\n"
@@ -253,12 +253,12 @@ def test_forged_runs_are_told_as_plain_text_and_give_no_line(line: Line, registr
     assert told["line"] is None
 
 
-def test_secrets_and_files_of_options_are_no_part_of_the_line_of_a_run():
+def test_the_flags_of_a_run_have_no_secrets_and_no_options_file():
     config = {"config": ("x.yaml", "flags"), "seed": (7, "file"), "name": ("***", "flags"), "gone": (1, "flags")}
     assert line_of(Run("20990101-000000-abcdef", "x", "cell", "y", 1.0, config=config)) == "--seed 7"
 
 
-def test_watching_tells_the_state_until_it_is_let_go(sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch):
+def test_watching_sends_the_state_until_it_ends(sidebar: SidebarComm, line: Line, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("accel_nb.ui.comm.WATCH_S", 0.01)
     num_sent = len(line.sent)
     line.handle_msg({"content": {"data": {"kind": "watch", "on": True}}})

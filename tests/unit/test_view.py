@@ -270,7 +270,7 @@ def test_folding_is_cheap():
 
 def test_view_imports_nothing_heavy():
     code = (
-        "import sys; from accel_nb.ui import Panel; Panel('run', 2); "
+        "import sys; from accel_nb.ui.panel import Panel; Panel('run', 2); "
         "print([m for m in ('torch', 'numpy', 'matplotlib', 'anywidget', 'ipywidgets') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

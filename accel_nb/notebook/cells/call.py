@@ -1,4 +1,4 @@
-"""A call that runs in place of a cell: how it is named while it travels, and how its results come back. Torch-free."""
+"""Function calls that run on the workers in place of a cell, and the transfer of their results. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from accel_nb.pool.sync.pickling import SharedId, dump, load
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A function with its arguments, and what each worker finds in its environment while it runs."""
+    """A function with its arguments, and the environment that it runs in on each worker."""
 
     function: functools.partial[Any]
     name: str
     bound_to: str = "_accel_nb_call"
-    """The name that it has in the notebook and on the workers while it runs."""
+    """The name that the function is bound to in the notebook and on the workers while it runs."""
     variables: Mapping[str, str] = field(default_factory=dict)
     prefix: Callable[[int], str] | None = None
-    """What stands in front of each line that a rank prints; every rank's lines are shown then."""
+    """Returns the prefix of each line that a rank prints; if set, the lines of every rank are shown."""
     notes: Sequence[str] = ()
-    """Lines that are shown below the launch."""
+    """Lines to show below the output."""
     poll_s: float = POLL_S
     patience_s: float = START_PATIENCE_S
-    """How long workers may take to start."""
+    """How long workers may take to start, in seconds."""
 
     def to_body(self) -> dict[str, Any]:
-        """Return what a worker needs to know, JSON-ready."""
+        """Return the worker's part of the call, JSON-ready."""
         return {"bound_to": self.bound_to, "variables": dict(self.variables)}
 
     def culprit(self, namespace: dict[str, Any]) -> str:
-        """Say which part of the call cannot be copied to the workers, as far as one alone cannot."""
+        """Return a message about the first part of the call that cannot be pickled alone, or an empty text."""
         parts = {"the function": self.function.func}
         parts |= {f"argument {index}": value for index, value in enumerate(self.function.args)}
         for part, value in parts.items():
@@ -45,19 +45,19 @@ class Call:
                 kind = f"{type(value).__module__}.{type(value).__qualname__}"
                 return (
                     f"{part} of {self.name} ({kind}) cannot be sent to the workers: {type(error).__name__}: {error}. "
-                    "Make what cannot be copied inside of the function."
+                    "Create what cannot be copied inside the function."
                 )
         return ""
 
 
 def pack_result(value: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId], rank: int) -> Parcel:
-    """Write what a rank's call returned; an object that the notebook holds too goes as a reference to it.
+    """Serialize the value that a rank's call returned; objects that the notebook shares become references to them.
 
-    Raises ShippingError when the value cannot be copied.
+    Raise ShippingError if the value cannot be copied.
     """
     try:
         return Parcel.write(*dump(value, namespace=namespace, shared=shared))
-    except Exception as error:  # whatever a value's own reduction raises
+    except Exception as error:  # a value's own reduction may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ShippingError(
             f"what the function returned on rank {rank} ({kind}) cannot be copied to the notebook: "
@@ -67,6 +67,6 @@ def pack_result(value: Any, namespace: dict[str, Any], shared: Mapping[int, Shar
 
 
 def read_result(descriptor: int, table: dict[str, Any], namespace: dict[str, Any]) -> Any:
-    """Rebuild what a rank's call returned."""
+    """Deserialize the value that a rank's call returned."""
     stream, buffers = Parcel.from_table(descriptor, table).read()
     return load(stream, buffers, namespace=namespace)

@@ -1,4 +1,7 @@
-"""What a cell uses and binds, read from its text and from the functions that it calls; runs nothing, needs no torch."""
+"""Static analysis of the names that a cell uses and binds, itself and in the functions that it calls.
+
+Runs no user code and imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -11,107 +14,105 @@ from dataclasses import dataclass
 from typing import Any
 
 ACCELERATOR_NAMES = frozenset({"accelerator", "Accelerator"})
-_OWN_WAY = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
-"""A cell that uses one of either is left exactly as written: it prepares, or divides, by itself."""
+_DISTRIBUTED_NAMES = frozenset({"init_process_group", "DistributedDataParallel", "DistributedSampler"})
+"""A cell that uses one of these, or of `ACCELERATOR_NAMES`, is explicit and runs exactly as written."""
 
-_OBSERVING = frozenset(
+_READING_ATTRIBUTES = frozenset(
     {
         "device", "gather", "gather_for_metrics", "is_last_process", "is_local_main_process", "is_main_process",
         "local_process_index", "log", "num_processes", "print", "process_index", "reduce", "wait_for_everyone",
     }
 )  # fmt: skip
-"""What a cell may ask of ``accelerator`` and still leave it to us what is prepared."""
+"""Attributes of ``accelerator`` that a plain cell may use: objects are still prepared automatically."""
 
-_RANKS = frozenset({"accelerator", "get_rank", "get_node_local_rank", "LOCAL_RANK", "RANK"})
-"""Names, and the environment's variables, by which code asks which rank it runs on."""
+_RANK_NAMES = frozenset({"accelerator", "get_rank", "get_node_local_rank", "LOCAL_RANK", "RANK"})
+"""Names and environment variables by which code finds its rank."""
 
-_HOOKS = ("transform", "target_transform", "transforms", "loader", "dataset")
-"""Attributes by which the data sets of the usual libraries hold functions of the notebook."""
+_DATASET_ATTRIBUTES = ("transform", "target_transform", "transforms", "loader", "dataset")
+"""Attributes in which data sets of common libraries store functions, which may be of the notebook."""
 
 _TEXT_CALLS = frozenset(
     {"run_line_magic", "run_cell_magic", "system", "getoutput", "eval", "exec", "evaluate", "query"}
 )
-"""Calls whose text arguments hold names: what a magic or ``!command`` was turned into, and what runs a text."""
+"""Calls whose text arguments contain names: the compiled form of a magic or ``!command``, and what evaluates a text."""
 _SCOPES = frozenset({"globals", "locals", "vars"})
 
 
 @dataclass(frozen=True, slots=True)
 class CellNames:
-    """The names of a cell: those it needs from the notebook, all it uses, those it binds, and what it seems to be.
-
-    It binds what its own statements bind, and what functions bind that it defines or may call.
-
-    What it uses and the notebook does not have may live on the workers. ``spare`` are those needed names that it reads
-    only where it may have bound them itself, or on a branch: it can start without them. One that is explicit and only
-    ``observes`` is plain after all if nothing was prepared explicitly before it. One that ``tells_ranks_apart`` may do
-    something else on each rank, such as writing a file of another name.
-    """
+    """The names that a cell uses and binds, and the kind of cell that follows from them."""
 
     needed: tuple[str, ...]
+    """Names that it uses and that the notebook has; those that the cell surely binds first are not among them."""
     spare: frozenset[str]
+    """Needed names that it can start without: it reads them on a branch only, or may have bound them before."""
     used: tuple[str, ...]
+    """All names that it uses; those that the notebook lacks may exist on the workers."""
     bound: tuple[str, ...]
+    """Names that its statements bind, or the functions that it defines or may call."""
     is_explicit: bool
+    """Whether it uses an accelerator or PyTorch's distributed classes itself."""
     observes: bool
+    """Whether it only reads from the accelerator: it is plain unless objects were prepared explicitly before it."""
     wants_accelerator: bool
+    """Whether it uses the name ``accelerator``."""
     tells_ranks_apart: bool
+    """Whether it may depend on the rank, such as by a file name with the rank in it."""
     is_empty: bool
 
 
 def read_cell(tree: ast.Module, namespace: Mapping[str, Any]) -> CellNames:
-    """Find the names that a parsed cell needs from ``namespace``, through the functions and classes it uses too.
-
-    A name that the cell surely binds before it reads it is not needed, whatever it holds in the notebook.
-    """
-    reader = _Reader()
+    """Return the names of a parsed cell, including those that the functions and classes of ``namespace`` use for it."""
+    collector = _NameCollector()
     for statement in tree.body:
-        reader.visit(statement)
-    needed = _follow(reader.loaded, namespace, with_annotations=True)
-    is_sure = not reader.spare and not needed.has_texts
-    surely = needed if is_sure else _follow((name for name in reader.loaded if name not in reader.spare), namespace)
-    mentioned = {*reader.loaded, *reader.attributes, *needed.mentioned}
+        collector.visit(statement)
+    needed = _resolve_names(collector.loaded, namespace, with_annotations=True)
+    surely_needed = needed
+    if collector.spare or needed.has_texts:
+        surely_needed = _resolve_names((name for name in collector.loaded if name not in collector.spare), namespace)
+    mentioned = {*collector.loaded, *collector.attributes, *needed.mentioned}
     return CellNames(
         needed=tuple(name for name in needed.names if name in namespace),
-        spare=frozenset(needed.names) - frozenset(surely.names),
-        used=tuple(dict.fromkeys([*reader.loaded, *needed.names])),
-        bound=tuple(dict.fromkeys([*reader.stored, *needed.stored])),
-        is_explicit=bool((ACCELERATOR_NAMES | _OWN_WAY) & mentioned),
-        observes=not (_OWN_WAY | {"Accelerator"}) & mentioned and needed.observes and only_observes(tree),
+        spare=frozenset(needed.names) - frozenset(surely_needed.names),
+        used=tuple(dict.fromkeys([*collector.loaded, *needed.names])),
+        bound=tuple(dict.fromkeys([*collector.stored, *needed.stored])),
+        is_explicit=bool((ACCELERATOR_NAMES | _DISTRIBUTED_NAMES) & mentioned),
+        observes=not (_DISTRIBUTED_NAMES | {"Accelerator"}) & mentioned and needed.observes and only_observes(tree),
         wants_accelerator="accelerator" in mentioned,
-        tells_ranks_apart=bool(_RANKS & mentioned),
+        tells_ranks_apart=bool(_RANK_NAMES & mentioned),
         is_empty=not tree.body,
     )
 
 
 def only_observes(tree: ast.AST) -> bool:
-    """Whether code asks of ``accelerator`` only what leaves to us what is prepared, such as `log` and `reduce`."""
+    """Return whether code uses only attributes of ``accelerator`` that prepare nothing, such as `log` and `reduce`."""
     attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute)]
-    observed = {id(node.value) for node in attributes if node.attr in _OBSERVING}
+    observed = {id(node.value) for node in attributes if node.attr in _READING_ATTRIBUTES}
     named = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and node.id == "accelerator"]
-    held = [node for node in attributes if node.attr == "accelerator" and not _is_torchs(node)]
+    held = [node for node in attributes if node.attr == "accelerator" and not _is_torch_accelerator(node)]
     return not held and all(id(node) in observed for node in named)
 
 
-def _is_torchs(node: ast.Attribute) -> bool:
-    """Whether an attribute ``accelerator`` is torch's module, which tells of the device."""
+def _is_torch_accelerator(node: ast.Attribute) -> bool:
+    """Return whether an attribute ``accelerator`` is the module `torch.accelerator`."""
     return node.attr == "accelerator" and isinstance(node.value, ast.Name) and node.value.id == "torch"
 
 
-class _Reader(ast.NodeVisitor):
-    """Walks a cell in the order in which it runs."""
+class _NameCollector(ast.NodeVisitor):
+    """Visits the statements of a cell in execution order and collects the names that it loads and stores."""
 
     def __init__(self) -> None:
         self.loaded: dict[str, None] = {}
         self.stored: list[str] = []
         self.attributes: set[str] = set()
         self.spare: set[str] = set()
-        self._surely: set[str] = set()
-        self._maybe: set[str] = set()
-        self._branches = 0
-        self._hidden: list[set[str]] = []
+        self._bound_surely: set[str] = set()
+        self._bound_maybe: set[str] = set()
+        self._branch_depth = 0
+        self._comprehension_names: list[set[str]] = []
 
     def visit_Name(self, node: ast.Name) -> None:
-        if any(node.id in names for names in self._hidden):
+        if any(node.id in names for names in self._comprehension_names):
             return
         if isinstance(node.ctx, ast.Load):
             self._load(node.id)
@@ -119,7 +120,7 @@ class _Reader(ast.NodeVisitor):
             self._store(node.id)
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
-        if not _is_torchs(node):
+        if not _is_torch_accelerator(node):
             self.attributes.add(node.attr)
         self.generic_visit(node)
 
@@ -136,7 +137,7 @@ class _Reader(ast.NodeVisitor):
         self._visit_all([node.value, node.target])
 
     def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        self._read_annotation(node.annotation)
+        self._load_annotation(node.annotation)
         self._visit_all([node.annotation, *([node.value, node.target] if node.value else [])])
 
     def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
@@ -162,16 +163,16 @@ class _Reader(ast.NodeVisitor):
         self._visit_branches(node.values[1:], [])
 
     def visit_Try(self, node: ast.Try) -> None:
-        before = set(self._surely)
+        before = set(self._bound_surely)
         self._visit_all([*node.body, *node.orelse])
-        ends = [self._surely]
-        self._maybe |= self._surely
+        ends = [self._bound_surely]
+        self._bound_maybe |= self._bound_surely
         for handler in node.handlers:
-            self._surely = set(before)
+            self._bound_surely = set(before)
             ends.append(self._visit_branch([handler]))
-        self._surely = set(before)
+        self._bound_surely = set(before)
         self._visit_all(node.finalbody)
-        self._surely |= set.intersection(*ends)
+        self._bound_surely |= set.intersection(*ends)
 
     def visit_NamedExpr(self, node: ast.NamedExpr) -> None:
         self._visit_all([node.value, node.target])
@@ -180,7 +181,7 @@ class _Reader(ast.NodeVisitor):
         for name in ast.walk(node):
             if isinstance(name, ast.Name):
                 self._load(name.id)
-                self._surely.discard(name.id)
+                self._bound_surely.discard(name.id)
 
     def visit_ExceptHandler(self, node: ast.ExceptHandler) -> None:
         if node.type is not None:
@@ -194,16 +195,16 @@ class _Reader(ast.NodeVisitor):
         self._visit_branches(*([case] for case in node.cases), [])
 
     def visit_Call(self, node: ast.Call) -> None:
-        """Read a call; one that takes a program or a command as a text has names in that."""
+        """Visit a call, and the names in its text arguments if it evaluates them."""
         self.generic_visit(node)
-        self._read_text_call(node)
+        self._load_text_call(node)
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        """Read an item; ``globals()["name"]`` is that name."""
+        """Visit a subscript; ``globals()["name"]`` loads that name."""
         self.generic_visit(node)
-        self._read_scope_item(node)
+        self._load_scope_item(node)
 
-    def _read_text_call(self, node: ast.Call) -> None:
+    def _load_text_call(self, node: ast.Call) -> None:
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", None)
         if name in _TEXT_CALLS:
             texts = [item.value for item in node.args if isinstance(item, ast.Constant)]
@@ -211,7 +212,7 @@ class _Reader(ast.NodeVisitor):
                 self._load(word)
                 self.attributes.add(word)
 
-    def _read_scope_item(self, node: ast.Subscript) -> None:
+    def _load_scope_item(self, node: ast.Subscript) -> None:
         of_call = getattr(node.value, "func", None)
         key = getattr(node.slice, "value", None)
         if getattr(of_call, "id", None) in _SCOPES and isinstance(key, str) and isinstance(node.ctx, ast.Load):
@@ -245,66 +246,66 @@ class _Reader(ast.NodeVisitor):
     def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> None:
         local = {name.id for g in node.generators for name in ast.walk(g.target) if isinstance(name, ast.Name)}
         self.visit(node.generators[0].iter)
-        self._hidden.append(local)
+        self._comprehension_names.append(local)
         self.generic_visit(node)
-        self._hidden.pop()
+        self._comprehension_names.pop()
 
     visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
 
     def _visit_body(self, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef) -> None:
-        """Read a body that runs later, when names may have been bound: whatever is free in it counts as needed."""
-        # This file's own __future__ imports are not the cell's: there, annotations are read when the body is defined.
+        """Visit a body that runs later, when names may have been rebound: all its free names count as loaded."""
+        # dont_inherit: this file's __future__ imports must not apply to the cell, which may evaluate its annotations.
         code = compile(ast.Module([_as_statement(node)], []), "<cell>", "exec", dont_inherit=True)
         for name in global_names(code):
             self._load(name)
         self.stored += sorted(stored_globals(code))
-        self.attributes |= _mentioned(code)
+        self.attributes |= _mentioned_names(code)
         for part in ast.walk(node):
             if isinstance(part, ast.Call):
-                self._read_text_call(part)
+                self._load_text_call(part)
             elif isinstance(part, ast.Subscript):
-                self._read_scope_item(part)
+                self._load_scope_item(part)
             elif (annotation := _annotation_of(part)) is not None:
-                self._read_annotation(annotation)
+                self._load_annotation(annotation)
 
-    def _read_annotation(self, annotation: ast.AST) -> None:
-        """Read the names in the texts of an annotation, which `typing.get_type_hints` looks up if anything does."""
+    def _load_annotation(self, annotation: ast.AST) -> None:
+        """Load the names in an annotation's texts, which `typing.get_type_hints` may look up."""
         texts = [part.value for part in ast.walk(annotation) if isinstance(part, ast.Constant)]
-        self._branches += 1
+        self._branch_depth += 1
         for name in names_in_texts(text for text in texts if isinstance(text, str)):
             self._load(name)
-        self._branches -= 1
+        self._branch_depth -= 1
 
     def _visit_all(self, nodes: Iterable[ast.AST]) -> None:
         for node in nodes:
             self.visit(node)
 
     def _visit_loop(self, nodes: Iterable[ast.AST]) -> None:
-        """Read statements that run any number of times: inside, what comes first is bound; after them it may be."""
-        before = set(self._surely)
+        """Visit a loop body: within it, names are bound in order; after it, they may be bound."""
+        before = set(self._bound_surely)
         self._visit_all(nodes)
-        self._maybe |= self._surely
-        self._surely = before
+        self._bound_maybe |= self._bound_surely
+        self._bound_surely = before
 
     def _visit_branches(self, *branches: Iterable[ast.AST]) -> None:
-        """Read statements of which one branch runs: what all of them bind is bound after them."""
-        before, ends = self._surely, []
+        """Visit alternative branches: names that all of them bind are bound after them."""
+        before, ends = self._bound_surely, []
         for branch in branches:
-            self._surely = set(before)
+            self._bound_surely = set(before)
             ends.append(self._visit_branch(branch))
-        self._surely = set.intersection(*ends)
+        self._bound_surely = set.intersection(*ends)
 
     def _visit_branch(self, nodes: Iterable[ast.AST]) -> set[str]:
-        self._branches += 1
+        self._branch_depth += 1
         self._visit_all(nodes)
-        self._branches -= 1
-        self._maybe |= self._surely
-        return self._surely
+        self._branch_depth -= 1
+        self._bound_maybe |= self._bound_surely
+        return self._bound_surely
 
     def _load(self, name: str) -> None:
-        if name in self._surely:
+        if name in self._bound_surely:
             return
-        if not (self._branches or name in self._maybe):
+        if not (self._branch_depth or name in self._bound_maybe):
             self.spare.discard(name)
         elif name not in self.loaded:
             self.spare.add(name)
@@ -312,7 +313,7 @@ class _Reader(ast.NodeVisitor):
 
     def _store(self, name: str) -> None:
         self.stored.append(name)
-        self._surely.add(name)
+        self._bound_surely.add(name)
 
 
 def _annotation_of(node: ast.AST) -> ast.AST | None:
@@ -321,7 +322,7 @@ def _annotation_of(node: ast.AST) -> ast.AST | None:
 
 
 def names_in_texts(texts: Iterable[str]) -> Iterable[str]:
-    """Yield the names in annotations that are texts; what is no expression has none."""
+    """Yield the names in annotations that are texts; skip texts that are no expressions."""
     for text in texts:
         try:
             tree = ast.parse(text, mode="eval")
@@ -341,15 +342,17 @@ def _all_codes(code: types.CodeType) -> Iterable[types.CodeType]:
             yield from _all_codes(constant)
 
 
-def _mentioned(code: types.CodeType) -> set[str]:
-    """Return the names and attributes that a code object and those nested in it mention; not `torch.accelerator`."""
-    return {name for part in _all_codes(code) for name in part.co_names if name != "accelerator" or _asked_of(part)}
+def _mentioned_names(code: types.CodeType) -> set[str]:
+    """Return the names and attributes in a code object and those nested in it, except for `torch.accelerator`."""
+    return {
+        name for part in _all_codes(code) for name in part.co_names if name != "accelerator" or _accelerator_uses(part)
+    }
 
 
-def _asked_of(code: types.CodeType) -> set[str]:
-    """Return what a code object, without those nested in it, does with ``accelerator`` if it is not torch's.
+def _accelerator_uses(code: types.CodeType) -> set[str]:
+    """Return the uses of ``accelerator``, except for torch's, in a code object without those nested in it.
 
-    That is the attributes that it looks up, or the name of another instruction.
+    A use is the name of the attribute that is looked up, or of any other instruction.
     """
     import dis
 
@@ -362,7 +365,7 @@ def _asked_of(code: types.CodeType) -> set[str]:
 
 
 def notebook_codes(values: Iterable[Any]) -> Iterable[types.CodeType]:
-    """Yield the code of the functions, methods and classes of the notebook that values lead to."""
+    """Yield the code objects of the notebook's functions, methods and classes that values refer to."""
     return _codes_of_all(values, set())
 
 
@@ -393,7 +396,7 @@ def stored_globals(code: types.CodeType) -> frozenset[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Followed:
+class _ResolvedNames:
     names: list[str]
     stored: list[str]
     mentioned: set[str]
@@ -401,10 +404,12 @@ class _Followed:
     has_texts: bool
 
 
-def _follow(names: Iterable[str], namespace: Mapping[str, Any], *, with_annotations: bool = False) -> _Followed:
-    """Add the names that functions and classes defined in the notebook look up, however deep.
+def _resolve_names(
+    names: Iterable[str], namespace: Mapping[str, Any], *, with_annotations: bool = False
+) -> _ResolvedNames:
+    """Return names with those that the notebook's functions and classes among them look up, transitively.
 
-    ``with_annotations`` adds those of their annotations that are texts: nothing may ever read these.
+    ``with_annotations`` includes the names in annotations that are texts, which may never be evaluated.
     """
     found: dict[str, None] = {}
     stored: list[str] = []
@@ -424,11 +429,11 @@ def _follow(names: Iterable[str], namespace: Mapping[str, Any], *, with_annotati
         for code in _codes_of(namespace[name], seen):
             waiting += sorted(global_names(code))
             stored += sorted(stored_globals(code))
-            mentioned |= _mentioned(code)
+            mentioned |= _mentioned_names(code)
             if "accelerator" in mentioned:
                 parts = [part for part in _all_codes(code) if "accelerator" in part.co_names]
-                observes = observes and all(_asked_of(part) <= _OBSERVING for part in parts)
-    return _Followed(list(found), stored, mentioned, observes, has_texts)
+                observes = observes and all(_accelerator_uses(part) <= _READING_ATTRIBUTES for part in parts)
+    return _ResolvedNames(list(found), stored, mentioned, observes, has_texts)
 
 
 def _annotation_texts(value: Any) -> Iterable[str]:
@@ -442,7 +447,7 @@ def _annotation_texts(value: Any) -> Iterable[str]:
 
 
 def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
-    """Yield the code of what was defined in the notebook: functions, methods, and the classes of instances."""
+    """Yield the code objects of what the notebook defines: functions, methods, and the classes of instances."""
     if id(value) in seen:
         return
     seen.add(id(value))
@@ -450,7 +455,7 @@ def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
         if value.__module__ == "__main__":
             yield value.__code__
         if value.__module__ == "__main__" or "<" in value.__qualname__:
-            held = [_content(cell) for cell in value.__closure__ or ()]
+            held = [_cell_content(cell) for cell in value.__closure__ or ()]
             yield from _codes_of_all([*held, *(value.__defaults__ or ()), *vars(value).values()], seen)
     elif isinstance(value, types.MethodType):
         yield from _codes_of_all([value.__func__, value.__self__], seen)
@@ -461,17 +466,17 @@ def _codes_of(value: Any, seen: set[int]) -> Iterable[types.CodeType]:
             for item in vars(value).values():
                 yield from _codes_of(getattr(item, "__func__", getattr(item, "fget", item)), seen)
             yield from _codes_of_all(value.__mro__[1:], seen)
-    elif callable(wrapped := getattr(value, "__dict__", {}).get("__wrapped__")):  # a function with a cache, for one
+    elif callable(wrapped := getattr(value, "__dict__", {}).get("__wrapped__")):  # such as by functools.lru_cache
         yield from _codes_of(wrapped, seen)
     elif isinstance(value, property | staticmethod | classmethod) or type(value).__module__ == "__main__":
         yield from _codes_of(type(value), seen)
-        yield from _codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _HOOKS], seen)
-    elif callable(collate := getattr(value, "__dict__", {}).get("collate_fn")):  # a loader, or what looks like one
+        yield from _codes_of_all([getattr(value, "__dict__", {}).get(name) for name in _DATASET_ATTRIBUTES], seen)
+    elif callable(collate := getattr(value, "__dict__", {}).get("collate_fn")):  # a DataLoader or a similar object
         own = vars(value)
         yield from _codes_of_all([collate, own.get("worker_init_fn"), own.get("dataset"), own.get("sampler")], seen)
     elif not isinstance(value, types.ModuleType):
         own = getattr(value, "__dict__", None) or {}
-        yield from _codes_of_all([own[name] for name in _HOOKS if name in own], seen)
+        yield from _codes_of_all([own[name] for name in _DATASET_ATTRIBUTES if name in own], seen)
 
 
 def _codes_of_all(values: Iterable[Any], seen: set[int]) -> Iterable[types.CodeType]:
@@ -479,8 +484,8 @@ def _codes_of_all(values: Iterable[Any], seen: set[int]) -> Iterable[types.CodeT
         yield from _codes_of(value, seen)
 
 
-def _content(cell: types.CellType) -> Any:
+def _cell_content(cell: types.CellType) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # an empty cell holds nothing to follow
+    except ValueError:  # the closure cell is empty
         return None

@@ -1,7 +1,7 @@
-"""What a notebook's cells train, read from their text: which names hold models, optimizers, schedulers and loaders.
+"""Static analysis of what cells train: which names refer to models, optimizers, schedulers and loaders.
 
-An optimizer is a name whose ``step`` is called, its model is what gave it ``parameters()``, and a loader is what a loop
-with a backward pass iterates. What functions train of their arguments is looked for where they are called.
+An optimizer is a name whose ``step`` is called, its model the name whose ``parameters()`` it was constructed with, and
+a loader the iterable of a loop with a backward pass. Parameters of functions are resolved to the arguments of calls.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
-_PASSED_ON = frozenset({"enumerate", "zip", "iter", "reversed", "tqdm", "trange"})
+_ITERATOR_WRAPPERS = frozenset({"enumerate", "zip", "iter", "reversed", "tqdm", "trange"})
 
 
 class Role(IntEnum):
-    """What a name holds; in the order in which a person lists them."""
+    """What a name refers to; in the conventional order of arguments to ``prepare``."""
 
     MODEL = 0
     OPTIMIZER = 1
@@ -27,15 +27,18 @@ class Role(IntEnum):
 
 @dataclass(slots=True)
 class Needs:
-    """What must be prepared for code to train: where its own names are bound, and by whoever calls it."""
+    """The names that must be prepared for a function to train, by where they are bound."""
 
     own: dict[str, Role] = field(default_factory=dict)
+    """Names that the function binds."""
     params: dict[str, Role] = field(default_factory=dict)
+    """Parameters of the function, to be prepared by its callers."""
     outer: dict[str, Role] = field(default_factory=dict)
+    """Global names, to be prepared by its callers."""
 
 
 class Training:
-    """Knows the functions of a notebook that train."""
+    """The analysis of all cells of a notebook together."""
 
     def __init__(self, trees: Sequence[ast.Module]) -> None:
         self._models: dict[str, list[str]] = {}
@@ -44,7 +47,7 @@ class Training:
         for tree in trees:
             self._functions |= {node.name: node for node in tree.body if isinstance(node, Function)}
             self.bound |= _stored(_own_nodes(tree))
-            self._note_models(_own_nodes(tree))
+            self._record_models(_own_nodes(tree))
         self.functions = self._training_functions()
         self._needs = {name: Needs() for name in self.functions}
         for _ in self.functions:  # a chain of calls is at most as long
@@ -52,20 +55,20 @@ class Training:
                 self._needs[name] = self._needs_of(self._functions[name])
 
     def trains(self, node: ast.AST) -> bool:
-        """Whether code has a backward pass that is not the accelerator's, or calls a function that has."""
+        """Return whether code has a backward pass other than the accelerator's, or calls a function that has."""
         return any(is_backward(part) or _called(part) in self.functions for part in ast.walk(node))
 
     def of_cell(self, tree: ast.Module) -> dict[str, Role]:
-        """Return the names of the notebook that a cell trains."""
+        """Return the notebook's names that a cell trains, with their roles."""
         found = self._roles(list(_own_nodes(tree)), frozenset())
         return {name: role for name, role in found.items() if name in self.bound}
 
     def of_function(self, name: str) -> Needs:
-        """Return what a training function needs prepared."""
+        """Return the names that must be prepared for a training function."""
         return self._needs[name]
 
     def reads_whole(self, tree: ast.Module) -> set[str]:
-        """Return the names that a cell iterates without training, itself or in the functions that it calls."""
+        """Return the names that a cell iterates over without training, itself or in functions that it calls."""
         found: set[str] = set()
         for node in _own_nodes(tree):
             found |= set(self._iterated(node, training=False))
@@ -90,13 +93,13 @@ class Training:
 
     def _needs_of(self, function: Function) -> Needs:
         nodes = list(_own_nodes(function))
-        self._note_models(nodes)
+        self._record_models(nodes)
         params, stored = frozenset(_params(function)), _stored(nodes)
         needs = Needs()
         for name, role in self._roles(nodes, params).items():
             place = needs.own if name in stored else needs.params if name in params else needs.outer
             place[name] = role
-        if Role.OPTIMIZER in needs.own.values():  # all that is trained together is prepared in one call
+        if Role.OPTIMIZER in needs.own.values():  # objects that are trained together are prepared in one call
             needs.own |= needs.params
             needs.params = {}
         return needs
@@ -129,7 +132,7 @@ class Training:
         return found
 
     def _iterated(self, node: ast.AST, *, training: bool) -> Iterator[str]:
-        """Yield the names that a loop goes through, if it is one that trains, or one that does not."""
+        """Yield the names that a loop iterates over, if it trains as ``training`` says."""
         if isinstance(node, ast.For | ast.AsyncFor):
             trains = any(self.trains(part) for part in node.body)
             iters = [node.iter] if trains == training else []
@@ -141,11 +144,11 @@ class Training:
         for item in waiting:
             if isinstance(item, ast.Name) and item.id not in vars(builtins):
                 yield item.id
-            elif isinstance(item, ast.Call) and _last_name(item.func) in _PASSED_ON:
+            elif isinstance(item, ast.Call) and _last_name(item.func) in _ITERATOR_WRAPPERS:
                 waiting += item.args
 
-    def _note_models(self, nodes: Iterable[ast.AST]) -> None:
-        """Note which models' parameters the names were made from."""
+    def _record_models(self, nodes: Iterable[ast.AST]) -> None:
+        """Record which models' parameters each assigned name was constructed from."""
         for node in nodes:
             if not isinstance(node, ast.Assign) or not isinstance(node.value, ast.Call):
                 continue
@@ -163,7 +166,7 @@ class Training:
 
 
 def is_backward(node: ast.AST) -> bool:
-    """Whether a node is the call of a tensor's ``backward``."""
+    """Return whether a node calls a tensor's ``backward``."""
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -173,7 +176,7 @@ def is_backward(node: ast.AST) -> bool:
 
 
 def _own_nodes(scope: ast.Module | Function) -> Iterator[ast.AST]:
-    """Yield the nodes of a scope, without those of functions and classes in it, in the order of the text."""
+    """Yield the nodes of a scope in source order, without those of nested functions and classes."""
     waiting: list[ast.AST] = list(reversed(scope.body))
     while waiting:
         node = waiting.pop()
@@ -192,7 +195,7 @@ def _params(function: Function) -> list[str]:
 
 
 def _arguments(call: ast.Call, function: Function) -> Mapping[str, str]:
-    """Return by parameter the name that a call gives for it, where it gives one."""
+    """Return by parameter the name that a call passes for it, for arguments that are plain names."""
     given = dict(zip(_params(function), call.args, strict=False))
     given |= {item.arg: item.value for item in call.keywords if item.arg is not None}
     return {name: value.id for name, value in given.items() if isinstance(value, ast.Name)}

@@ -1,4 +1,4 @@
-"""The names of a notebook that are its user's."""
+"""A view of a notebook's namespace with the user's names only."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Any
 
 
 class UserNames(Mapping[str, Any]):
-    """A view of a namespace without the names that the shell, Python and this package put there.
+    """A view of a namespace without the names that the shell, Python and this package bind in it.
 
-    A long session has thousands of names, one for each cell's text: nothing is copied, and asking for one looks at one.
+    Nothing is copied and a look-up is O(1), since a long session has thousands of names.
     """
 
     def __init__(self, namespace: Mapping[str, Any], hidden: Collection[str]) -> None:

@@ -1,4 +1,4 @@
-"""Bringing the imports of many cells to the top of one script, sorted as people sort them."""
+"""Moves the imports of many cells to the top of one script, sorted as by isort."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 def hoist_imports(bodies: Sequence[str], needed: Sequence[str]) -> tuple[str, list[str]]:
-    """Return all top-level imports as one text, and the bodies without them; ``needed`` are more of them.
+    """Return all top-level imports and the ``needed`` ones as one text, and the bodies without them.
 
-    An import that shares its line with something else stays where it is.
+    An import that shares its line with another statement stays in its body.
     """
     found: list[ast.Import | ast.ImportFrom] = []
     for line in needed:
@@ -61,5 +61,5 @@ def _group(module: str) -> int:
 
 
 def _by_kind(name: str) -> tuple[int, str]:
-    """Sort as linters do: constants, then classes, then the rest."""
+    """Return a sort key: constants first, then classes, then other names."""
     return (0 if name.isupper() and len(name) > 1 else 1 if name[:1].isupper() else 2), name

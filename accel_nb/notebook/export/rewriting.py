@@ -1,6 +1,6 @@
-"""Turning the text of a plain cell into that of a script: the accelerator's calls in place of PyTorch's own.
+"""Rewrites the source of a plain cell for a script: calls of PyTorch become calls of the accelerator.
 
-Only what changes is touched, at its place in the text, so that names, comments and layout stay the author's.
+Edits replace character ranges of the source, so that names, comments and layout of the author remain.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _CLIPS = ("clip_grad_norm_", "clip_grad_value_")
 
 @dataclass(slots=True)
 class Rewriting:
-    """The edits of one cell's text."""
+    """The edits of one cell's source."""
 
     text: str
     tree: ast.Module
@@ -33,11 +33,11 @@ class Rewriting:
             offset += len(line) + 1
 
     def add_prepare(self, names: Mapping[str, Role]) -> None:
-        """Prepare names before the cell's first statement that trains."""
+        """Insert a call of ``prepare`` for these names before the cell's first statement that trains."""
         self._insert_prepare(self.tree.body, names)
 
     def rewrite_functions(self) -> None:
-        """Make the functions that train prepare what they make themselves, and train through the accelerator."""
+        """Rewrite the functions that train: they prepare the objects that they create, and use the accelerator."""
         for node in self.tree.body:
             if isinstance(node, Function) and node.name in self.training.functions:
                 if own := self.training.of_function(node.name).own:
@@ -45,13 +45,13 @@ class Rewriting:
                 self._rewrite_training(node)
 
     def rewrite_statements(self) -> None:
-        """Make the cell's own statements train through the accelerator."""
+        """Rewrite the cell's top-level statements to train with the accelerator."""
         for node in self.tree.body:
             if not isinstance(node, Function | ast.ClassDef):
                 self._rewrite_training(node)
 
     def rewrite_calls(self) -> None:
-        """Print and save once, and use this rank's device, whoever trains."""
+        """Rewrite prints, saves and devices: print and save on the main process only, use this rank's device."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print":
                 self._replace(node.func, "accelerator.print")
@@ -63,7 +63,7 @@ class Rewriting:
                 self._replace(node, "accelerator.device")
 
     def add_config(self, config: str) -> None:
-        """Give an accelerator that the cell builds itself the script's options."""
+        """Pass the script's options to an accelerator that the cell constructs itself."""
         for node in ast.walk(self.tree):
             if isinstance(node, ast.Call) and ast.unparse(node.func).rpartition(".")[2] == "Accelerator":
                 end = self._end(node) - 1
@@ -71,7 +71,7 @@ class Rewriting:
                 self._edits.append((end, end, f"{comma}config={config}"))
 
     def result(self) -> str:
-        """Return the text with all edits; of edits inside of one another the outermost counts."""
+        """Return the source with all edits applied; of nested edits only the outermost."""
         data, last = self._data, len(self._data) + 1
         kept: list[tuple[int, int, str]] = []
         for start, end, text in sorted(self._edits, key=lambda edit: (edit[0], -edit[1])):
@@ -120,7 +120,7 @@ class Rewriting:
 
 
 def _is_device(node: ast.AST) -> bool:
-    """Whether an expression names the CUDA device, or chooses it where there is one."""
+    """Return whether an expression names a CUDA device, or chooses one if CUDA is available."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and (node.value == "cuda" or node.value.startswith("cuda:"))
     if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.device" and len(node.args) == 1:

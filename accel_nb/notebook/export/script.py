@@ -1,7 +1,7 @@
-"""A notebook as a script: its cells in order, ``%%accelerate`` cells with the calls that a person would write.
+"""Export of a notebook to a script: its cells in order, ``%%accelerate`` cells with explicit calls of an accelerator.
 
-What is trained is read from the text: an optimizer is what is made from ``model.parameters()``, a loader what is called
-one, and what a loop with a backward pass iterates is what trains. Nothing is run. What cannot be told is an error.
+What a cell trains is found by static analysis (`accel_nb.notebook.cells.training_analysis`); no cell is run. A cell
+that cannot be analyzed is an error.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from accel_nb.notebook.export.rewriting import Rewriting
 
 MAGIC = "%%accelerate"
 _NOT_IN_FILE = ("cpus", "gpus", "config")
-"""The script's launcher says how many ranks there are."""
+"""Options that are not written: the script's launcher sets the number of ranks."""
 _KEPT_MAGICS = ("%%time", "%%capture")
 _MAGIC_LINE = re.compile(r"\s*(?:[%!]|[\w, ]+=\s*[%!]|[\w.]+\?{1,2}\s*$)")
 _DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -32,7 +32,7 @@ _SEEDS = re.compile(r"\b(manual_seed|set_seed|seed_everything)\b")
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A cell as the notebook has it; ``number`` counts from 1."""
+    """A cell of the notebook; ``number`` counts from 1."""
 
     number: int
     kind: str
@@ -42,7 +42,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """The script, its options as YAML, and what of the notebook is not in it, one line each."""
+    """The script, its options as YAML, and a line for each part of the notebook that was left out."""
 
     script: str
     options: str
@@ -50,43 +50,43 @@ class Exported:
 
 
 @dataclass(slots=True)
-class _Cell:
-    """A code cell without what only a notebook can run; ``resolved`` belongs to one with the magic."""
+class _CodeCell:
+    """A code cell without magics; ``resolved`` are the options of one that had ``%%accelerate``."""
 
     number: int
     text: str
     tree: ast.Module
     resolved: Resolved | None = None
     observes: bool = False
-    """Whether it only asks the accelerator, and no cell of the notebook prepares by itself."""
+    """Whether all cells of the notebook only read from the accelerator, so that objects are prepared automatically."""
 
     @property
     def trains(self) -> bool:
-        """Whether it is one that workers run."""
+        """Whether it had ``%%accelerate``."""
         return self.resolved is not None
 
     @property
     def is_plain(self) -> bool:
-        """Whether the workers prepare what it trains by themselves."""
+        """Whether it is a plain cell: what it trains is prepared automatically."""
         names = {node.id for node in ast.walk(self.tree) if isinstance(node, ast.Name)}
         is_explicit = bool(names & ACCELERATOR_NAMES) and not self.observes
         return self.resolved is not None and self.resolved.config.prepare and not is_explicit
 
 
 def executed(inputs: Sequence[str]) -> list[Source]:
-    """Return the cells that a notebook has run, each where it ran last."""
+    """Return the distinct cells that a notebook has run, in the order of their last runs."""
     last = {text: number for number, text in enumerate(inputs) if text.strip()}
     return [Source(number, "code", text) for text, number in sorted(last.items(), key=lambda item: item[1])]
 
 
 def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, script: str) -> Exported:
-    """Return the script of a notebook's cells; ``layers`` are the options beside those of the cells' own lines.
+    """Return the script of a notebook's cells; ``layers`` are options in addition to those of the cells' magics.
 
-    Raises ConfigError, with every problem, for cells that cannot be one script.
+    Raise ConfigError, with all problems, for cells that cannot be combined into one script.
     """
     left_out: list[str] = []
     problems: list[str] = []
-    parts: list[str | _Cell] = []
+    parts: list[str | _CodeCell] = []
     for source in sources:
         if source.kind == "markdown":
             parts += _headings(source.text)
@@ -95,12 +95,14 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
             parts += [] if cell is None else [cell]
     followed = [*parts[1:], *([""] if parts else [])]
     parts = [
-        part for part, after in zip(parts, followed, strict=True) if isinstance(part, _Cell) or isinstance(after, _Cell)
+        part
+        for part, after in zip(parts, followed, strict=True)
+        if isinstance(part, _CodeCell) or isinstance(after, _CodeCell)
     ]
-    cells = [part for part in parts if isinstance(part, _Cell)]
-    asks = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
+    cells = [part for part in parts if isinstance(part, _CodeCell)]
+    only_reads = all("Accelerator" not in cell.text and only_observes(cell.tree) for cell in cells)
     for cell in cells:
-        cell.observes = asks
+        cell.observes = only_reads
     if not problems and not any(cell.trains for cell in cells):
         problems.append(f"{title}: no cell begins with {MAGIC}, so there is nothing to export")
     options = _options(cells, problems)
@@ -111,7 +113,7 @@ def export(sources: Sequence[Source], layers: Sequence[Layer], *, title: str, sc
 
 
 def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
-    """Write script and options, and say what was written; raises ConfigError if a file is there, or cannot be."""
+    """Write script and options, and return a summary. Raise ConfigError if a file exists or cannot be written."""
     script = Path(path).expanduser()
     if script.suffix != ".py":
         raise ConfigError(f"{path}: a script ends in .py; name it so")
@@ -130,7 +132,7 @@ def write_script(exported: Exported, path: str, *, replaces: bool) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _Cell | None:
+def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems: list[str]) -> _CodeCell | None:
     where = f"cell {source.number}"
     text = source.text.strip("\n")
     first, _, rest = text.partition("\n")
@@ -163,7 +165,7 @@ def _read(source: Source, layers: Sequence[Layer], left_out: list[str], problems
     text = _without_last_value(text, tree).strip("\n")
     if not text.strip():
         return None
-    return _Cell(source.number, text, ast.parse(text), resolved)
+    return _CodeCell(source.number, text, ast.parse(text), resolved)
 
 
 def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]) -> Resolved | None:
@@ -174,13 +176,13 @@ def _resolve(line: str, layers: Sequence[Layer], where: str, problems: list[str]
         return None
     if resolved.config.ranks is not None:
         problems.append(
-            f"{where} runs on some ranks only (--ranks); ask for accelerator.process_index in the cell instead"
+            f"{where} runs on some ranks only (--ranks); test accelerator.process_index in the cell instead"
         )
     return resolved
 
 
-def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
-    """Return the options of the run, which all cells that train must agree on, ready for a file."""
+def _options(cells: Sequence[_CodeCell], problems: list[str]) -> dict[str, Any]:
+    """Return the options of the run for the file. Add a problem for each that differs between training cells."""
     training = Training([cell.tree for cell in cells])
     training_cells = [cell for cell in cells if training.trains(cell.tree) or _prepares(cell.tree)]
     ran = [(cell, cell.resolved) for cell in training_cells or cells if cell.resolved is not None]
@@ -203,19 +205,19 @@ def _options(cells: Sequence[_Cell], problems: list[str]) -> dict[str, Any]:
     return options
 
 
-def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, name: str, file: str) -> str:
+def _script(parts: Sequence[str | _CodeCell], cells: Sequence[_CodeCell], title: str, name: str, file: str) -> str:
     first = next(cell.resolved for cell in cells if cell.resolved is not None)
-    builds_own = any(_binds(cell.tree, "accelerator") for cell in cells)
+    constructs_own = any(_binds(cell.tree, "accelerator") for cell in cells)
     config = f'Path(__file__).with_name("{file}")'
     needed = ["from pathlib import Path"]
     bodies: list[str] = []
-    if not builds_own:
+    if not constructs_own:
         needed.append("from accel_nb import Accelerator")
         bodies.append(f"accelerator = Accelerator(config={config})")
     if not any(_SEEDS.search(cell.text) for cell in cells) and first.config.seed is None:
         needed.append("from accel_nb import set_seed")
         bodies.append("set_seed(0)  # every process must draw the same random numbers")
-    training, prepared = Training([cell.tree for cell in cells]), _Prepared(set())
+    training, prepared = Training([cell.tree for cell in cells]), _PreparedNames(set())
     num_run = 0
     for part in parts:
         if isinstance(part, str):
@@ -232,20 +234,20 @@ def _script(parts: Sequence[str | _Cell], cells: Sequence[_Cell], title: str, na
                 needed.append("from accel_nb import synchronize_rng_states")
             if num_run > 1:
                 before.append("accelerator.note_equal_rng()")
-        bodies.append("\n".join([*before, _rewritten(part, training, prepared, config)]))
+        bodies.append("\n".join([*before, _rewrite_cell(part, training, prepared, config)]))
     imports, bodies = hoist_imports(bodies, needed)
-    return _joined([_docstring(title, name, file, first), imports, *bodies])
+    return _join_parts([_docstring(title, name, file, first), imports, *bodies])
 
 
 @dataclass(slots=True)
-class _Prepared:
-    """What the cells so far have prepared."""
+class _PreparedNames:
+    """The names that cells so far have prepared."""
 
     names: set[str]
 
 
-def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str) -> str:
-    """Return a cell's text as it stands in the script; raises ConfigError where it cannot be told what it trains."""
+def _rewrite_cell(cell: _CodeCell, training: Training, prepared: _PreparedNames, config: str) -> str:
+    """Return a cell's source for the script. Raise ConfigError if the analysis does not find what it trains."""
     rewriting = Rewriting(cell.text, cell.tree, training)
     where = f"cell {cell.number}"
     if cell.resolved is not None and not cell.is_plain:
@@ -256,12 +258,12 @@ def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str
     statements = ast.Module([node for node in cell.tree.body if not isinstance(node, _DEFINITIONS)], [])
     if training.trains(statements):
         if not cell.trains:
-            raise ConfigError(f"{where} trains in the notebook itself; put {MAGIC} on top of it, or leave it out")
+            raise ConfigError(f"{where} trains in the notebook itself; add {MAGIC} as its first line, or remove it")
         roles = training.of_cell(cell.tree)
         in_functions = {role for name in training.functions for role in training.of_function(name).own.values()}
         if Role.OPTIMIZER not in {*roles.values(), *in_functions}:
             raise ConfigError(
-                f"{where}: cannot tell what it trains; bind model, optimizer and loader to names, step the optimizer "
+                f"{where}: cannot detect what it trains; bind model, optimizer and loader to names, step the optimizer "
                 "by its name, or use accelerator.prepare and accelerator.backward in the cell"
             )
         rewriting.rewrite_statements()
@@ -270,8 +272,8 @@ def _rewritten(cell: _Cell, training: Training, prepared: _Prepared, config: str
         prepared.names |= new.keys()
     elif shared := sorted(training.reads_whole(cell.tree) & prepared.names):
         raise ConfigError(
-            f"{where} goes through {', '.join(shared)}, which another cell trains with: a script divides it among the "
-            "processes. Make a second DataLoader to evaluate with"
+            f"{where} iterates over {', '.join(shared)}, which another cell trains with: a script divides it among the "
+            "processes. Create a second DataLoader for the evaluation"
         )
     if cell.trains is False:
         prepared.names -= {name for name in prepared.names if _binds(cell.tree, name)}
@@ -294,8 +296,8 @@ def _docstring(title: str, name: str, file: str, resolved: Resolved) -> str:
     )
 
 
-def _joined(bodies: Sequence[str]) -> str:
-    """Join parts with one empty line between them, and two around functions and classes."""
+def _join_parts(bodies: Sequence[str]) -> str:
+    """Join parts with one empty line between them, two around functions and classes."""
     text = ""
     previous = ""
     for body in bodies:
@@ -325,7 +327,7 @@ def _headings(text: str) -> list[str]:
 
 
 def _without_last_value(text: str, tree: ast.Module) -> str:
-    """Leave out a last line that only shows a value."""
+    """Return the source without a last expression that only displays a value."""
     last = tree.body[-1] if tree.body else None
     if not isinstance(last, ast.Expr) or any(isinstance(node, ast.Call | ast.Await) for node in ast.walk(last)):
         return text

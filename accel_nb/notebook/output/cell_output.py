@@ -1,4 +1,4 @@
-"""The output of one running cell: receipt, panel, rank 0's text and displays; the other ranks folded away."""
+"""The output of one running cell: receipt, panel, text and displays of the shown ranks, a line for the others."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import HANG
 from accel_nb.runtime.process.secrets import redact
 from accel_nb.telemetry.events import Event, Interrupted, MemorySample, Prepared, RankFailed, from_message
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from accel_nb.ui.view import PanelState
 
 FLUSH_S = 0.03
 QUIET_S = 0.04
-"""How long a cell may run before its first line is shown."""
+"""How long a cell may run before its receipt is shown, in seconds."""
 SHOWN_BYTES = 1024 * 1024
-"""After this many bytes of a cell, text goes to the log only, and its end is shown when the cell ends."""
+"""After this many bytes of a cell, text is only logged; its last lines are shown when the cell ends."""
 KEPT_DISPLAYS = 32
-"""How many rich outputs are kept to be shown again where a run is attached to."""
+"""How many rich outputs are stored for `%accelerate attach`."""
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+")
 
 
 class CellOutput:
-    """Draws a cell's output; the pool's listener while it runs."""
+    """A pool listener that shows a cell's output in the notebook."""
 
-    _shows_all = "`%accelerate logs {}`"
+    _all_lines_hint = "`%accelerate logs {}`"
 
     def __init__(
         self,
@@ -63,25 +63,25 @@ class CellOutput:
         self._last_lines: list[str] = []
         self.logs = {rank: RankLog() for rank in range(len(specs))}
         self.memory: dict[int, MemorySample] = {}
-        """What filled each rank's memory when it was measured last."""
+        """The last memory sample of each rank."""
         self._receipt = DisplayHandle()
         self._receipt_text: str | None = None
         self._starting_text = starting_line(specs, is_new=is_new)
         self._started = time.monotonic()
         if is_new:
-            self._begin()
+            self._ensure_receipt()
 
     @property
     def panel_state(self) -> PanelState:
-        """What the panel has been told."""
+        """The panel's state."""
         return self._panel.state
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
-        """Keep what a rank wrote, and show it if the rank is one to show."""
+        """Log what a rank wrote, and show it if the rank is a shown one."""
         self.logs[rank].write(data)
         if rank not in self._shown_ranks or self._num_shown > SHOWN_BYTES:
             return
-        self._begin()
+        self._ensure_receipt()
         self._num_shown += len(data)
         self._bytes_shown[rank] = self._bytes_shown.get(rank, 0) + len(data)
         self._write(rank, stream, self._decoders.setdefault((rank, stream), Decoder()).decode(data))
@@ -89,29 +89,29 @@ class CellOutput:
             self._flush()
 
     def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        """Show a rank's rich output, or take in an event."""
+        """Show a rank's rich output, or process an event."""
         for descriptor in descriptors:
             os.close(descriptor)
         if topic == HANG:
-            self._begin()
+            self._ensure_receipt()
             self._flush()
-            self._say(body["line"])
+            self._show_line(body["line"])
         elif topic == "event":
-            self._take_event(from_message(body))
+            self._process_event(from_message(body))
         elif rank in self._shown_ranks:
-            self._begin()
+            self._ensure_receipt()
             self._flush()
             self._displays.append((topic, body))
             self._show(topic, body)
 
     def measured(self, events: Sequence[Event]) -> None:
-        """Take in numbers."""
-        self._begin()
+        """Update the panel with measurements."""
+        self._ensure_receipt()
         self.memory |= {event.rank: event for event in events if isinstance(event, MemorySample)}
         self._panel.feed(events)
 
     def answered(self, answer: Answer) -> None:
-        """Mark on the panel how a rank ended."""
+        """Update the panel with how a rank ended."""
         now = time.time()
         if answer.outcome in ("raised", "died"):
             reason = answer.body["error"]["type"] if answer.outcome == "raised" else "it died"
@@ -120,14 +120,14 @@ class CellOutput:
             self._panel.feed([Interrupted(answer.rank, now)])
 
     def tick(self) -> None:
-        """Show what waits."""
+        """Flush waiting text and refresh the panel."""
         if time.monotonic() - self._started > QUIET_S:
-            self._begin()
+            self._ensure_receipt()
         self._flush()
         self._panel.refresh()
 
     def finish(self, status: str, lines: Sequence[str]) -> None:
-        """Complete the output: the rest of the text, the receipt, the panel's picture, and ``lines`` of notes."""
+        """Complete the output: the rest of the text, the receipt, the panel's final picture, and ``lines``."""
         for (rank, stream), decoder in self._decoders.items():
             self._write(rank, stream, decoder.finish(), is_last=True)
         self._flush()
@@ -139,12 +139,12 @@ class CellOutput:
                 head = f"\n[... {hidden:,} more bytes{whose}; `%accelerate logs {rank}` shows them. The end:]\n"
                 print(head + self.logs[rank].last_lines())
         self._panel.finish(status)  # type: ignore[arg-type]
-        self._last_lines = [*self._folded(), *lines]
+        self._last_lines = [*self._hidden_rank_lines(), *lines]
         for line in self._last_lines:
-            self._say(line)
+            self._show_line(line)
 
     def redraw(self) -> None:
-        """Show in the running cell all that was shown so far; what follows goes wherever it is put out."""
+        """Show the output so far again, in the running cell."""
         self._flush()
         text, self._receipt_text = self._receipt_text or self._starting_text, None
         self._receipt = DisplayHandle()
@@ -154,7 +154,7 @@ class CellOutput:
             if self._has_prefix:
                 lines = _LINE.findall(shown)
                 if any(whose == rank for whose, _ in self._unfinished):
-                    lines.pop()  # it is shown when it is whole
+                    lines.pop()  # an incomplete line is shown when it is complete
                 shown = "".join(self._prefix(rank) + line for line in lines)
             if shown:
                 print(shown, end="")
@@ -162,17 +162,17 @@ class CellOutput:
             self._show(topic, {**body, "transient": {}, "update": False})
         self._panel.attach()
         for line in self._last_lines:
-            self._say(line)
+            self._show_line(line)
 
-    def _take_event(self, event: Event) -> None:
+    def _process_event(self, event: Event) -> None:
         self._panel.feed([event])
         if isinstance(event, Prepared):
             self._reports[event.rank] = event
             if len(self._reports) == len(self._specs):
                 self._update_receipt()
 
-    def _begin(self) -> None:
-        """Show the first line, once, above everything else; a cell that ends at once needs only its last one."""
+    def _ensure_receipt(self) -> None:
+        """Show the receipt once, above all other output. A cell that ends at once shows its final receipt only."""
         if self._receipt_text is None:
             self._show_receipt(self._starting_text)
 
@@ -180,14 +180,14 @@ class CellOutput:
         self._show_receipt(receipt_line(self._specs, list(self._reports.values())))
 
     def _show_receipt(self, text: str) -> None:
-        """Show or replace the receipt; each message makes the kernel flush its streams, so none is sent twice."""
+        """Show or replace the receipt. Skip an unchanged one, since each message flushes the kernel's streams."""
         if text == self._receipt_text:
             return
         show = self._receipt.display if self._receipt_text is None else self._receipt.update
         self._receipt_text = text
         show(as_bundle(redact(text)), raw=True)
 
-    def _say(self, line: str) -> None:
+    def _show_line(self, line: str) -> None:
         display(as_bundle(redact(line)), raw=True)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
@@ -205,7 +205,7 @@ class CellOutput:
         )
 
     def _write(self, rank: int, stream: str, text: str, *, is_last: bool = False) -> None:
-        """Show text; of several ranks only whole lines, each with its rank, so that none cuts into another's."""
+        """Queue text to be shown; of several ranks only complete lines, each with its rank's prefix."""
         if self._has_prefix:
             lines = _LINE.findall(self._unfinished.pop((rank, stream), "") + text)
             if lines and not is_last and not lines[-1].endswith(("\r", "\n")):
@@ -225,11 +225,11 @@ class CellOutput:
             sys.stdout.flush()
             sys.stderr.flush()
 
-    def _folded(self) -> list[str]:
-        """Say that ranks printed something that is not shown, unless it is what a shown rank printed too."""
+    def _hidden_rank_lines(self) -> list[str]:
+        """Return a line for each rank whose text is not shown, unless a shown rank printed the same."""
         shown = {log.text() for rank, log in self.logs.items() if rank in self._shown_ranks}
         hidden = [
-            f"rank {rank} printed {log.num_lines} line{'s' * (log.num_lines != 1)}: {self._shows_all.format(rank)}"
+            f"rank {rank} printed {log.num_lines} line{'s' * (log.num_lines != 1)}: {self._all_lines_hint.format(rank)}"
             for rank, log in self.logs.items()
             if rank not in self._shown_ranks and log.num_bytes and log.text() not in shown
         ]
@@ -237,19 +237,19 @@ class CellOutput:
 
 
 class ConsoleOutput(CellOutput):
-    """Writes what a launch puts out where there is no notebook: ranks' output as it is, our own lines to stderr."""
+    """The output of a launch outside a notebook: ranks' text unchanged, receipt and notes on stderr."""
 
-    _shows_all = "log_line_prefix_template shows every rank's"
+    _all_lines_hint = "log_line_prefix_template shows every rank's"
 
-    def _begin(self) -> None:
-        """Say nothing before the workers have reported."""
+    def _ensure_receipt(self) -> None:
+        """Show no receipt before the workers have reported."""
 
     def _show_receipt(self, text: str) -> None:
         if self._reports and text != self._receipt_text:
             self._receipt_text = text
-            self._say(text)
+            self._show_line(text)
 
-    def _say(self, line: str) -> None:
+    def _show_line(self, line: str) -> None:
         print(redact(line), file=sys.stderr)
 
     def _show(self, topic: str, body: dict[str, Any]) -> None:
@@ -258,5 +258,5 @@ class ConsoleOutput(CellOutput):
 
 
 def make_output(specs: Sequence[WorkerSpec], **options: Any) -> CellOutput:
-    """Return an output that draws into the notebook, or one for the console where there is none."""
+    """Return an output for the notebook, or for the console outside a notebook."""
     return (ConsoleOutput if get_ipython() is None else CellOutput)(specs, **options)

@@ -1,4 +1,4 @@
-"""What each rank printed: bounded, the beginning and the end kept."""
+"""Bounded logs of what each rank printed: the beginning and the end are stored."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TAIL_BYTES = 1024 * 1024
 
 
 class RankLog:
-    """One rank's output of a cell, as bytes; what falls out of the middle is counted. Any thread may read it."""
+    """One rank's output of a cell, as bytes; dropped bytes in the middle are counted. Thread-safe."""
 
     def __init__(self) -> None:
         self._name: str | None = None
@@ -25,7 +25,7 @@ class RankLog:
 
     @property
     def name(self) -> str:
-        """What tells this log from all others; made when it is first asked for, since few are."""
+        """A unique name, generated on first use."""
         with self._lock:
             self._name = self._name or uuid.uuid4().hex
             return self._name
@@ -49,22 +49,22 @@ class RankLog:
                 self._tail_bytes -= len(self._tail.popleft())
 
     def text(self) -> str:
-        """Return what is kept, with a line where something is missing."""
-        return self._kept()[0].decode(errors="backslashreplace")
+        """Return the stored text, with a line in place of dropped bytes."""
+        return self._stored()[0].decode(errors="backslashreplace")
 
     def since(self, seen: int) -> tuple[str, int, int]:
-        """Return what was written after byte ``seen``, or all if that is not kept; and the bytes from and to which.
+        """Return the text after byte ``seen``, or all text if that byte was dropped, and its start and end offsets.
 
-        A character that has not arrived whole is left for the next call.
+        An incomplete character at the end is left for the next call.
         """
-        kept, tail_start, num_bytes = self._kept()
+        stored, tail_start, num_bytes = self._stored()
         start = seen if tail_start <= seen <= num_bytes else 0
         decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
-        text = decoder.decode(kept[len(kept) - (num_bytes - start) :] if start else kept)
+        text = decoder.decode(stored[len(stored) - (num_bytes - start) :] if start else stored)
         return text, start, num_bytes - len(decoder.getstate()[0])
 
-    def _kept(self) -> tuple[bytes, int, int]:
-        """Return what is kept, the byte from which nothing is missing, and how many there were."""
+    def _stored(self) -> tuple[bytes, int, int]:
+        """Return the stored bytes, the offset from which none are missing, and the total number of bytes."""
         with self._lock:
             head, tail, num_bytes = bytes(self._head), b"".join(self._tail)[-TAIL_BYTES:], self.num_bytes
         missing = num_bytes - len(head) - len(tail)
@@ -72,20 +72,20 @@ class RankLog:
         return head + gap + tail, num_bytes - len(tail) if missing else 0, num_bytes
 
     def last_lines(self, num_bytes: int = 2000) -> str:
-        """Return the end of what was printed."""
+        """Return the last ``num_bytes`` characters that were printed."""
         return self.text()[-num_bytes:]
 
 
 class Decoder:
-    """Turns a rank's bytes into text, holding back a character that has not arrived whole."""
+    """An incremental decoder of a rank's bytes; buffers an incomplete character."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="backslashreplace")
 
     def decode(self, data: bytes) -> str:
-        """Return the text that is complete."""
+        """Return the complete characters."""
         return self._decoder.decode(data)
 
     def finish(self) -> str:
-        """Return what was held back: a character that will not arrive whole any more."""
+        """Return the buffered rest, with escapes."""
         return self._decoder.decode(b"", final=True)

@@ -1,4 +1,4 @@
-"""The one line at the top of a cell's output: what the workers themselves say they run with."""
+"""The receipt: the line at the top of a cell's output with what the workers report that they run with."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _STYLE = (
 
 
 def starting_line(specs: Sequence[WorkerSpec], *, is_new: bool) -> str:
-    """Return what stands there until the workers have reported."""
+    """Return the receipt until the workers have reported."""
     return f"{_workers(specs)} · {'starting' if is_new else 'running'}"
 
 
 def receipt_line(specs: Sequence[WorkerSpec], reports: Sequence[Prepared]) -> str:
-    """Return the receipt of a cell; ``reports`` are the last of each rank that has reported, in any order."""
+    """Return the receipt of a cell; ``reports`` has the last report of each rank that sent one, in any order."""
     if not reports:
         return f"{_workers(specs)} · nothing to prepare"
     reports = sorted(reports, key=lambda report: report.rank)
@@ -47,7 +47,7 @@ def _workers(specs: Sequence[WorkerSpec]) -> str:
 
 
 def _agreed(what: str, values: Sequence[tuple[int, str]]) -> str:
-    """Return the value that all ranks report, or all of them when they differ."""
+    """Return the value that all ranks report, or each rank's value if they differ."""
     if len({value for _, value in values}) == 1:
         return values[0][1]
     return f"{what} DIFFERS: " + ", ".join(f"rank {rank} {value}" for rank, value in values)

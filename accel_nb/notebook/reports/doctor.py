@@ -1,4 +1,4 @@
-"""What was found on this machine and what will bite; each finding with its remedy. Torch-free."""
+"""The report of ``accel-nb doctor``: facts about this machine, and problems with their remedies. Imports no torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Finding:
 
 
 def diagnose(machine: Machine | None = None, signals: Signals | None = None) -> list[Finding]:
-    """Look at platform, packages, devices, memory and disk; returns the findings in reading order."""
+    """Return findings about platform, packages, devices, memory and disk, in the order of the report."""
     machine, signals = machine or inspect_machine(), signals or find_signals()
     platform = detect_platform(signals)
     tpu = find_tpu(signals)
@@ -64,7 +64,7 @@ def _tpu(name: str) -> Finding:
     if why is not None:
         return Finding("warning", f"{name}: {why}; or use --cpus N")
     return Finding(
-        "note", f"{name}: one worker drives all of its chips (strategy xla); nothing of it was ever tried on a TPU"
+        "note", f"{name}: one worker drives all of its chips (strategy xla); it has not been tested on a TPU"
     )
 
 

@@ -1,4 +1,4 @@
-"""A forecast for what the notebook holds: its model, optimizer and loader, found by name or because there is one."""
+"""Forecasts for a notebook's model, optimizer and loader, found by name or because there is only one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
 def forecast_notebook(
     request: Request, names: Mapping[str, Any], config: Config, devices: Sequence[str]
 ) -> Forecast | None:
-    """Forecast for a model of the notebook; None where none is named and there is not just one.
+    """Return the forecast for a model of the notebook; None if none is named and there is not exactly one.
 
-    One sample of a loader's dataset is looked at, with the random number generators put back. Raises `ConfigError`.
+    One sample of a loader's dataset is read; the random number generators are restored. Raise `ConfigError` for names
+    that the notebook lacks or that refer to objects of other types.
     """
     if request.target is None and "torch" not in sys.modules:
         return None
@@ -81,7 +82,7 @@ def _optimizer(request: Request, names: Mapping[str, Any], model: nn.Module) -> 
 
 
 def _batch(request: Request, names: Mapping[str, Any]) -> tuple[Any, int]:
-    """Return a batch and how many samples the loader yields; (None, 0) where nothing says what a batch is."""
+    """Return a batch and its number of samples; None as the batch if there is neither ``--data`` nor one loader."""
     from torch.utils.data import DataLoader
 
     from accel_nb.forecast.model_building import sample_of

@@ -1,4 +1,4 @@
-"""What a run would do, in words, before anything starts."""
+"""A description of what a run would do, for ``--dry-run`` and ``%accelerate plan``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from accel_nb.pool.engine import WorkerSpec
 
 
 def describe_plan(resolved: Resolved, specs: Sequence[WorkerSpec]) -> str:
-    """Return the plan: workers and devices, then every option that was given, with where it came from."""
+    """Return the plan: workers and devices, then each given option with its origin."""
     config = resolved.config
     devices = ", ".join(f"{count} x {device}" for device, count in Counter(spec.device for spec in specs).items())
     strategy = config.strategy

@@ -1,4 +1,4 @@
-"""The newest runs of the registry as the sidebar shows them: bounded and plain, whatever lies in the folder."""
+"""The newest recorded runs for the sidebar. All texts and lists are bounded, since the files may hold anything."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from accel_nb.ui.series_table import Table
 MAX_RUNS = 20
 MAX_POINTS = 120
 MAX_LISTED = 64
-"""How many options and metrics of one run are told."""
+"""How many options and metrics of one run are sent."""
 MAX_CHECKPOINTS = 4
 MAX_TEXT = 256
 MAX_ERROR = 2000
 
 
 def runs_stamp() -> str:
-    """Return a text that changes when what `tell_runs` tells may have changed; empty where no run is recorded."""
+    """Return a text that changes when the result of `list_recent_runs` may have changed; empty without runs."""
     return Registry().stamp(MAX_RUNS)
 
 
 def tell_runs(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the newest runs, newest first, each with its last loss and a small chart of it."""
+    """Return the newest runs, newest first, each with its last loss and the points of a small chart."""
     registry = Registry()
     return {"runs": [_summary(registry, run) for run in registry.runs(MAX_RUNS, sampled=True)]}
 
 
 def tell_run(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what else is known of the run whose ``id`` is given; raises ValueError where there is none."""
+    """Return the details of the run with the given ``id``. Raise ValueError if there is none."""
     registry, wanted = Registry(), given.get("id")
     if wanted not in registry.ids():
         raise ValueError("this run is not recorded any more")
@@ -64,9 +64,9 @@ def tell_run(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def line_of(run: Run) -> str | None:
-    """Return the flags that give a run's options again; None where they are no options that a line can give.
+    """Return the flags that reproduce a run's options, or None if they cannot be expressed as flags.
 
-    What a secret stood in is left out, and so is the name of a file of options, whose values are there.
+    Values with secrets are left out, and so is the options file, whose values are included.
     """
     values = {
         name: value
@@ -100,19 +100,19 @@ def _summary(registry: Registry, run: Run) -> dict[str, Any]:
 
 
 def _curve(registry: Registry, run: Run) -> tuple[str, Table]:
-    """Return the name of what is drawn of a run, and its finite values: the loss, or what was logged first."""
+    """Return the name and the finite values of the metric to draw: the loss, or the one that was logged first."""
     names = [name for name in run.metrics if name]
     name = next((name for name in sorted(names, key=len) if "loss" in name.lower()), names[0] if names else "")
     table, last = Table(2), -math.inf
     for step, values in read_metrics(registry.folder / run.id, sampled=True):
         value = values.get(name)
         if step is not None and isinstance(value, float) and math.isfinite(value):
-            last = max(last, _place(step))
+            last = max(last, _clamp_step(step))
             table.append((last, value))
     return name, table
 
 
-def _place(step: int) -> float:
+def _clamp_step(step: int) -> float:
     return float(max(0, min(step, 2**53)))
 
 
@@ -125,7 +125,7 @@ def _finite(value: Any) -> float | None:
 
 
 def _text(value: object) -> str:
-    """Return a text that can be sent and shown: no half characters, no control characters, not long."""
+    """Return a printable text of at most `MAX_TEXT` characters."""
     text = str(value)[: MAX_TEXT + 1]
     text = "".join(char if char.isprintable() else "\ufffd" for char in text)
     return text if len(text) <= MAX_TEXT else text[: MAX_TEXT - 1] + "…"

@@ -1,7 +1,7 @@
-"""Cells that run in the background: a thread waits for the workers, and the notebook goes on.
+"""Cells that run in the background: a thread waits for the workers while the notebook runs other cells.
 
-The thread shows what the cell puts out where the cell is, and touches none of the notebook's names. What comes back is
-taken in between two cells, or inside of ``wait``, by the notebook's own thread.
+The thread writes into the cell's own output and does not touch the notebook's namespace. The main thread applies the
+results between two cells, or in ``wait``.
 """
 
 from __future__ import annotations
@@ -18,14 +18,15 @@ from accel_nb.pool.control.stop_escalation import Answer, Reason
 from accel_nb.telemetry.actions import StopAfterStep
 from accel_nb.telemetry.events import Event
 
-_END_TURN_S = 2.5
-"""How long a run that is to end may take to obey one interrupt before it gets the next."""
+_INTERRUPT_INTERVAL_S = 2.5
+"""How long `BackgroundRun.interrupt_until_ended` waits after one interrupt before it sends the next."""
 
 
 class BackgroundRun:
     """A cell that runs in the background.
 
-    What it binds and trains comes back when it has ended: at the start of the next cell, or in `wait` and `result`.
+    What it binds and trains is applied to the notebook after it has ended: at the start of the next cell, or in `wait`
+    and `result`.
     """
 
     def __init__(
@@ -40,10 +41,10 @@ class BackgroundRun:
     ) -> None:
         self.running = running
         self.held = held
-        """What the names that the workers share with the notebook held when it began."""
+        """The values of the names that notebook and workers share, as of the start of the run."""
         self.answers: list[Answer] = []
         self.error: BaseException | None = None
-        # Whether what came back is in the notebook.
+        # Whether the results have been applied to the notebook.
         self.has_arrived = False
         self._execute = execute
         self._judge = judge
@@ -60,24 +61,24 @@ class BackgroundRun:
 
     @property
     def is_running(self) -> bool:
-        """Whether the workers are busy with it; its last picture may be drawn after that."""
+        """Whether the workers still run it; its output may be completed a little later."""
         return not self._is_over.is_set()
 
     def join(self) -> None:
-        """Wait until the output of a run that is over is complete."""
+        """Wait until the output of an ended run is complete."""
         self._thread.join()
 
     def status(self) -> str:
-        """Return one line: what it is, how it goes, for how long."""
+        """Return one line with title, state and run time."""
         running = self.running
         state = "running" if self.is_running else running.status
         return f"run {running.title!r} in the background: {state}, {running.elapsed_s:.1f} s"
 
     def wait(self, timeout_s: float | None = None) -> RunStatus:
-        """Wait for the end, bring back what the cell has bound and trained, and return how it ended.
+        """Wait for the end, apply what the cell bound and trained to the notebook, and return how it ended.
 
-        Raises what the cell raised, but not for an interrupt, and TimeoutError when it still runs after
-        ``timeout_s``. An interrupt of the notebook ends the waiting only.
+        Raise the cell's error, except for an interrupt, and TimeoutError when it still runs after ``timeout_s``
+        seconds. An interrupt of the notebook ends the wait, not the run.
         """
         self._thread.join(timeout_s)
         if self._thread.is_alive():
@@ -88,27 +89,27 @@ class BackgroundRun:
         return self.running.status
 
     def result(self, timeout_s: float | None = None) -> dict[str, Any]:
-        """Wait as `wait` does, and return what the notebook holds under the names that the cell binds."""
+        """Wait as `wait` does, and return the notebook's values of the names that the cell binds."""
         self.wait(timeout_s)
         return {name: self._namespace[name] for name in self.running.names.bound if name in self._namespace}
 
     def stop(self) -> None:
-        """Have it end after the step, as a finished cell; returns at once."""
+        """End it after the current step as a finished cell. Returns at once."""
         self.running.controls.ask(StopAfterStep())
 
     def interrupt(self) -> None:
-        """Interrupt it, wherever its ranks are; returns at once."""
+        """Interrupt it at any point of its code. Returns at once."""
         self.running.controls.interrupt()
 
     def attach(self) -> None:
-        """Show it here: what it has put out so far, and, while it runs, what follows."""
+        """Show its output so far in the running cell, and further output there as well."""
         self._output.move_here()
 
     def end(self) -> None:
-        """Interrupt it until it has ended; its ranks are killed where nothing else helps."""
+        """Interrupt it repeatedly until it has ended; ranks that do not stop are killed."""
         while self.is_running:
             self.interrupt()
-            self._thread.join(_END_TURN_S)
+            self._thread.join(_INTERRUPT_INTERVAL_S)
 
     def _work(self) -> None:
         try:
@@ -126,43 +127,43 @@ class BackgroundRun:
 
 
 class PlacedOutput:
-    """A cell's output that is written from another thread, into the cell that it belongs to; a pool's listener."""
+    """A pool listener that writes a cell's output from another thread, into the cell that the output belongs to."""
 
     def __init__(self, output: CellOutput) -> None:
         self._output = output
-        self._context = contextvars.copy_context()  # holds which cell is the running one
+        self._context = contextvars.copy_context()  # ipykernel keeps the cell that owns the output in it
         self._lock = threading.RLock()
 
     def move_here(self) -> None:
-        """Show all there is in the running cell, and from now on what follows."""
+        """Show the output so far in the running cell, and write further output there."""
         with self._lock:
             self._output.redraw()
             self._context = contextvars.copy_context()
 
     def finish(self, running: Running, status: RunStatus) -> None:
         """Complete the output."""
-        self._do(running.finish, status)
+        self._run_in_cell(running.finish, status)
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
-        """Pass on what a rank wrote."""
-        self._do(self._output.printed, rank, stream, data)
+        """Forward text that a rank wrote."""
+        self._run_in_cell(self._output.printed, rank, stream, data)
 
     def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        """Pass on a note."""
-        self._do(self._output.noted, rank, topic, body, descriptors)
+        """Forward a note."""
+        self._run_in_cell(self._output.noted, rank, topic, body, descriptors)
 
     def measured(self, events: Sequence[Event]) -> None:
-        """Pass on numbers."""
-        self._do(self._output.measured, events)
+        """Forward measurements."""
+        self._run_in_cell(self._output.measured, events)
 
     def answered(self, answer: Answer) -> None:
-        """Pass on how a rank ended."""
-        self._do(self._output.answered, answer)
+        """Forward the answer of a rank."""
+        self._run_in_cell(self._output.answered, answer)
 
     def tick(self) -> None:
-        """Draw, if it is time."""
-        self._do(self._output.tick)
+        """Redraw if it is time to."""
+        self._run_in_cell(self._output.tick)
 
-    def _do(self, action: Callable[..., object], *values: Any) -> None:
+    def _run_in_cell(self, action: Callable[..., object], *values: Any) -> None:
         with self._lock:
             self._context.run(action, *values)

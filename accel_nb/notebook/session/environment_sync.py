@@ -1,4 +1,4 @@
-"""What a cell finds around it in the notebook, other than names and modules: variables, and the text of cells."""
+"""State of the notebook's process that workers follow: environment variables, the text of cells, settings."""
 
 from __future__ import annotations
 import __future__
@@ -22,21 +22,21 @@ GPU_VARIABLE = "CUDA_VISIBLE_DEVICES"
 FUTURE_FLAGS = functools.reduce(
     operator.or_, (getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 )
-"""The flags of the compiler that imports from ``__future__`` set."""
+"""The compiler flags of all imports from ``__future__``."""
 
 
 @dataclass(slots=True)
 class Surroundings:
-    """Tells what changed since the workers were started or last told."""
+    """Differences between this process and its workers since they were started or last updated."""
 
     _touched: set[str] = field(default_factory=set)
     _sources: set[str] = field(default_factory=set)
     _settings: dict[str, Any] = field(default_factory=dict)
 
     def variables(self, started_with: Mapping[str, str]) -> dict[str, str | None]:
-        """Return the environment variables that have ever differed from those of a fresh worker, None where unset.
+        """Return the environment variables that differ, or once differed, from a fresh worker's; None for an unset one.
 
-        The devices that a process sees are settled when it starts: that variable is left out.
+        ``CUDA_VISIBLE_DEVICES`` is left out, since it only takes effect when a process starts.
         """
         now = notebook_variables()
         for name in now.keys() | started_with.keys():
@@ -45,9 +45,9 @@ class Surroundings:
         return {name: now.get(name) for name in sorted(self._touched - {GPU_VARIABLE})}
 
     def sources(self, codes: Iterable[types.CodeType]) -> dict[str, tuple[str, str]]:
-        """Return by file name the text that ``codes`` were defined in, for tracebacks, and what the notebook calls it.
+        """Return by file name the source text of ``codes``, for tracebacks, and the notebook's name of that cell.
 
-        Files that exist are read where they are needed; what was returned once is not returned again.
+        Existing files are left out, since workers read these themselves, and so is what an earlier call returned.
         """
         found: dict[str, tuple[str, str]] = {}
         for name in {code.co_filename for code in codes} - self._sources:
@@ -57,30 +57,27 @@ class Surroundings:
         return found
 
     def settings(self) -> dict[str, Any]:
-        """Return those settings of the process that have changed since this was last called."""
+        """Return the settings of the process that have changed since the last call."""
         before, self._settings = self._settings, read_settings(self._settings)
         return {name: value for name, value in self._settings.items() if name not in before or before[name] != value}
 
     def forget(self) -> None:
-        """Return every text and setting again: a worker is new, or may not have them."""
+        """Return every text and setting again from the next call on, since some worker may not have them."""
         self._sources.clear()
         self._settings = {}
 
 
 def _shown_name(file: str) -> str:
-    """Return what IPython calls a cell's file, such as ``In[3]``; empty where it has no name for it.
-
-    IPython before 8 has none: its tracebacks show the name of the file.
-    """
+    """Return IPython's name of a cell's file, such as ``In[3]``; empty if it has none, as IPython before 8."""
     format_name = getattr(getattr(get_ipython(), "compile", None), "format_code_name", None)
     named = None if format_name is None else format_name(file)
     return "" if named is None else str(named[1])
 
 
 def compiler_flags(tree: ast.Module) -> int:
-    """Return the ``__future__`` flags that a cell is compiled with, and have the notebook keep those that it imports.
+    """Return the ``__future__`` flags to compile a cell with, and add those that it imports to the notebook's compiler.
 
-    IPython keeps what one cell imports from ``__future__`` for all cells after it.
+    In IPython, an import from ``__future__`` applies to all later cells.
     """
     names = [
         alias.name
@@ -98,5 +95,5 @@ def compiler_flags(tree: ast.Module) -> int:
 
 
 def sees_other_gpus(started_with: Mapping[str, str]) -> bool:
-    """Whether the notebook has changed which GPUs are visible since then."""
+    """Return whether the notebook has changed the visible GPUs since the workers started."""
     return variable(GPU_VARIABLE, None) != started_with.get(GPU_VARIABLE)

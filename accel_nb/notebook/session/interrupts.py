@@ -1,4 +1,4 @@
-"""The user's interrupts, and the end that the system announces, while a cell runs on the workers."""
+"""Handling of SIGINT and SIGTERM in the kernel while a cell runs on the workers."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 
 
 class Presses:
-    """How often the user has interrupted so far."""
+    """The number of interrupts so far, and whether SIGTERM arrived."""
 
     def __init__(self) -> None:
         self.count = 0
-        # SIGTERM came: this process is to end.
+        # SIGTERM arrived: this process has to end.
         self.is_to_end = False
 
     def __call__(self) -> int:
@@ -23,62 +23,62 @@ class Presses:
 
 @contextmanager
 def counted_interrupts(*, terminations: bool = False) -> Iterator[Presses]:
-    """Count interrupts inside of the block instead of raising, so that no message is torn apart by one.
+    """Count interrupts inside the block instead of raising KeyboardInterrupt, so that none cuts a message in two.
 
-    With ``terminations`` SIGTERM is noted too, and counts as the first interrupt; whoever asked for that has to raise
-    it again. The kernel's own handlers are back in place when the block ends. Outside of the main thread, where Python
-    allows no handlers, nothing is counted.
+    With ``terminations``, SIGTERM is recorded too and counts as the first interrupt; the caller has to raise it again
+    after the block, where the previous handlers are restored. Outside the main thread, where Python allows no signal
+    handlers, nothing is counted.
     """
-    presses = Presses()
+    interrupts = Presses()
     if threading.current_thread() is not threading.main_thread():
-        yield presses
+        yield interrupts
         return
 
     def count(signum: int, frame: object) -> None:
-        presses.count += 1
+        interrupts.count += 1
 
     def end(signum: int, frame: object) -> None:
-        presses.is_to_end = True
-        presses.count = max(presses.count, 1)
+        interrupts.is_to_end = True
+        interrupts.count = max(interrupts.count, 1)
 
     handlers = {signal.SIGINT: count, **({signal.SIGTERM: end} if terminations else {})}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield presses
+        yield interrupts
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
 class HeldTermination:
-    """SIGTERM, held back while a run in the background is told of it; it takes effect when that run has ended.
+    """Defers SIGTERM while a run in the background stops; it takes effect when that run has ended.
 
-    Made in the main thread; in others, where Python allows no handlers, nothing is held back. ``ask`` is called in the
-    handler, once for all SIGTERMs.
+    Construct it in the main thread; in others, where Python allows no signal handlers, nothing is deferred.
+    ``on_sigterm`` is called in the handler, at the first SIGTERM only.
     """
 
     def __init__(self, ask: Callable[[], object]) -> None:
         self._ask = ask
-        self._has_come = False
+        self._has_arrived = False
         self._is_over = False
-        self._is_held = threading.current_thread() is threading.main_thread()
-        self._before = signal.signal(signal.SIGTERM, self._take) if self._is_held else None
+        self._is_installed = threading.current_thread() is threading.main_thread()
+        self._previous = signal.signal(signal.SIGTERM, self._handle) if self._is_installed else None
 
     def run_ended(self) -> None:
-        """Let a SIGTERM that has come take effect in the main thread; may be called in any thread."""
-        self._is_over = True  # first: one that comes between these lines must not be lost
-        if self._has_come:
+        """Raise a deferred SIGTERM in the main thread. Thread-safe."""
+        self._is_over = True  # set first: a SIGTERM that arrives between these lines must not be lost
+        if self._has_arrived:
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
     def release(self) -> None:
-        """Put back what was in place before; in the main thread."""
+        """Restore the previous handler. Has an effect in the main thread only."""
         is_main = threading.current_thread() is threading.main_thread()
-        if self._is_held and is_main and signal.getsignal(signal.SIGTERM) == self._take:
-            signal.signal(signal.SIGTERM, self._before)
-            self._is_held = False
+        if self._is_installed and is_main and signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._previous)
+            self._is_installed = False
 
-    def _take(self, signum: int, frame: object) -> None:
-        is_first, self._has_come = not self._has_come, True
+    def _handle(self, signum: int, frame: object) -> None:
+        is_first, self._has_arrived = not self._has_arrived, True
         if self._is_over:
             self.release()
             signal.raise_signal(signal.SIGTERM)

@@ -1,8 +1,8 @@
-"""Modules of the user's own, in the notebook and on its workers: which have changed, and loading them anew.
+"""The user's own modules, in the notebook and on its workers: which have changed, and their reloading.
 
-A worker reports each module of the user's own that it imports, with the state of its file. Before each cell the
-notebook compares: a module that it has loaded anew itself since, or whose file has changed since, is loaded anew on the
-workers. Modules of libraries are left alone.
+A worker reports each of the user's modules that it imports, with the modification time and size of its file. Before
+each cell the notebook compares: workers reload a module that the notebook has reloaded since, or whose file has changed
+since. Modules of installed libraries are ignored.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import accel_nb
 from accel_nb.errors import ShippingError
 
 Reload = Literal["again", "update", "edited"]
-"""How a module is loaded anew.
+"""How a module is reloaded.
 
-``again`` as `importlib.reload` does; ``update`` as autoreload does, which also updates the functions and classes that
-others have imported from it; ``edited``, since its file was edited: as ``update``, with the modules that import it.
+``again``: as by `importlib.reload`. ``update``: as by IPython's autoreload, which also updates the functions and
+classes that other modules imported from it. ``edited``: its file has changed; as ``update``, and so are its importers.
 """
 
 Stamp = tuple[int, int]
@@ -44,7 +44,7 @@ _AUTORELOAD = "autoreload"
 
 
 def _file_of(module: Any) -> str | None:
-    """Return the source file of a module of the user's own; None for any other."""
+    """Return the source file of one of the user's own modules; None for any other module."""
     origin = getattr(getattr(module, "__spec__", None), "origin", None)
     if not isinstance(origin, str) or not origin.endswith(".py") or origin.startswith(_LIBRARIES):
         return None
@@ -61,7 +61,7 @@ def _stamp_of(file: str) -> Stamp | None:
 
 @dataclass(slots=True)
 class _Imported:
-    """A module that workers have imported: its file, the file's state then, and the notebook's module of that name."""
+    """A module that workers have imported: its file, the file's stamp then, and the spec of the notebook's module."""
 
     file: str
     stamp: Stamp
@@ -70,18 +70,18 @@ class _Imported:
 
 @dataclass(slots=True)
 class ImportedModules:
-    """The notebook's record of the modules that its workers have imported."""
+    """The kernel's record of the modules that its workers have imported."""
 
     _modules: dict[str, _Imported] = field(default_factory=dict)
 
     def note(self, reports: Iterable[Mapping[str, Any]]) -> None:
-        """Take what ranks report after a cell: by name the file and its state when the module was imported."""
+        """Record the reports of ranks after a cell: by name, the module's file and its stamp at the import."""
         stamps: dict[str, set[Stamp]] = {}
         for report in reports:
             for name, (file, *stamp) in report.items():
                 found = stamps.setdefault(name, set())
                 found.add((stamp[0], stamp[1]))
-                # Ranks that have imported different versions load the module anew with the next cell.
+                # Ranks that imported different versions reload the module with the next cell.
                 self._modules[name] = _Imported(file, min(found) if len(found) == 1 else _UNKNOWN, _spec_of(name))
 
     def forget(self) -> None:
@@ -89,13 +89,13 @@ class ImportedModules:
         self._modules.clear()
 
     def changed(self) -> dict[str, Reload]:
-        """Return the modules that the workers must load anew, each with the way in which it is done."""
+        """Return the modules that the workers must reload, and how."""
         found: dict[str, Reload] = {}
         updates = _has_autoreload()
         for name, held in self._modules.items():
             spec = _spec_of(name)
             if held.spec is not None and spec is not None and spec is not held.spec:
-                found[name] = "update" if updates else "again"  # loading a module makes a new spec
+                found[name] = "update" if updates else "again"  # each load of a module makes a new spec
             elif (stamp := _stamp_of(held.file)) is not None and stamp != held.stamp:
                 found[name] = "edited"
             elif held.spec is None:
@@ -103,7 +103,7 @@ class ImportedModules:
         return found
 
     def describe(self, changed: Mapping[str, Reload]) -> list[str]:
-        """Return a line about modules that the workers load anew, if there are any."""
+        """Return a line about the modules that the workers reload, if there are any."""
         if not changed:
             return []
         line = f"loaded anew on the workers: {', '.join(sorted(changed))}"
@@ -118,7 +118,7 @@ def _spec_of(name: str) -> Any:
 
 
 def _has_autoreload() -> bool:
-    """Whether the notebook has IPython's extension that loads edited modules anew before each cell."""
+    """Return whether IPython's autoreload extension, which reloads edited modules before each cell, is loaded."""
     shell = get_ipython()
     loaded = getattr(getattr(shell, "extension_manager", None), "loaded", ())
     return any(name.rpartition(".")[2] == _AUTORELOAD for name in loaded)
@@ -140,7 +140,7 @@ class LoadedModules:
         self._began_ns = time.time_ns()
 
     def report(self) -> dict[str, tuple[str, int, int]]:
-        """Return by name the modules that were imported, or loaded anew, since this was last called."""
+        """Return by name the modules that were imported or reloaded since the last call."""
         self._look()
         found, self._unreported = self._unreported, {}
         return found
@@ -151,22 +151,22 @@ class LoadedModules:
         for name in new:
             if (file := _file_of(sys.modules[name])) is not None and (stamp := _stamp_of(file)) is not None:
                 self._files[name] = file
-                # A file that was written while the cell ran may have been written after it was imported.
+                # A file written while the cell ran may have changed after its import: its stamp is not known.
                 self._unreported[name] = (file, *(stamp if stamp[0] < self._began_ns else _UNKNOWN))
 
     def load_anew(self, changed: Mapping[str, Reload]) -> None:
-        """Load modules anew, each after those that it imports; raises ShippingError for one that cannot be loaded."""
+        """Reload modules, each after those that it imports. Raise ShippingError for one that cannot be loaded."""
         self._look()
         known = {name: file for name, file in self._files.items() if name in sys.modules}
         imports = {name: set(_imports(name, file, known)) for name, file in known.items()}
-        ways: dict[str, Reload] = {name: how for name, how in changed.items() if name in known}
-        for name in _importers([name for name, how in ways.items() if how == "edited"], imports):
-            ways.setdefault(name, "edited")
-        for name in _in_order(ways, imports):
+        modes: dict[str, Reload] = {name: how for name, how in changed.items() if name in known}
+        for name in _importers([name for name, how in modes.items() if how == "edited"], imports):
+            modes.setdefault(name, "edited")
+        for name in _in_order(modes, imports):
             stamp = _stamp_of(known[name])
             try:
-                self._load(sys.modules[name], ways[name])
-            except Exception as error:  # whatever the user's module raises
+                self._load(sys.modules[name], modes[name])
+            except Exception as error:  # the user's module may raise anything
                 raise ShippingError(
                     f"the module {name} has changed and cannot be loaded anew on the workers: "
                     f"{type(error).__name__}: {error}. Correct the file and run the cell again."
@@ -182,18 +182,18 @@ class LoadedModules:
         from IPython.extensions.autoreload import superreload
 
         superreload(module, importlib.reload, self._old_objects)
-        for name, part in list(sys.modules.items()):  # it has cleared what importing a submodule had set
+        for name, part in list(sys.modules.items()):  # superreload clears the package's attributes for its submodules
             package, _, last = name.rpartition(".")
             if package == module.__name__ and not hasattr(module, last):
                 setattr(module, last, part)
 
 
 def _imports(name: str, file: str, known: Iterable[str]) -> Iterator[str]:
-    """Yield those ``known`` modules that a module imports, wherever in its text."""
+    """Yield the ``known`` modules that a module's source imports, at any depth of nesting."""
     try:
         with open(file, "rb") as source:
             tree = ast.parse(source.read())
-    except (OSError, SyntaxError, ValueError):  # it is not loaded anew, or that says what is wrong
+    except (OSError, SyntaxError, ValueError):  # reloading the module, if needed, raises the error
         return
     package = name if os.path.basename(file) == "__init__.py" else name.rpartition(".")[0]
     mentioned: set[str] = set()
@@ -221,7 +221,7 @@ def _importers(names: Iterable[str], imports: Mapping[str, set[str]]) -> set[str
 
 
 def _in_order(names: Iterable[str], imports: Mapping[str, set[str]]) -> list[str]:
-    """Return names so that each comes after those that it imports; where they import each other, in any order."""
+    """Return names in topological order: each after those that it imports; in any order within an import cycle."""
     wanted = dict.fromkeys(names)
     order: dict[str, None] = {}
     begun: set[str] = set()

@@ -1,4 +1,4 @@
-"""What a notebook and its workers both hold: what they lack goes out with a cell, what they made comes back."""
+"""The names that a notebook and its workers share: values to send with a cell, and results to apply after it."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from accel_nb.pool.sync.result_transfer import Receiver
 
 @dataclass(slots=True)
 class Exchange:
-    """Knows which names of a notebook its workers hold as the notebook does; starts and asks no process itself."""
+    """The record of which names have the same value in a notebook and on its workers. Starts and calls no process."""
 
     namespace: dict[str, Any]
     hidden_names: Collection[str] = ()
     kept: dict[str, str] = field(default_factory=dict)
-    """Names whose newest values stayed on the workers, with the reason."""
+    """Names whose newest values are only on the workers, with the reason."""
     _ledger: Ledger = field(default_factory=Ledger)
     _receiver: Receiver = field(default_factory=Receiver)
     _surroundings: Surroundings = field(default_factory=Surroundings)
@@ -40,16 +40,16 @@ class Exchange:
 
     @property
     def user_names(self) -> Mapping[str, Any]:
-        """The notebook's names that are its user's, with their values."""
+        """The names that the user has bound in the notebook, with their values."""
         return UserNames(self.namespace, self.hidden_names)
 
     @property
     def shared_names(self) -> list[str]:
-        """The paths of all that both sides hold, by which what comes back finds its place."""
+        """The paths of all objects that both sides have; returned values refer to objects by these paths."""
         return self._ledger.names(self.namespace)
 
     def forget(self) -> None:
-        """Note that some worker holds nothing of the notebook any more."""
+        """Record that some worker has lost the notebook's values: all of them are sent again."""
         self._has_lost_ranks = True
         self._receiver.close()
         self._ledger.forget()
@@ -57,20 +57,20 @@ class Exchange:
         self.kept = {}
 
     def require_sendable(self, names: Iterable[str]) -> None:
-        """Raise ShippingError, with the reason, for names whose values cannot be sent."""
+        """Raise ShippingError, with the reason, if a value cannot be sent."""
         parcel = Ledger().prepare(names, self.namespace).parcel
         if parcel is not None:
             parcel.close()
 
     def send_anew(self, names: Collection[str]) -> None:
-        """Send names with the next cell that uses them, whatever the workers hold."""
-        # An optimizer refers to its model: what may refer to the names goes along, in one stream.
+        """Mark names to be sent again with the next cell that uses them."""
+        # An optimizer refers to its model: objects that may refer to the names are sent in the same stream.
         self._ledger.forget(self._ledger.names())
         self._ledger.forget(names)
 
     @contextmanager
     def binding(self, call: Call | None) -> Iterator[None]:
-        """Give a call the name by which it is sent, for as long as the block runs."""
+        """Bind a call's function in the namespace while the block runs, so that it can be sent by name."""
         if call is None:
             yield
             return
@@ -84,19 +84,19 @@ class Exchange:
     def pack(
         self, cell: Cell, names: CellNames, resolved: Resolved, pool: Pool, started_with: Mapping[str, str]
     ) -> tuple[Shipment, list[str]]:
-        """Pack what a cell needs and the workers lack, and return it with lines about what was left out.
+        """Pack the values that a cell needs and the workers lack; return them with a line for each that is left out.
 
-        ``started_with`` are the environment variables that the workers started with. Raises ShippingError, with the
-        way out, for what cannot be sent.
+        ``started_with`` are the environment variables that the workers started with. Raise ShippingError, with a
+        remedy, for a value that cannot be sent.
         """
-        digest, states = self._random_states(or_not=cell.call is not None)
+        digest, states = self._random_states(always=cell.call is not None)
         needed = [*names.needed, *referred_names(names.needed, self.user_names, self.namespace)]
         if pool is not self._pool:
             self._pool = pool
             self._modules.forget()
         reloaded = self._modules.changed()
         if reloaded:
-            self._ledger.forget(self._ledger.names())  # what the workers hold was made by the modules as they were
+            self._ledger.forget(self._ledger.names())  # the workers' objects are of the old versions of the modules
         prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
         parcel, sent = prepared.parcel, prepared.sent
         settings = self._surroundings.settings()
@@ -128,9 +128,9 @@ class Exchange:
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
         }
-        self._ledger.record(sent, self.namespace)  # nothing fails from here on: what is recorded is sent
+        self._ledger.record(sent, self.namespace)  # nothing raises from here on: what is recorded is sent
         body["shared"] = self.shared_names
-        # Every rank takes what is sent, also where the cell runs on some only: they all hold the same afterwards.
+        # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
         ranks = range(pool.size) if parcel is not None or reloaded or settings else chosen
         bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
@@ -139,24 +139,24 @@ class Exchange:
         return Shipment(pool, bodies, sent, prepared.removed, unreturned, parcel, poll_s), lines
 
     def note_delivered(self, shipment: Shipment, answers: Collection[Answer]) -> None:
-        """Hear that the workers have answered a shipment."""
+        """Record that the workers have answered a packed cell."""
         self._has_lost_ranks = False
         self._modules.note(answer.body["modules"] for answer in answers if "modules" in answer.body)
         if any(answer.outcome == "raised" and "returned" not in answer.body for answer in answers):
-            self.note_lost(shipment)  # the delivery itself failed
+            self.note_lost(shipment)  # the values could not be unpacked
         for name in shipment.unreturned:
             self._ledger.record_only_there(name, self.namespace)
 
     def note_lost(self, shipment: Shipment) -> None:
-        """Hear that nobody knows what has become of a shipment."""
+        """Record that a packed cell may not have arrived: its values are sent again."""
         self._ledger.forget(map(root_of, shipment.sent))
         self._ledger.supersede(shipment.removed)
         self._surroundings.forget()
 
     def take_in(self, answers: Iterable[Answer], came: set[str] | None = None) -> list[str]:
-        """Apply what rank 0 sent back; returns a line about what stayed on the workers, if anything did.
+        """Apply the values that rank 0 returned; return a line about values that stayed on the workers, if any.
 
-        ``came`` gets the names that hold something else now.
+        Names whose values changed are added to ``changed_names``.
         """
         lines: list[str] = []
         for answer in answers:
@@ -174,32 +174,32 @@ class Exchange:
             if came is not None:
                 came |= arrived
             self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
-            told: dict[str, str] = {}
+            reasons: dict[str, str] = {}
             for name, reason in (returned["kept"] | received.failed).items():
                 if name not in names and name.isidentifier():
                     self._ledger.record_only_there(name, self.namespace)
                 if reason:
-                    told[name] = reason
-            self.kept |= told
-            if told:
-                listed = ", ".join(f"{name} ({reason})" for name, reason in told.items())
-                fetch = [name for name, reason in told.items() if reason.endswith("large")]
+                    reasons[name] = reason
+            self.kept |= reasons
+            if reasons:
+                listed = ", ".join(f"{name} ({reason})" for name, reason in reasons.items())
+                fetch = [name for name, reason in reasons.items() if reason.endswith("large")]
                 hint = f" · `%accelerate pull {' '.join(fetch)}` fetches" if fetch else ""
                 lines.append(f"stayed on the workers: {listed}{hint}")
         return lines
 
-    def _random_states(self, *, or_not: bool) -> tuple[str | None, Any]:
-        """Return the digest of the kernel's generator states, and the states if rank 0's were others, ``or_not``."""
+    def _random_states(self, *, always: bool) -> tuple[str | None, Any]:
+        """Return the digest of the kernel's generator states, and the states if rank 0's differ or if ``always``."""
         if "torch" not in sys.modules:
             return None, None
         from accel_nb.runtime.process import rng
 
         states = rng.present()
         digest = rng.digest(states)
-        return digest, None if digest == self._receiver.rng and not or_not else states
+        return digest, None if digest == self._receiver.rng and not always else states
 
 
 def _default_dtype() -> str | None:
-    """Return the name of torch's default dtype, if the kernel has torch."""
+    """Return the name of torch's default dtype, or None if the kernel has not imported torch."""
     torch = sys.modules.get("torch")
     return None if torch is None else str(torch.get_default_dtype()).removeprefix("torch.")

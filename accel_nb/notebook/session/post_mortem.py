@@ -1,4 +1,4 @@
-"""Memory has run out on a worker: who held it, what was asked for, and which changes would fit."""
+"""The report of an out-of-memory error on a worker: what held the memory, and which changes would fit."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ _KINDS = ("parameters", "gradients", "optimizer", "activations", "tensors")
 def post_mortem(
     answers: Sequence[Answer], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
 ) -> list[str]:
-    """Return lines about the first rank whose memory has run out; none if no rank's has.
+    """Return lines about the first rank that ran out of memory, or none.
 
-    ``names`` are the notebook's: where they have the model, its forecast says what would fit.
+    If the model is among the notebook's ``names``, a forecast shows which changes would fit.
     """
-    told = [(answer.rank, answer.body["memory"]) for answer in answers if answer.body.get("memory")]
-    if not told:
+    reports = [(answer.rank, answer.body["memory"]) for answer in answers if answer.body.get("memory")]
+    if not reports:
         return []
-    rank, found = min(told)
-    others = ", ".join(str(other) for other, _ in told if other != rank)
+    rank, found = min(reports)
+    others = ", ".join(str(other) for other, _ in reports if other != rank)
     return [
         "",
-        *_what_happened(rank, found),
+        *_describe_failure(rank, found),
         *([f"  rank {others} ran out of memory as well"] if others else []),
-        *_what_was_held(found),
-        *_what_would_fit(found, names, config, specs),
+        *_describe_holders(found),
+        *_describe_remedies(found, names, config, specs),
     ]
 
 
-def _what_happened(rank: int, found: Mapping[str, Any]) -> Iterator[str]:
+def _describe_failure(rank: int, found: Mapping[str, Any]) -> Iterator[str]:
     asked = "" if found["asked"] is None else f"{size_text(found['asked'])} were asked for, "
     yield f"Memory of rank {rank} ({found['device']}): {asked}{size_text(found['free'])} were free"
     places = [found["line"], f"in {found['module']}" if found["module"] else ""]
@@ -47,7 +47,7 @@ def _what_happened(rank: int, found: Mapping[str, Any]) -> Iterator[str]:
         yield "  at " + "   ".join(place for place in places if place)
 
 
-def _what_was_held(found: Mapping[str, Any]) -> Iterator[str]:
+def _describe_holders(found: Mapping[str, Any]) -> Iterator[str]:
     held = [(kind, found["held"].get(kind, 0)) for kind in _KINDS]
     held += [("not in tensors", found["rest"]), ("cached", found["cached"])]
     shown = [(kind if kind != "tensors" else "other tensors", size_text(size)) for kind, size in held if size]
@@ -59,7 +59,7 @@ def _what_was_held(found: Mapping[str, Any]) -> Iterator[str]:
         yield from (f"    {size_text(size):>8}  {what}" for what, size in found["holders"])
 
 
-def _what_would_fit(
+def _describe_remedies(
     found: Mapping[str, Any], names: Mapping[str, Any], config: Config, specs: Sequence[WorkerSpec]
 ) -> Iterator[str]:
     if "torch" not in sys.modules:
@@ -67,7 +67,7 @@ def _what_would_fit(
     request = Request(None, Layer("flags", {}, "the cell"), memory=found["room"])
     try:
         forecast = forecast_notebook(request, names, config, [spec.device for spec in specs])
-    except Exception as error:  # whatever the user's model and data raise: the cell's own error is what counts
+    except Exception as error:  # the user's model or data may raise anything; the cell's own error is raised instead
         yield f"  what would fit is not known: {type(error).__name__}: {error}"
         return
     if forecast is None:
@@ -86,17 +86,17 @@ def _what_would_fit(
 
 
 def _changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
-    """Yield what each single change would take: a smaller batch, sharding, activations that are computed again."""
+    """Yield bytes and a description of each change: a smaller batch, sharding, activation checkpointing."""
     setting = found.setting
     served = [plan for plan in found.plans if plan.is_served]
     if config.strategy == "auto":
-        mine = [plan for plan in served if plan.layout.engine == "torch"]
+        current = [plan for plan in served if plan.layout.engine == "torch"]
     else:
-        mine = [plan for plan in served if plan.layout.options.get("strategy") == config.strategy]
-    now = next((plan for plan in mine if plan.checkpoints == config.activation_checkpointing), None)
+        current = [plan for plan in served if plan.layout.options.get("strategy") == config.strategy]
+    now = next((plan for plan in current if plan.checkpoints == config.activation_checkpointing), None)
     if now is None:
         return
-    share = _smaller(now, found)
+    share = _smaller_share(now, found)
     if share is not None:
         parts = setting.share // share
         saved = now.usage.activations - now.usage.activations * share // setting.share
@@ -105,16 +105,16 @@ def _changes(found: Forecast, config: Config) -> Iterator[tuple[int, str]]:
             f"batch_size={setting.batch_size // parts} in the loader and --accumulate {parts * config.accumulate}, "
             "which trains the same",
         )
-    divided = [plan for plan in served if plan not in mine and plan.checkpoints == now.checkpoints]
-    again = [plan for plan in mine if plan.layout == now.layout and plan.checkpoints > now.checkpoints]
+    divided = [plan for plan in served if plan not in current and plan.checkpoints == now.checkpoints]
+    again = [plan for plan in current if plan.layout == now.layout and plan.checkpoints > now.checkpoints]
     for plans in (divided, again):
         if plans:
             plan = smallest(plans, setting)
             yield plan.usage.total, flags_to_line(Layer("flags", plan.options, "plan"))
 
 
-def _smaller(plan: Plan, found: Forecast) -> int | None:
-    """Return the largest part of a rank's share that fits and that the share is a multiple of."""
+def _smaller_share(plan: Plan, found: Forecast) -> int | None:
+    """Return the largest divisor of a rank's share of the batch that fits, None if none does."""
     setting = found.setting
     room = largest_share(plan, setting)
     fitting = [share for share in range(1, setting.share) if setting.share % share == 0 and share <= room]

@@ -1,7 +1,7 @@
-"""Settings of a Python process that cells set in one place and depend on in another: the workers' are the notebook's.
+"""Process-wide settings, such as print options and log levels, that the workers copy from the notebook.
 
-`read_settings` takes those of the notebook, as JSON; `apply_settings` sets them in a worker. Settings of libraries are
-read where the notebook has imported the library.
+`read_settings` returns those of the notebook as JSON; `apply_settings` sets them in a worker. Settings of a library are
+read only if the notebook has imported it.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _NUMPY_PRINT = ("edgeitems", "threshold", "floatmode", "precision", "suppress", 
 
 
 def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings of this process by name, JSON-ready; ``before`` is what an earlier call has returned."""
+    """Return the settings of this process by name, JSON-ready; ``before`` is the result of the previous call."""
     found: dict[str, Any] = {
         "argv": [str(item) for item in sys.argv],
         "recursion_limit": sys.getrecursionlimit(),
         "locale": locale.setlocale(locale.LC_ALL),
         "warnings": [item for entry in warnings.filters if (item := _filter_to_json(entry)) is not None],
-        # A level that was taken back is 0 again.
+        # A level that was unset since the previous call is 0.
         "log_levels": dict.fromkeys(before.get("log_levels", ()), 0) | _log_levels(),
         "log_handlers": [
             [handler.level, getattr(handler.formatter, "_fmt", None), getattr(handler.formatter, "datefmt", None)]
@@ -49,13 +49,13 @@ def read_settings(before: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def apply_settings(settings: Mapping[str, Any]) -> None:
-    """Set what `read_settings` returned, or a part of it, in this process."""
+    """Apply the result of `read_settings`, or a part of it, to this process."""
     for name, value in settings.items():
         _SETTERS[name](value)
 
 
 def _filter_to_json(entry: Any) -> list[Any] | None:
-    """Return a filter of `warnings`; None for one that makes errors: what runs a cell on a worker may warn too."""
+    """Return a filter of `warnings` as JSON; None for ``error``, since the code around a cell may warn too."""
     action, message, category, module, line = entry
     if action == "error":
         return None
@@ -71,7 +71,7 @@ def _set_warnings(entries: list[list[Any]]) -> None:
             patterns = [re.compile(*item) if isinstance(item, list) else item for item in (message, source)]
             filters.append((action, patterns[0], category, patterns[1], line))
     warnings.filters[:] = filters  # type: ignore[index]
-    warnings.filterwarnings("ignore", message="To exit: use", module="IPython")  # which also empties Python's caches
+    warnings.filterwarnings("ignore", message="To exit: use", module="IPython")  # also clears the registries' cache
 
 
 def _log_levels() -> dict[str, int]:
@@ -86,7 +86,7 @@ def _set_log_levels(levels: Mapping[str, int]) -> None:
 
 
 class _NotebookHandler(logging.StreamHandler):
-    """Stands for a handler of the notebook's root logger; writes to what ``sys.stderr`` is at the time."""
+    """The copy of a handler of the notebook's root logger; writes to the current ``sys.stderr``."""
 
     def emit(self, record: logging.LogRecord) -> None:
         self.stream = sys.stderr

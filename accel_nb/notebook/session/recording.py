@@ -1,4 +1,4 @@
-"""Cells in the registry of runs: one that has trained is recorded when it has ended, from what its panel knows."""
+"""Records cells that trained in the run registry when they have ended, from the state of their panel."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ MAX_POINTS = 200
 def record_run(
     source: str, resolved: Resolved, state: PanelState, duration_s: float, error: BaseException | None
 ) -> None:
-    """Record a cell that has ended; one without steps or metrics, or without a panel, is none. Never raises."""
+    """Record a cell that has ended. Skip one without steps and metrics, or without a panel. Never raises."""
     if not state.has_data:
         return
     try:
@@ -49,9 +49,9 @@ def record_run(
 
 
 def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]]:
-    """Yield loss and metrics, means over ranks, as their extremes and their last values: enough for a small chart."""
+    """Yield loss and metrics, means over ranks, downsampled to extremes and last values for a small chart."""
     curves: dict[tuple[str, str], Table] = {}
-    for (kind, _, name), table in sorted(state.tables.items()):  # the mean's rank is the lowest
+    for (kind, _, name), table in sorted(state.tables.items()):  # the mean is stored under the lowest rank number
         if kind != "memory" and len(table):
             curves.setdefault((kind, name), table)
     for (_, name), table in curves.items():
@@ -61,7 +61,7 @@ def _curves(state: PanelState) -> Iterator[tuple[int, Mapping[str, float | str]]
 
 
 def _first_line(source: str) -> str:
-    """Return the first line of a cell that says something: not its magic, and no import."""
+    """Return the first line of a cell that is neither its magic nor a comment or an import."""
     lines = [line.strip() for line in source.splitlines()]
-    said = [line for line in lines if line and not line.startswith(("#", "%", "import ", "from "))]
-    return (said or lines or [""])[0][:200]
+    code_lines = [line for line in lines if line and not line.startswith(("#", "%", "import ", "from "))]
+    return (code_lines or lines or [""])[0][:200]

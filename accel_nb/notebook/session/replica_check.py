@@ -1,4 +1,4 @@
-"""Notices at the end of a cell that the workers no longer train one model."""
+"""Detects at the end of a cell that replicas on the workers have diverged."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from accel_nb.pool.control.stop_escalation import Answer
 
 
 def drift_lines(answers: Sequence[Answer]) -> list[str]:
-    """Return a line if ranks that ended the cell hold different weights of what it has trained."""
-    told = [answer.body.get("fingerprints") for answer in answers if answer.outcome == "done"]
-    if len(told) < len(answers) or all(fingerprints == told[0] for fingerprints in told):
+    """Return a warning if the ranks that finished the cell have different weights of the trained models."""
+    reported = [answer.body.get("fingerprints") for answer in answers if answer.outcome == "done"]
+    if len(reported) < len(answers) or all(fingerprints == reported[0] for fingerprints in reported):
         return []
     return [
-        "the workers' weights differ after this cell, and the notebook has rank 0's: something that is not equal on "
-        "all of them (the loss of a share, a random number) has set a learning rate or changed weights. Decide by "
-        "what is equal on all, an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean'). "
-        "`%accelerate push NAMES` gives every worker the notebook's model and optimizer"
+        "the workers' weights differ after this cell, and the notebook has rank 0's: a value that differs between "
+        "ranks (the loss of a share, a random number) has set a learning rate or changed weights. Use a value that "
+        "is equal on all, from an evaluation under torch.no_grad() or accelerator.reduce(tensor, 'mean'). "
+        "`%accelerate push NAMES` sends the notebook's model and optimizer to every worker"
     ]

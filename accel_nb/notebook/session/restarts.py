@@ -1,4 +1,4 @@
-"""Running a cell again, on fresh workers, when one of them has died or raised."""
+"""Restarts of a cell on new workers after a worker has died or raised."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from accel_nb.pool.engine import WorkerSpec
 
 
 def require_checkpoint(resolved: Resolved) -> None:
-    """Raise NoCheckpoint where a run is to go on from a checkpoint that is not there; ``auto`` may find none."""
+    """Raise NoCheckpoint if a run shall resume from a checkpoint that does not exist; ``auto`` may find none."""
     wanted = resolved.config.checkpoint.resume
     if wanted is None or wanted == "auto":
         return
@@ -25,18 +25,18 @@ def require_checkpoint(resolved: Resolved) -> None:
         locate(wanted)
     except NoCheckpoint as error:
         if os.path.isdir(wanted):
-            return  # the workers look closer: it may be a folder of another library, of which they say how it is read
+            return  # it may be another library's checkpoint, which the workers detect
         raise NoCheckpoint(f"checkpoint.resume from {resolved.origins['checkpoint.resume']}: {error}") from None
 
 
 def run_with_restarts(
     session: Session, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str
 ) -> list[Any]:
-    """Run a cell, and again while it fails and ``max_restarts`` allows; returns and raises as `Session.run`.
+    """Run a cell, and up to ``max_restarts`` times again if it fails. Return and raise as `Session.run`.
 
-    Each try has workers of its own with the notebook's values, and goes on from the newest checkpoint if there is a
-    folder for them. Nothing comes back from a try that has failed but the last. An interrupt, a timeout and what is
-    wrong with the cell's options or values end it at once: another try would end alike.
+    Each try has new workers with the notebook's values, and resumes from the newest checkpoint if ``checkpoint.dir`` is
+    set. Only the last try changes the notebook if it fails. An interrupt, a timeout and errors in the cell's options or
+    values are raised at once, since another try would end the same way.
     """
     for num_left in range(resolved.config.max_restarts, -1, -1):
         try:

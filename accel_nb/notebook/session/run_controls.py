@@ -1,4 +1,4 @@
-"""What a user may ask of one run while it goes on, from its panel or by a line magic: checked, counted, passed on."""
+"""Requests of a user to a running cell, from its panel or a line magic: validated, rate-limited, forwarded."""
 
 from __future__ import annotations
 
@@ -23,16 +23,17 @@ from accel_nb.telemetry.actions import (
 from accel_nb.telemetry.events import Event, Steered
 
 INTERRUPT = "interrupt"
-"""What a panel may ask for beside the actions: the run's interrupt, as the kernel's own."""
+"""The panel's message for an interrupt of the run, which is no `Action`."""
 NO_FOLDER = "not saved: the cell was started without --checkpoint DIR"
 MAX_PER_SECOND = 10
-"""A panel that asks more often is not listened to."""
+"""Further messages of a panel within the same second are dropped."""
 
 
 class Controls:
-    """The controls of one run; any thread may use them.
+    """The controls of one run. Thread-safe.
 
-    ``say`` shows what became of something, ``tell`` takes the event of what was done.
+    ``show_message`` shows the outcome of a request to the user; ``record_event`` receives the event of each executed
+    action.
     """
 
     def __init__(self, *, can_save: bool, clock: Callable[[], float] = time.monotonic) -> None:
@@ -47,10 +48,10 @@ class Controls:
         self._num_asked = 0
 
     def take(self, message: object) -> None:
-        """Take what a panel sends; what is no action, out of range, or one of a flood is counted and dropped."""
+        """Handle a message of a panel. Count and drop one that is no action, out of range, or over the rate limit."""
         try:
-            if self._is_flooded():
-                raise ValueError("too many at once")
+            if self._is_over_rate_limit():
+                raise ValueError("too many requests at once")
             if isinstance(message, Mapping) and dict(message) == {"kind": INTERRUPT}:
                 self.interrupt()
             else:
@@ -60,29 +61,29 @@ class Controls:
             self.say(f"not done: {error}")
 
     def ask(self, action: Action) -> Wish:
-        """Have every rank do something after the same step; returns at once."""
-        wish = Wish(to_message(action), lambda wish: self._settled(action, wish))
+        """Request an action that all ranks execute after the same step. Returns at once."""
+        wish = Wish(to_message(action), lambda wish: self._on_settled(action, wish))
         if isinstance(action, SaveNow) and not self.can_save:
             wish.settle(NO_FOLDER)
         else:
             if not isinstance(action, Inspect):
-                self.say(f"{_asked(action)} ...")
+                self.say(f"{_describe_pending(action)} ...")
             self.wishes.ask(wish)
         return wish
 
     def interrupt(self) -> None:
-        """Interrupt the run, wherever its ranks are; once more, and those that do not stop are ended."""
+        """Interrupt the run at any point of its code. A second interrupt kills ranks that have not stopped."""
         self.say("interrupting ...")
         self.wishes.interrupt()
 
-    def _settled(self, action: Action, wish: Wish) -> None:
+    def _on_settled(self, action: Action, wish: Wish) -> None:
         if isinstance(action, Inspect):
             return
         self.say(outcome(action, wish))
-        if wish.step is not None and not isinstance(action, MapMemory):  # which changes nothing
+        if wish.step is not None and not isinstance(action, MapMemory):  # a memory map does not change the training
             self.tell(Steered(wish.rank, wish.step, time.time(), wish.text))
 
-    def _is_flooded(self) -> bool:
+    def _is_over_rate_limit(self) -> bool:
         with self._lock:
             second = int(self._clock())
             self._num_asked = self._num_asked + 1 if second == self._second else 1
@@ -91,13 +92,13 @@ class Controls:
 
 
 def outcome(action: Action, wish: Wish) -> str:
-    """Say what became of a wish, and after which step where the text does not."""
+    """Return the outcome of a request as text, with the step unless the text already has it."""
     names_step = isinstance(action, StopAfterStep | SaveNow | Inspect)
     return wish.text if wish.step is None or names_step else f"{wish.text}, after step {wish.step:,}"
 
 
-def _asked(action: Action) -> str:
-    """Say what was asked for, while it is not done."""
+def _describe_pending(action: Action) -> str:
+    """Return a text for an action that is not executed yet."""
     if isinstance(action, StopAfterStep):
         return "stopping after this step"
     if isinstance(action, SaveNow):

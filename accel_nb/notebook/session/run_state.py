@@ -1,4 +1,4 @@
-"""One cell on its way through the workers: what goes out, what it shows, and what may be asked of it."""
+"""The state of one run of a cell: the cell, what is sent to the workers, its output and its controls."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RunStatus = Literal["running", "done", "interrupted", "failed"]
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """One cell to run: its text as the notebook has it, and that text as plain Python; or a call in place of a text."""
+    """A cell to run: its source and syntax tree, without magics; or a call that runs in place of a cell."""
 
     source: str
     tree: ast.Module
@@ -32,23 +32,23 @@ class Cell:
 
 @dataclass(slots=True)
 class Shipment:
-    """What goes to the workers, ready to be sent."""
+    """A cell with the values that it needs, packed for the workers."""
 
     pool: Pool
     bodies: Mapping[int, dict[str, Any]]
     sent: list[str]
-    """Paths that the workers will hold as the notebook does."""
+    """Paths of the objects whose values are sent."""
     removed: tuple[str, ...]
-    """Names that the workers will have no more."""
+    """Names that are deleted on the workers."""
     unreturned: tuple[str, ...]
-    """Names that the cell binds on the workers only."""
+    """Names that the cell binds and that are not returned to the notebook."""
     parcel: Parcel | None
     poll_s: float = POLL_S
 
 
 @dataclass(slots=True)
 class Running:
-    """One run, from the first line of its output to the last."""
+    """One run of a cell, from the first line of its output to the last."""
 
     title: str
     names: CellNames
@@ -59,21 +59,21 @@ class Running:
     started: float = field(default_factory=time.monotonic)
     ended: float | None = None
     lines: list[str] = field(default_factory=list)
-    """What is said below the cell when it has ended."""
+    """Lines to show below the cell's output when it has ended."""
     status: RunStatus = "running"
 
     @property
     def elapsed_s(self) -> float:
-        """How long it has run, or did."""
+        """The run time so far, or in total after the end."""
         return (time.monotonic() if self.ended is None else self.ended) - self.started
 
     def finish(self, status: RunStatus) -> None:
-        """Complete the output."""
+        """Record the end and complete the output."""
         self.controls.wishes.close()
         self.status, self.ended = status, time.monotonic()
         self.output.finish(status, self.lines)
 
 
 def status_of(error: BaseException | None) -> RunStatus:
-    """Return how a run ended that raised this, or nothing."""
+    """Return the final status of a run that raised ``error``, or None if it raised nothing."""
     return "done" if error is None else "interrupted" if isinstance(error, KeyboardInterrupt) else "failed"

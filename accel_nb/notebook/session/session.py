@@ -1,4 +1,4 @@
-"""One notebook's connection to its workers: starts them, runs cells and launches, and knows what runs."""
+"""The connection of one notebook to its workers: starts them and runs cells and launches on them."""
 
 from __future__ import annotations
 
@@ -34,17 +34,17 @@ from accel_nb.pool.local.engine import LocalEngine
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.sync.object_paths import root_of
 from accel_nb.telemetry.metrics import Exporters
-from accel_nb.ui import Panel
+from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 
 PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
 PRELOAD = ("torch._dynamo", "accel_nb.notebook.worker.program:warm")
-"""What is loaded before workers are forked; torch's optimizers import the first when one of them is made."""
+"""Modules that the zygote loads before workers are forked; constructing a torch optimizer imports the first."""
 
 
 @dataclass(slots=True)
 class Status:
-    """What `%accelerate status` shows."""
+    """The facts that `%accelerate status` shows."""
 
     state: str
     specs: tuple[WorkerSpec, ...]
@@ -56,7 +56,7 @@ class Status:
 
 @dataclass(slots=True)
 class Session:
-    """Owns the engine and the pool of one kernel. Starts no process until `warm_up` or the first cell."""
+    """The engine and the pool of one kernel. No process starts before `warm_up` or the first cell."""
 
     namespace: dict[str, Any]
     hidden_names: Collection[str] = ()
@@ -64,26 +64,26 @@ class Session:
     on_change: Callable[[], None] = lambda: None
     """Called when the pool's state or workers may have changed."""
     overrides: Mapping[str, str] = field(default_factory=dict)
-    """Environment variables that the workers have in place of the notebook's."""
+    """Environment variables of the workers that replace the notebook's."""
     notebook_layers: tuple[Layer, ...] = ()
-    """Options that the notebook carries in its metadata, as the browser has told them."""
+    """Options from the notebook's metadata, as the browser sent them."""
     claims: Claims = field(default_factory=Claims)
-    """What launches and cells of this notebook hold that run at once."""
+    """Devices in use by the launches and cells of this notebook that run concurrently."""
     background: BackgroundRun | None = None
-    """The cell that runs in the background, or did last."""
+    """The cell that runs in the background, or the last one that did."""
     last: Running | None = None
-    """The run that was started last."""
+    """The run that started last."""
     exchange: Exchange = field(init=False)
-    """What the notebook and its workers both hold."""
+    """The names that the notebook and its workers share."""
     exporters: Exporters = field(default_factory=Exporters)
-    """Where the numbers of runs go beside the panel."""
+    """Exporters of metrics to monitoring systems."""
     earlier: EarlierRuns = field(default_factory=EarlierRuns)
-    """The runs that the next one can be compared with."""
+    """Earlier runs, for comparison on the panel."""
     _engine: LocalEngine | None = None
     _pool: Pool | None = None
     _last_cell_s: float | None = None
-    _is_to_end: bool = False
-    """SIGTERM came while the workers ran a cell that saves; it takes effect when that cell has ended."""
+    _has_pending_sigterm: bool = False
+    """SIGTERM arrived while the workers ran a cell that saves; it is raised again when that cell has ended."""
     _termination: HeldTermination | None = None
     _resolved: tuple[str, Resolved] | None = None
     _busy: threading.RLock = field(default_factory=threading.RLock)
@@ -92,24 +92,24 @@ class Session:
         self.exchange = Exchange(self.namespace, self.hidden_names)
 
     def resolve(self, layers: Sequence[Layer]) -> Resolved:
-        """Resolve the options of a launch; the last answer is kept, since most launches are repeated as they are."""
+        """Resolve the options of a launch. The last result is cached, since launches are mostly repeated unchanged."""
         key = repr([(layer.name, layer.source, dict(layer.values), dict(layer.places)) for layer in layers])
         if self._resolved is None or self._resolved[0] != key or self._resolved[1].config.config is not None:
             self._resolved = key, resolve(layers)
         return self._resolved[1]
 
     def reserve(self) -> bool:
-        """Keep other threads' cells and launches off until `release`; False when the workers are another's."""
-        if self._in_background is not None:
+        """Reserve the workers for this thread until `release`; return False when they are in use."""
+        if self._running_in_background is not None:
             return False
         return self._busy.acquire(blocking=False)
 
     def release(self) -> None:
-        """End what a successful `reserve` of this thread began."""
+        """Release the workers after a successful `reserve` in this thread."""
         self._busy.release()
 
     def warm_up(self) -> None:
-        """Start the process that workers are forked from, in the background; returns at once."""
+        """Start the zygote in the background. Returns at once."""
         if self._engine is None:
             self._engine = LocalEngine(PROGRAM, preload=PRELOAD, overrides=self.overrides)
 
@@ -122,27 +122,31 @@ class Session:
         mode: str,
         is_last_try: bool = True,
     ) -> list[Any]:
-        """Run a cell on the workers and bring back what it bound and trained; raises what the cell raised.
+        """Run a cell on the workers and apply what it bound and trained to the notebook's namespace.
 
-        Returns what a call gave on each rank, in the order of ranks; nothing for a cell. What fails before the last try
-        brings nothing back.
+        Return the results of a call in rank order, and an empty list for a cell. Raise what the cell raised. A try that
+        fails before the last one changes nothing in the notebook.
         """
         with self._reserved(), self.exchange.binding(cell.call):
-            running = self._begin(cell, resolved, specs, mode)
-            return [] if running is None else self._run_shown(running, cell, resolved, specs, is_last_try=is_last_try)
+            running = self._create_run(cell, resolved, specs, mode)
+            return (
+                []
+                if running is None
+                else self._run_with_output(running, cell, resolved, specs, is_last_try=is_last_try)
+            )
 
     def start(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], *, mode: str) -> BackgroundRun | None:
-        """Send a cell to the workers and return while it runs; None for an empty one.
+        """Send a cell to the workers and return while it runs; return None for an empty cell.
 
-        The workers have the notebook's names as they are now. What comes back is taken in by `arrive`.
+        The workers get the notebook's values of this moment. `collect_background` applies the results.
         """
         with self._reserved(), ExitStack() as claim:
             claim.callback(self.claims.take(specs))
-            running = self._begin(cell, resolved, specs, mode)
+            running = self._create_run(cell, resolved, specs, mode)
             if running is None:
                 return None
             try:
-                shipment = self._ship(cell, running, resolved, specs)
+                shipment = self._pack(cell, running, resolved, specs)
             except BaseException:
                 running.finish("failed")
                 raise
@@ -162,14 +166,14 @@ class Session:
                 self.namespace,
                 {name: self.namespace[name] for name in shared if name in self.namespace},
                 execute,
-                lambda answers, reason: self._judge(running, answers, reason),
+                lambda answers, reason: self._determine_error(running, answers, reason),
                 self.arrive,
-                lambda error: self._background_ended(running, cell, resolved, error),
+                lambda error: self._on_background_end(running, cell, resolved, error),
             )
         self.on_change()
         return self.background
 
-    def _background_ended(self, running: Running, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
+    def _on_background_end(self, running: Running, cell: Cell, resolved: Resolved, error: BaseException | None) -> None:
         record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         self.exporters.flush()
         self.on_change()
@@ -177,10 +181,10 @@ class Session:
             self._termination.run_ended()
 
     def arrive(self) -> None:
-        """Take in what a background run has brought, if it has ended since, and say so; called between cells.
+        """Apply the results of a background run that has ended, and print which names changed. Called between cells.
 
-        The notebook then holds what it would hold if the cell had ended now: names that it has bound anew in the
-        meantime are the run's, if the run has brought them.
+        The namespace is then as if the cell had ended now: a name that was rebound in the notebook while the run was
+        going on holds the run's value if the run returned one.
         """
         background = self.background
         if background is None or background.is_running or background.has_arrived:
@@ -190,39 +194,39 @@ class Session:
         if self._termination is not None:
             self._termination.release()
             self._termination = None
-        gone = {name for name in background.held if name not in self.namespace}
-        anew = {
+        deleted = {name for name in background.held if name not in self.namespace}
+        rebound = {
             name: self.namespace[name]
             for name, value in background.held.items()
-            if name not in gone and self.namespace[name] is not value
+            if name not in deleted and self.namespace[name] is not value
         }
-        self.namespace.update({name: background.held[name] for name in (*gone, *anew)})
+        self.namespace.update({name: background.held[name] for name in (*deleted, *rebound)})
         names: set[str] = set()
         try:
             with counted_interrupts():
                 lines = self.exchange.take_in(background.answers, names)
         finally:
-            self.namespace.update({name: value for name, value in anew.items() if name not in names})
-            for name in gone - names:
+            self.namespace.update({name: value for name, value in rebound.items() if name not in names})
+            for name in deleted - names:
                 del self.namespace[name]
         self._forget_if_died(background.answers)
         self._last_cell_s = background.running.elapsed_s
         title = background.running.title
         if shown := sorted(names & self.exchange.user_names.keys()):
             print(f"back from {title!r}: {', '.join(shown)}")
-        if replaced := sorted(names & anew.keys()):
-            print(f"{', '.join(replaced)}: bound anew while {title!r} ran, and now what the run has brought")
+        if replaced := sorted(names & rebound.keys()):
+            print(f"{', '.join(replaced)}: rebound while {title!r} ran, and now replaced by the run's values")
         for line in lines:
             print(line)
         self.on_change()
 
     @property
-    def _in_background(self) -> BackgroundRun | None:
+    def _running_in_background(self) -> BackgroundRun | None:
         return self.background if self.background is not None and self.background.is_running else None
 
     @contextmanager
     def claimed(self, specs: Sequence[WorkerSpec]) -> Iterator[None]:
-        """Keep others off the workers and their GPUs while the block runs; raises PoolError when they are in use."""
+        """Reserve the workers and their GPUs while the block runs; raise PoolError when they are in use."""
         with self._reserved(), ExitStack() as claim:
             claim.callback(self.claims.take(specs))
             yield
@@ -230,8 +234,8 @@ class Session:
     @contextmanager
     def _reserved(self) -> Iterator[None]:
         self.arrive()
-        if self._in_background is not None:
-            raise PoolError(_busy_words(self._in_background))
+        if self._running_in_background is not None:
+            raise PoolError(_describe_busy(self._running_in_background))
         if not self.reserve():
             raise PoolError("the workers are busy with a launch in another thread; wait until it has ended")
         try:
@@ -239,8 +243,8 @@ class Session:
         finally:
             self.release()
 
-    def _begin(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> Running | None:
-        """Begin a run's output; None for an empty cell."""
+    def _create_run(self, cell: Cell, resolved: Resolved, specs: Sequence[WorkerSpec], mode: str) -> Running | None:
+        """Create the run of a cell and show its output; return None for an empty cell."""
         config = resolved.config
         names = read_cell(cell.tree, self.exchange.user_names)
         if names.is_empty:
@@ -270,10 +274,10 @@ class Session:
         lines = [*resolved.notes, *metrics, *(() if cell.call is None else cell.call.notes)]
         self.last = Running(title, names, output, controls, config, specs, lines=lines)
         if config.ranks is not None and 0 not in config.ranks and names.bound:
-            self.last.lines.append(f"bound on rank {_listed(config.ranks)} only: {', '.join(names.bound)}")
+            self.last.lines.append(f"bound on rank {_join_ranks(config.ranks)} only: {', '.join(names.bound)}")
         return self.last
 
-    def _run_shown(
+    def _run_with_output(
         self,
         running: Running,
         cell: Cell,
@@ -284,15 +288,15 @@ class Session:
     ) -> list[Any]:
         status = "failed"
         try:
-            shipment = self._ship(cell, running, resolved, specs)
+            shipment = self._pack(cell, running, resolved, specs)
             saves = resolved.config.checkpoint.dir is not None
             answers, reason = self._execute(shipment, running, running.output, saves=saves)
             answers, results = _split_results(answers)
             if not is_last_try and any(answer.outcome in ("raised", "died") for answer in answers):
                 answers = _without_returns(answers)
-            error = self._judge(running, answers, reason)
+            error = self._determine_error(running, answers, reason)
             try:
-                with counted_interrupts():  # half-copied weights would be sent back over the trained ones
+                with counted_interrupts():  # an interrupt here would leave partly copied weights in the notebook
                     running.lines += self.exchange.take_in(answers)
                     returned = [read_result(*results[rank], self.namespace) for rank in sorted(results)]
             finally:
@@ -305,15 +309,15 @@ class Session:
             self.exporters.flush()
             self._last_cell_s = running.elapsed_s
             self.on_change()
-            if self._is_to_end:
+            if self._has_pending_sigterm:
                 signal.raise_signal(signal.SIGTERM)
         record_run(cell.source, resolved, running.output.panel_state, running.elapsed_s, error)
         if error is not None:
             raise error
         return returned
 
-    def _judge(self, running: Running, answers: list[Answer], reason: Reason | None) -> BaseException | None:
-        """Keep what ranks say at the end, and return what the cell raises, if anything."""
+    def _determine_error(self, running: Running, answers: list[Answer], reason: Reason | None) -> BaseException | None:
+        """Add the ranks' closing lines to the output, and return the error that the cell raises, if any."""
         for answer in answers:
             running.lines += answer.body.get("lines", ())
         running.lines += drift_lines(answers)
@@ -328,10 +332,13 @@ class Session:
         )
 
     def pull(self, names: Sequence[str]) -> list[str]:
-        """Fetch names from rank 0, however large; returns those that arrived."""
-        pool = self._living_pool()
+        """Fetch names from rank 0, regardless of size, and return them.
+
+        Raise UnknownNameError for names that rank 0 does not have, PoolError for values that cannot be copied.
+        """
+        pool = self._require_pool()
         body = {"names": list(names), "shared": self.exchange.shared_names}
-        answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _Quiet())
+        answers, reason = self._request(pool, "pull", dict.fromkeys(range(pool.size), body), _SilentListener())
         error = failure_of(answers, reason, {}, None)
         if error is not None:
             self._forget_if_died(answers)
@@ -343,9 +350,9 @@ class Session:
         return list(names)
 
     def push(self, names: Sequence[str]) -> None:
-        """Send names anew with the next cell that uses them, whatever the workers hold.
+        """Mark names to be sent again with the next cell that uses them.
 
-        Raises ShippingError for names that cannot be sent.
+        Raise UnknownNameError for names that the notebook does not have, ShippingError for values that cannot be sent.
         """
         missing = [name for name in names if name not in self.namespace]
         if missing:
@@ -354,16 +361,16 @@ class Session:
         self.exchange.send_anew(names)
 
     def look(self) -> None:
-        """Take in what happened since the last cell, without waiting."""
-        if self._in_background is not None:
-            return  # its thread looks
+        """Process what happened to the workers since the last cell, without waiting."""
+        if self._running_in_background is not None:
+            return  # its thread polls
         if self._pool is not None:
             self._pool.look_around()
         elif self._engine is not None:
             self._engine.look()
 
     def status(self) -> Status:
-        """Describe the pool as it was when last looked at; may be called in any thread."""
+        """Return the state of the pool at the last poll. Thread-safe."""
         engine, pool = self._engine, self._pool
         state = pool.state if pool else "not started" if engine is None else "warm" if engine.is_warm else "warming up"
         return Status(
@@ -376,14 +383,14 @@ class Session:
         )
 
     def renew(self) -> None:
-        """End the workers; the next cell has fresh ones, forked from the same process, with the notebook's values."""
+        """End the workers; the next cell forks new ones from the same zygote, with the notebook's values."""
         if self._pool is not None and self._engine is not None:
             self._pool.retire()
             self._pool = None
             self.exchange.forget()
 
     def start_workers(self, specs: Sequence[WorkerSpec]) -> None:
-        """Start workers at these places now; without it the first cell does."""
+        """Start workers on these devices now instead of with the first cell."""
         try:
             with self._reserved():
                 self._pool_for(specs, START_PATIENCE_S)
@@ -391,12 +398,12 @@ class Session:
             self.on_change()
 
     def stop(self) -> None:
-        """End every process; the next cell starts new ones. Harmless when nothing runs.
+        """End every process; the next cell starts new ones. Does nothing when no process runs.
 
-        A background run is interrupted first, and what it has trained comes back.
+        A background run is interrupted first, and its results are applied.
         """
-        if self._in_background is not None:
-            self._in_background.end()
+        if self._running_in_background is not None:
+            self._running_in_background.end()
         self.arrive()
         if self._pool is not None:
             self._pool.close()
@@ -407,16 +414,16 @@ class Session:
         self.exchange.forget()
         self.on_change()
 
-    def _ship(self, cell: Cell, running: Running, resolved: Resolved, specs: Sequence[WorkerSpec]) -> Shipment:
-        """Have workers ready, and pack what the cell needs and they lack."""
+    def _pack(self, cell: Cell, running: Running, resolved: Resolved, specs: Sequence[WorkerSpec]) -> Shipment:
+        """Start workers if needed, and pack the values that the cell needs and the workers lack."""
         lines = running.lines
         pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
         assert self._engine is not None
         started_with = self._engine.variables
         if self._engine.num_threads > 1:
             lines.append(
-                f"the process that workers are forked from runs {self._engine.num_threads} threads: workers may hang; "
-                "something that Python loads at its start makes threads"
+                f"the process that workers are forked from runs {self._engine.num_threads} threads, so workers may "
+                "hang: a module that Python imports at start-up (sitecustomize, a .pth file) starts threads"
             )
         if sees_other_gpus(started_with):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
@@ -428,7 +435,7 @@ class Session:
     def _execute(
         self, shipment: Shipment, running: Running, listener: Listener, *, saves: bool
     ) -> tuple[list[Answer], Reason | None]:
-        """Run a shipment on the workers; touches none of the notebook's names."""
+        """Run a packed cell on the workers. Reads and changes none of the notebook's names."""
         parcel = shipment.parcel
         try:
             answers, reason = self._request(
@@ -465,32 +472,32 @@ class Session:
         poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
         asked = wishes or Wishes()
-        with counted_interrupts(terminations=finishes) as presses:
+        with counted_interrupts(terminations=finishes) as interrupts:
             answers, reason = pool.run(
                 task,
                 bodies,
                 listener,
                 descriptors=descriptors,
-                presses=lambda: presses.count + asked.num_interrupts,
+                presses=lambda: interrupts.count + asked.num_interrupts,
                 timeout_s=timeout_s,
                 finishes=finishes,
                 wishes=asked,
                 poll_s=poll_s,
             )
-        self._is_to_end = presses.is_to_end
+        self._has_pending_sigterm = interrupts.is_to_end
         return answers, reason
 
     def _forget_if_died(self, answers: Iterable[Answer]) -> None:
-        """A fresh worker holds nothing: send everything anew."""
+        """Mark all values to be sent again if a worker died, since its replacement has none."""
         if any(answer.outcome == "died" for answer in answers):
             self.exchange.forget()
 
     def _pool_for(self, specs: Sequence[WorkerSpec], patience_s: float) -> Pool:
-        """Return a pool of living workers at these places, starting or replacing what is needed."""
+        """Return a pool of live workers on these devices; start or replace workers as needed."""
         if self._pool is not None:
             try:
                 has_lost = self._pool.specs == tuple(specs) and self._pool.look_around()
-            except BaseException:  # an interrupt while ranks were replaced: half-started workers are no use
+            except BaseException:  # an interrupt while ranks were replaced: partly started workers cannot be used
                 self.stop()
                 raise
             if has_lost:
@@ -512,12 +519,12 @@ class Session:
                 raise
         return self._pool
 
-    def _living_pool(self) -> Pool:
+    def _require_pool(self) -> Pool:
         self.arrive()
-        if (background := self._in_background) is not None:
+        if (background := self._running_in_background) is not None:
             raise PoolError(
                 f"{background.status()}: variables cannot be fetched while it changes them. They come back when it has "
-                "ended; `%accelerate inspect NAMES` looks at them after the next step"
+                "ended; `%accelerate inspect NAMES` shows them after the next step"
             )
         if self._pool is None:
             raise PoolError("no workers run; the first %%accelerate cell starts them")
@@ -530,11 +537,11 @@ class Session:
         return self._pool
 
 
-def _listed(ranks: Iterable[int]) -> str:
+def _join_ranks(ranks: Iterable[int]) -> str:
     return ", ".join(map(str, sorted(ranks)))
 
 
-def _busy_words(background: BackgroundRun) -> str:
+def _describe_busy(background: BackgroundRun) -> str:
     return (
         f"the workers are busy: {background.status()}. `%accelerate wait` waits for it, "
         "`%accelerate stop --after-step` ends it after the step, `%accelerate interrupt` at once"
@@ -542,7 +549,10 @@ def _busy_words(background: BackgroundRun) -> str:
 
 
 def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, tuple[int, dict[str, Any]]]]:
-    """Take the results of a call out of the answers: by rank a descriptor, now ours to close, and a table."""
+    """Split the results of a call off the answers: a file descriptor and a table by rank.
+
+    The caller closes the descriptors.
+    """
     results: dict[int, tuple[int, dict[str, Any]]] = {}
     for index, answer in enumerate(answers):
         if (table := answer.body.get("result")) is not None:
@@ -553,7 +563,7 @@ def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, tuple
 
 
 def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
-    """Drop what ranks sent back, so that the notebook keeps its values."""
+    """Return the answers without the values that ranks sent, so that the notebook keeps its own."""
     kept: list[Answer] = []
     for answer in answers:
         for descriptor in answer.descriptors:
@@ -563,22 +573,22 @@ def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
     return kept
 
 
-class _Quiet:
-    """A listener for requests that show nothing."""
+class _SilentListener:
+    """A listener for requests without output."""
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
-        """Show nothing."""
+        """Ignore it."""
 
     def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        """Close what came along."""
+        """Close the descriptors that came with the note."""
         for descriptor in descriptors:
             os.close(descriptor)
 
     def measured(self, events: Sequence[Any]) -> None:
-        """Show nothing."""
+        """Ignore it."""
 
     def answered(self, answer: Answer) -> None:
-        """Show nothing."""
+        """Ignore it."""
 
     def tick(self) -> None:
-        """Show nothing."""
+        """Ignore it."""

@@ -1,4 +1,4 @@
-"""What a worker runs: notebook cells, statement by statement, on the training core. Never imported by the kernel."""
+"""The worker's program: runs notebook cells and calls, and prepares plain cells. Never imported by the kernel."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _NO_POINT = (ast.Import, ast.ImportFrom, ast.FunctionDef, ast.AsyncFunctionDef, 
 
 
 class CellProgram:
-    """Runs cells on one rank and finds what has to go back."""
+    """Runs cells on one rank and collects the values to return."""
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
@@ -70,18 +70,18 @@ class CellProgram:
         self._plain: tuple[Accelerator, PlainCells] | None = None
         self._variables: dict[str, str | None] = {}
         self._modules = LoadedModules()
-        # What the cells' own accelerator had prepared before it was replaced.
+        # Objects that the explicit cells' accelerator had prepared before it was replaced.
         self._orphans: tuple[Any, ...] = ()
-        # Accelerators of an old process group, with models that are still divided.
+        # Accelerators of an old process group whose models are still sharded.
         self._suspended: list[Accelerator] = []
-        # Those of them whose models nobody can make whole any more: a rank that held a part is gone.
+        # Those of them whose models cannot be gathered any more, since a rank with a shard has died.
         self._torn: weakref.WeakSet[Accelerator] = weakref.WeakSet()
-        # What is said below the running cell, and what the running call has returned.
+        # Lines to show below the running cell, and the return value of the running call.
         self._lines: list[str] = []
         self._result: Any = None
 
     def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        """Do one task: ``run`` a cell or a call, or ``pull`` names."""
+        """Execute one task: ``run`` a cell or a call, or ``pull`` names."""
         if task == "run":
             try:
                 return self._run(body, descriptors)
@@ -93,12 +93,13 @@ class CellProgram:
         raise ValueError(f"a worker has no task {task!r}")
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
-        """Return type, message, traceback and the pickled error itself."""
+        """Return type, message and traceback of an error, and the pickled error."""
         return {"error": self._describe(error, self._traceback(error))}
 
     def reopened(self) -> None:
-        """Drop what was built on the old process group; the next cell prepares anew."""
-        # What is divided among the ranks is made whole by all of them, and not all may be here: the next cell knows.
+        """Close the accelerators of the old process group; the next cell prepares its objects again."""
+        # Gathering a sharded model needs all ranks, some of which may have died: this is known when the next cell
+        # arrives, with its `has_lost_ranks`.
         self._suspended = [accelerator for accelerator in self._living() if accelerator.divided_tensors()]
         for kind, (_, accelerator) in list(self._accelerators.items()):
             if accelerator in self._suspended:
@@ -110,16 +111,16 @@ class CellProgram:
                 value.close(is_alone=True)
 
     def finish(self) -> bool:
-        """Let the cell end with its next step, saved; False if it does not save, or none is near."""
-        answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # each of them is to hear of it
+        """Request the cell to save and end after its next step; return False if it does not save or runs no steps."""
+        answers = [accelerator.ask_to_stop() for accelerator in self._living()]  # a list: each one must be asked
         return any(answers)
 
     def steer(self, wish: int, action: dict[str, Any]) -> int | None:
-        """Hold at the next end of a step; returns how many the cell has come to."""
+        """Propose an action for the end of a step; return the number of steps that this rank has reached."""
         return self._steering.propose(wish, read_action(action))
 
     def decide(self, wish: int, at: int | None) -> None:
-        """Do what was proposed at that end of a step, or do not."""
+        """Execute the proposed action at the end of step ``at``, or drop it if ``at`` is None."""
         self._steering.decide(wish, at)
 
     def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
@@ -211,11 +212,14 @@ class CellProgram:
         return self._options[1]
 
     def _post_mortem(self, error: BaseException, body: dict[str, Any]) -> dict[str, Any] | None:
-        """Say who held what when memory ran out, and free what the error's frames hold; None for other errors."""
+        """Return which objects held the memory of an out-of-memory error, None for other errors.
+
+        Free the memory that the error's frames hold.
+        """
         try:
             device = self._worker.world.device
             return post_mortem.examine(error, self._living(), self._namespace, device=device, source=body["source"])
-        except Exception as problem:  # it may itself find no memory; the error is told all the same
+        except Exception as problem:  # it may itself run out of memory; the cell's error is reported anyway
             sys.stderr.write(f"no post-mortem of the memory: {type(problem).__name__}: {problem}\n")
             return None
         finally:
@@ -223,9 +227,9 @@ class CellProgram:
                 post_mortem.let_go(error, self._namespace, body["bound"])
 
     def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
-        """Let rank 0 collect while the others help it to what they hold parts of; None if nothing is in parts.
+        """Collect values on rank 0 while the other ranks send their shards; return None if nothing is sharded.
 
-        It may be interrupted, since it waits for ranks that may be gone.
+        All ranks must call it. It is interruptible, since it waits for ranks that may have died.
         """
         tensors = [tensor for accelerator in self._living() for tensor in accelerator.divided_tensors()]
         if not tensors or self._worker.group is None:
@@ -242,7 +246,7 @@ class CellProgram:
             return None
 
     def _follow_surroundings(self, variables: dict[str, str | None], reloaded: dict[str, Reload]) -> None:
-        """Set what the notebook has changed in its environment, and load its modules anew where it did."""
+        """Apply the notebook's changes of environment variables, and reload the modules that changed."""
         known, self._variables = self._variables, variables
         set_variables({name: value for name, value in variables.items() if name not in known or known[name] != value})
         if reloaded:
@@ -254,7 +258,7 @@ class CellProgram:
         return Snapshot.take(names, used, shared=body["shared"], rebound=body["bound"])
 
     def _execute(self, body: dict[str, Any], resolved: Resolved) -> BaseException | None:
-        """Run the cell in the shell, or make the call, and return what it raised."""
+        """Run the cell in the shell, or the call, and return the error that it raised, or None."""
         shell = self._shell
         is_call = body["call"] is not None
         if self._plain is not None:
@@ -269,7 +273,7 @@ class CellProgram:
                 self._bind(accelerator)
                 checkpoint = resolved.config.checkpoint
                 for known in self._living():
-                    if checkpoint.dir or checkpoint.resume:  # a checkpoint holds what is in use, not what was
+                    if checkpoint.dir or checkpoint.resume:  # a checkpoint must not contain objects out of use
                         release_unreachable(known, self._namespace)
                     known.begin_run(checkpoint.resume)
                 if checkpoint.dir is not None:
@@ -305,7 +309,7 @@ class CellProgram:
         return error
 
     def _end_stopped(self) -> BaseException | None:
-        """Finish a cell that was asked to stop after a step, as the other ranks do; returns what that raised."""
+        """Finish a cell that was stopped after a step, on all ranks; return the error that this raised, or None."""
         where = f"stopped after step {self._steering.stopped_step:,}, as asked: what follows in the cell did not run"
         try:
             with self._worker.interruptible():
@@ -320,7 +324,7 @@ class CellProgram:
         return describe_value(self._namespace[name]) if name in self._namespace else "(no such name in the cell)"
 
     def _map_memory(self, step: int) -> str:
-        """Report what fills this rank's device, in the middle of a run, and say what became of that."""
+        """Emit a map of this rank's device memory during a run, and return the outcome as text."""
         world = self._worker.world
         try:
             snapshot = allocator_snapshot(world.device)
@@ -331,13 +335,13 @@ class CellProgram:
                 snapshot, self._living(), self._namespace, rank=world.rank, step=step, device=world.device,
                 source=source,
             )  # fmt: skip
-        except Exception as problem:  # the training goes on
+        except Exception as problem:  # a failed map must not end the training
             return f"not mapped: {type(problem).__name__}: {problem}"
         self._worker.emit(found)
         return "memory mapped"
 
     def _call(self, call: dict[str, Any]) -> BaseException | None:
-        """Make the call that was sent, keep what it returns, and return what it raised."""
+        """Run the call, store its return value, and return the error that it raised, or None."""
         try:
             with self._worker.interruptible(), patch_environment(**call["variables"]):
                 self._result = self._namespace[call["bound_to"]]()
@@ -345,7 +349,7 @@ class CellProgram:
         except KeyboardInterrupt as interrupt:
             error: BaseException = interrupt
         except SystemExit as end:
-            error = RuntimeError(f"the function called exit() with {end.code!r}; workers live on")
+            error = RuntimeError(f"the function called exit() with {end.code!r}; the workers keep running")
         except BaseException as raised:
             error = raised
         else:
@@ -375,7 +379,7 @@ class CellProgram:
         return Handled("done", {"returned": parcels.body}, tuple(parcels.descriptors))
 
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
-        """Return the accelerator for this kind of cell, a new one when the options changed."""
+        """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
         known = self._accelerators.get(kind)
         if known is not None and (known[0] is resolved or known[0].of_training == resolved.of_training):
             return known[1]
@@ -390,41 +394,44 @@ class CellProgram:
         return accelerator
 
     def _make_rng_equal(self, body: dict[str, Any], seed: int | None) -> None:
-        """Let every rank draw the same when a cell begins, as one device would; divided loaders part them again."""
-        apart = [accelerator for accelerator in self._living() if accelerator.has_diverged]
+        """Make the random generators of all ranks equal at the start of a cell; sharded loaders separate them again.
+
+        All ranks must call it, since rank 0's states are broadcast.
+        """
+        diverged = [accelerator for accelerator in self._living() if accelerator.has_diverged]
         if seed is not None:
             rng.set_seed(seed)
-        elif apart and not body["has_rng"]:
+        elif diverged and not body["has_rng"]:
             group = self._worker.group
             if group is None or body["is_partial"]:
                 return
             states = rng.capture()
             message = TorchComm(self._worker.world, group).broadcast(rng.pack(states), 0)
             rng.restore(rng.unpack(message, states))
-        for accelerator in apart:
+        for accelerator in diverged:
             accelerator.note_equal_rng()
 
     def _living(self) -> list[Accelerator]:
-        """Return our own accelerators, and those that the user has built and bound, as every rank has them."""
+        """Return the open accelerators of this program and of the user's names, in the same order on every rank."""
         known = [accelerator for _, accelerator in list(self._accelerators.values())]
         known += [value for value in list(self._namespace.values()) if isinstance(value, Accelerator)]
         found = {id(item): item for item in known}.values()
         return [item for item in found if not item.is_closed and item not in self._torn]
 
     def _has_prepared_explicitly(self) -> bool:
-        """Whether cells before this one have prepared something by themselves, which it may go on with."""
-        ours = self._accelerators.get("plain")
-        return any(item.prepared_objects for item in self._living() if ours is None or item is not ours[1])
+        """Return whether earlier cells have prepared objects explicitly, which this cell may use."""
+        plain = self._accelerators.get("plain")
+        return any(item.prepared_objects for item in self._living() if plain is None or item is not plain[1])
 
     @contextmanager
     def _saving_on_sigterm(self) -> Iterator[None]:
-        """While the block runs, SIGTERM asks for a checkpoint at the end of a step, instead of ending this rank."""
+        """Save a checkpoint at the end of a step on SIGTERM, instead of ending this rank, while the block runs."""
 
-        def ask(signum: int, frame: object) -> None:
+        def request_checkpoint(signum: int, frame: object) -> None:
             for accelerator in self._living():
                 accelerator.ask_for_checkpoint()
 
-        before = signal.signal(signal.SIGTERM, ask)
+        before = signal.signal(signal.SIGTERM, request_checkpoint)
         try:
             yield
         finally:
@@ -436,10 +443,10 @@ class CellProgram:
         return self._plain[1]
 
     def _bind(self, accelerator: Accelerator) -> None:
-        """Bind ``accelerator`` for the cell, unless the user has bound a living one: that one stays."""
+        """Bind ``accelerator`` for the cell, unless the user has bound an open one of their own."""
         bound = self._namespace.get("accelerator")
-        is_ours = any(bound is ours for _, ours in self._accelerators.values())
-        if not isinstance(bound, Accelerator) or is_ours or bound.is_closed or bound in self._torn:
+        is_own = any(bound is own for _, own in self._accelerators.values())
+        if not isinstance(bound, Accelerator) or is_own or bound.is_closed or bound in self._torn:
             self._namespace["accelerator"] = accelerator
 
     def _close_accelerator(self, kind: str, *, is_alone: bool = False) -> None:
@@ -457,11 +464,11 @@ class CellProgram:
         self._worker.note(topic, body)
 
     def _traceback(self, error: BaseException) -> list[str]:
-        """Format an error's traceback without the frames of this package, unless there are no others."""
+        """Format an error's traceback without the frames of this package and IPython, unless there are no others."""
         if isinstance(error, AccelNbError):
             return error._render_traceback_()
         shown = without_frames(error.__traceback__, (OWN, _IPYTHON))
-        formatter = self._shell.InteractiveTB  # it leaves out the outermost frame if it is not told otherwise
+        formatter = self._shell.InteractiveTB  # by default (tb_offset) it drops the outermost frame
         with short_tracebacks(error, shown or error.__traceback__) as (shown, num_left_out):
             lines = list(formatter.structured_traceback(type(error), error, shown, tb_offset=0))
         note_left_out(lines, num_left_out)
@@ -471,7 +478,7 @@ class CellProgram:
         try:
             stream, buffers = pickling.dump(error, namespace=self._namespace, shared={})
             pickled = base64.b64encode(stream).decode() if not buffers and len(stream) < 1_000_000 else None
-        except Exception:  # an error that cannot be copied is still told by type, message and traceback
+        except Exception:  # an error that cannot be pickled is reported by type, message and traceback
             pickled = None
         return {
             "type": type(error).__qualname__,
@@ -483,16 +490,16 @@ class CellProgram:
 
 
 def _describe_exit(error: SystemExit) -> str:
-    """Say what has ended a cell that raised SystemExit."""
+    """Return the message for a cell that raised SystemExit."""
     trace = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_globals.get("__name__") == "argparse":
             return (
                 f"argparse ended the cell, with exit code {error.code!r}: it reads sys.argv, which is the notebook's "
-                f"({sys.argv!r}). Give it the arguments, as in parse_args([]), or set sys.argv"
+                f"({sys.argv!r}). Pass the arguments, as in parse_args([]), or set sys.argv"
             )
         trace = trace.tb_next
-    return f"the cell called exit() with {error.code!r}; workers live on, `%accelerate stop` ends them"
+    return f"the cell called exit() with {error.code!r}; the workers keep running, `%accelerate stop` ends them"
 
 
 def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
@@ -502,8 +509,8 @@ def _describe_unbuilt(errors: dict[str, Exception]) -> list[str]:
     ]
 
 
-class _Nobody:
-    """Stands in for a worker where there is none yet."""
+class _WarmUpWorker:
+    """A stand-in for the worker while the program runs in the zygote."""
 
     world = World()
     group = None
@@ -517,12 +524,12 @@ class _Nobody:
         """Drop the note."""
 
     def tell_steered(self, wish: int, step: int, text: str) -> None:
-        """Tell nobody."""
+        """Drop the outcome."""
 
 
 def warm() -> None:
-    """Make the shell and run an empty cell before workers are forked: they share the memory that this fills."""
-    program = CellProgram(_Nobody())  # type: ignore[arg-type]
+    """Create the shell and run an empty cell in the zygote, so that forked workers share this memory."""
+    program = CellProgram(_WarmUpWorker())  # type: ignore[arg-type]
     body = {
         "source": "pass",
         "compiler_flags": 0,
@@ -556,12 +563,12 @@ def warm() -> None:
     program.reopened()
     program._namespace.pop("accelerator", None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:
-        rules.clear_lru_cache()  # as opening a group does: once here, and not in the memory of every worker
+        rules.clear_lru_cache()  # init_process_group does it too: clearing here avoids a copy in each worker
 
 
 @contextmanager
 def _prepare_point(prepare: Callable[[], object]) -> Iterator[None]:
-    """Let the calls that `_InsertPoints` adds to a cell do ``prepare``."""
+    """Bind the function that `_InsertPoints` adds calls of to ``prepare`` while the block runs."""
 
     def point() -> None:
         __tracebackhide__ = True
@@ -575,7 +582,7 @@ def _prepare_point(prepare: Callable[[], object]) -> Iterator[None]:
 
 
 class _InsertPoints(ast.NodeTransformer):
-    """Puts a call of the preparation before every top-level statement that could train."""
+    """Inserts a call of the preparation before each top-level statement that could train."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
         body: list[ast.stmt] = []
@@ -589,7 +596,7 @@ class _InsertPoints(ast.NodeTransformer):
 
 
 def _could_train(statement: ast.stmt) -> bool:
-    """Whether a statement holds a loop, a ``with`` or a call."""
+    """Return whether a statement contains a loop, a ``with`` or a call."""
     if isinstance(statement, _NO_POINT):
         return False
     kinds = ast.For | ast.While | ast.With | ast.AsyncFor | ast.AsyncWith | ast.Call

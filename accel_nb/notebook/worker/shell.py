@@ -1,4 +1,4 @@
-"""The IPython shell of a worker: runs a cell as the notebook would and sends what it shows to the kernel."""
+"""The IPython shell of a worker: runs a cell as the notebook does, and sends its displays to the kernel."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from traitlets.config import Config
 import accel_nb
 
 OWN = os.path.dirname(accel_nb.__file__) + os.sep
-"""Where the code of this package is."""
+"""The folder of this package."""
 
 _NO_CODE = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
 
@@ -36,7 +36,7 @@ _MAX_CAUSES = 4
 """How many errors of a chain are shown, the outermost included."""
 
 Show = Callable[[str, dict[str, Any]], None]
-"""Takes a topic (``display`` or ``result``) and a JSON-ready body."""
+"""Sends a topic (``display``, ``result`` or ``clear``) and a JSON-ready body to the kernel."""
 
 
 class WorkerDisplayPublisher(DisplayPublisher):
@@ -59,7 +59,7 @@ class WorkerDisplayPublisher(DisplayPublisher):
         self.show("display", _json_ready(body))
 
     def clear_output(self, wait: bool = False) -> None:
-        """Ask the kernel to clear what the cell has shown."""
+        """Request the kernel to clear the cell's output."""
         self.show("clear", {"wait": wait})
 
 
@@ -77,25 +77,25 @@ class WorkerDisplayHook(DisplayHook):
         self.fill_exec_result(result)
 
     def quiet(self) -> bool:
-        """Whether the cell ends in a semicolon."""
+        """Return whether the cell ends in a semicolon."""
         return ends_in_semicolon(self.shell.cell_text)  # type: ignore[attr-defined]
 
 
 class WorkerCompiler(CachingCompiler):
-    """Knows what the notebook calls the cells whose functions run here."""
+    """A compiler with the notebook's names of the cells whose functions run here."""
 
     def __init__(self) -> None:
         super().__init__()
         self.cell_names: dict[str, str] = {}
 
     def format_code_name(self, name: str) -> tuple[str, str] | None:
-        """Return label and name of the code in a file, as the notebook's tracebacks have them."""
+        """Return label and name of a file's code, as in the notebook's tracebacks."""
         known = self.cell_names.get(name)
         return ("Cell", known) if known else super().format_code_name(name)
 
 
 class WorkerShell(InteractiveShell):
-    """Runs cells in a worker; keeps the traceback of an error instead of printing it."""
+    """A shell that runs cells in a worker; it stores the traceback of an error instead of printing it."""
 
     compiler_class = Type(WorkerCompiler)
     display_pub_class = Type(WorkerDisplayPublisher)
@@ -107,37 +107,37 @@ class WorkerShell(InteractiveShell):
         self.structured_traceback = list(stb) if not isinstance(stb, str) else stb.splitlines()
 
     def showtraceback(self, exc_tuple: Any = None, *args: Any, **options: Any) -> None:
-        """Keep the traceback for the kernel, without what this package did on the way; an interrupt needs none."""
+        """Store the traceback for the kernel, without frames of this package; none for an interrupt."""
         kind, error, trace = exc_tuple or sys.exc_info()
         if kind is None or error is None or issubclass(kind, KeyboardInterrupt | SystemExit):
             self.structured_traceback = []
             return
-        is_own_fault = trace is not None and _innermost(trace).startswith(OWN)
+        is_own_fault = trace is not None and _innermost_file(trace).startswith(OWN)
         shown = trace if is_own_fault else without_frames(trace, OWN)
         with short_tracebacks(error, shown) as (shown, num_left_out):
             super().showtraceback((kind, error, shown), *args, **options)
         note_left_out(self.structured_traceback, num_left_out)
 
     def know_sources(self, sources: dict[str, Sequence[str]]) -> None:
-        """Take the text of the notebook's cells, by file name and with the cell's name, so that tracebacks show it."""
+        """Register source and name of the notebook's cells by file name, so that tracebacks show them."""
         for name, (text, shown) in sources.items():
             linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
             self.compile.cell_names[name] = shown  # pyright: ignore[reportAttributeAccessIssue]
 
     def ask_exit(self) -> None:
-        """Turn ``exit()`` into SystemExit, which ends the cell and is reported."""
+        """Raise SystemExit for ``exit()``, which ends the cell and is reported."""
         raise SystemExit(0)
 
     def enable_gui(self, gui: Any = None) -> None:
-        """Refuse graphical event loops: a worker has no screen."""
+        """Raise RuntimeError for a graphical event loop, since a worker has no screen."""
         if gui is not None:
             raise RuntimeError(f"a worker has no screen for a {gui!r} event loop; show figures inline")
 
 
 def ends_in_semicolon(source: str) -> bool:
-    """Return whether the last token of Python text is a semicolon; comments do not count.
+    """Return whether the last token of Python source is a semicolon, comments ignored.
 
-    IPython before 8 has no function for this that takes a text.
+    IPython before 8 has no such function that takes a text.
     """
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     kept = [token.string for token in tokens if token.type not in _NO_CODE]
@@ -145,24 +145,24 @@ def ends_in_semicolon(source: str) -> bool:
 
 
 def without_frames(trace: types.TracebackType | None, folders: str | tuple[str, ...]) -> types.TracebackType | None:
-    """Return a traceback without the frames of code in some folders; None if there are no others."""
+    """Return a traceback without the frames of code in ``folders``; None if there are no others."""
     kept: list[types.TracebackType] = []
     while trace is not None:
         if not trace.tb_frame.f_code.co_filename.startswith(folders):
             kept.append(trace)
         trace = trace.tb_next
-    return _linked(kept)
+    return _link_frames(kept)
 
 
 @contextmanager
 def short_tracebacks(
     error: BaseException, trace: types.TracebackType | None
 ) -> Iterator[tuple[types.TracebackType | None, int]]:
-    """Yield a traceback with few frames, and how many were left out; shorten those of the errors that led to it too.
+    """Yield a traceback with a limited number of frames, and how many were left out; shorten chained errors too.
 
-    IPython looks for the module of each frame among all that are loaded: a recursion's thousand frames take a minute.
+    IPython searches the module of each frame among all loaded ones: a thousand frames of a recursion take a minute.
     """
-    kept = _chain(error)
+    kept = _error_chain(error)
     before = [(each, each.__traceback__, each.__cause__, each.__suppress_context__) for each in kept]
     shown, num_left_out = _shortened(trace)
     for each in kept[1:]:
@@ -178,13 +178,13 @@ def short_tracebacks(
 
 
 def note_left_out(lines: list[str], count: int) -> None:
-    """Say above the last line of a traceback that frames are left out of it, if any are."""
+    """Insert a line with the number of omitted frames above the last line of a traceback, if there are any."""
     if count:
         lines.insert(max(0, len(lines) - 1), f"({count:,} frames between these are left out)")
 
 
-def _chain(error: BaseException) -> list[BaseException]:
-    """Return an error and those that it came from, as tracebacks show them, up to one more than are shown."""
+def _error_chain(error: BaseException) -> list[BaseException]:
+    """Return an error and its causes, as tracebacks show them, at most one more than are shown."""
     found = [error]
     while len(found) <= _MAX_CAUSES:
         last = found[-1]
@@ -196,7 +196,7 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _shortened(trace: types.TracebackType | None) -> tuple[types.TracebackType | None, int]:
-    """Return a traceback with its first and last frames if it has many, and how many were left out."""
+    """Return a traceback, with its first and last frames only if it has many, and the number of omitted frames."""
     places: list[types.TracebackType] = []
     while trace is not None:
         places.append(trace)
@@ -204,25 +204,25 @@ def _shortened(trace: types.TracebackType | None) -> tuple[types.TracebackType |
     num_left_out = len(places) - _MAX_FRAMES if len(places) > _MAX_FRAMES else 0
     if num_left_out:
         places = [*places[:_NUM_FIRST], *places[_NUM_FIRST + num_left_out :]]
-    return _linked(places), num_left_out
+    return _link_frames(places), num_left_out
 
 
-def _linked(places: Sequence[types.TracebackType]) -> types.TracebackType | None:
+def _link_frames(places: Sequence[types.TracebackType]) -> types.TracebackType | None:
     shown = None
     for place in reversed(places):
         shown = types.TracebackType(shown, place.tb_frame, place.tb_lasti, place.tb_lineno)
     return shown
 
 
-def _innermost(trace: types.TracebackType) -> str:
+def _innermost_file(trace: types.TracebackType) -> str:
     while trace.tb_next is not None:
         trace = trace.tb_next
     return trace.tb_frame.f_code.co_filename
 
 
 def make_shell(show: Show) -> WorkerShell:
-    """Make the shell of this worker, with a fresh ``__main__`` as its namespace."""
-    if WorkerShell.initialized():  # made before this process was forked
+    """Return the shell of this worker, with a new ``__main__`` as its namespace."""
+    if WorkerShell.initialized():  # created in the zygote, before this process was forked
         shell = WorkerShell.instance()
         shell.display_pub.show = show  # type: ignore[attr-defined]
         shell.displayhook.show = show  # type: ignore[attr-defined]
@@ -236,9 +236,9 @@ def make_shell(show: Show) -> WorkerShell:
     shell = WorkerShell.instance(config=config, user_module=main, user_ns=main.__dict__)
     shell.display_pub.show = show  # type: ignore[attr-defined]
     shell.displayhook.show = show  # type: ignore[attr-defined]
-    # IPython's own ``open`` holds Python's function, so that a replacement of that would not be seen by cells.
+    # IPython's ``open`` refers to the original function, so that cells would miss a replacement of builtins.open.
     shell.user_ns.pop("open", None)
-    sys.__dict__.pop("ps1", None)  # nobody types here, and trainers refuse to where somebody does
+    sys.__dict__.pop("ps1", None)  # libraries take it as the sign of an interactive session, and some refuse to train
     builtins.input = _no_input
     warnings.filterwarnings("ignore", message="To exit: use", module="IPython")
     return shell
@@ -246,13 +246,13 @@ def make_shell(show: Show) -> WorkerShell:
 
 def _no_input(prompt: object = "") -> str:
     raise RuntimeError(
-        "input() cannot ask from a worker: nobody could answer on every rank. "
-        "Ask in a normal cell and use the answer here by its name."
+        "input() does not work on a worker, since every rank would wait for an answer. "
+        "Call it in a normal cell and use the result here by its name."
     )
 
 
 def _json_ready(value: Any) -> Any:
-    """Return display data as JSON: bytes (pictures) in base64, what JSON has no word for as text."""
+    """Return display data as JSON: bytes (pictures) in base64, values of other types as text."""
     import base64
 
     if isinstance(value, bytes):

@@ -1,17 +1,10 @@
 """Where logged values go beside the panel: experiment trackers, one run a job, written off the training thread."""
 
-from accel_nb.telemetry.trackers.base import GeneralTracker, NotKept, NoTracker
-from accel_nb.telemetry.trackers.pictures import pictures
-from accel_nb.telemetry.trackers.selection import BUILT_IN, chosen_trackers
-from accel_nb.telemetry.trackers.worker_thread import CLOSE_PATIENCE_S, TrackerFeed
-
-__all__ = [
-    "BUILT_IN",
-    "CLOSE_PATIENCE_S",
-    "GeneralTracker",
-    "NoTracker",
-    "NotKept",
-    "TrackerFeed",
-    "chosen_trackers",
-    "pictures",
-]
+from accel_nb.telemetry.trackers.base import GeneralTracker as GeneralTracker
+from accel_nb.telemetry.trackers.base import NotKept as NotKept
+from accel_nb.telemetry.trackers.base import NoTracker as NoTracker
+from accel_nb.telemetry.trackers.pictures import pictures as pictures
+from accel_nb.telemetry.trackers.selection import BUILT_IN as BUILT_IN
+from accel_nb.telemetry.trackers.selection import chosen_trackers as chosen_trackers
+from accel_nb.telemetry.trackers.worker_thread import CLOSE_PATIENCE_S as CLOSE_PATIENCE_S
+from accel_nb.telemetry.trackers.worker_thread import TrackerFeed as TrackerFeed
