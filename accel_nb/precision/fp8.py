@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accel_nb.config.sections import Fp8Options
 from accel_nb.errors import ConfigError
 from accel_nb.strategies.instance_patching import give_forward, plain_class, take_forward_back
 
@@ -29,30 +30,6 @@ _FIRST_CAPABILITY: Mapping[str, tuple[int, int]] = MappingProxyType(
 _CASTING = "_accel_nb_casting"
 _TRIAL_RUNS = 6
 _PASSES_PER_RUN = 4
-
-
-class Fp8Options(Protocol):
-    """The section of the configuration about fp8."""
-
-    @property
-    def recipe(self) -> Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]:
-        """What shares a scale; torchao's own names."""
-        ...
-
-    @property
-    def emulate(self) -> bool:
-        """Round to float8, and multiply in float32."""
-        ...
-
-    @property
-    def skip_modules(self) -> Sequence[str] | None:
-        """Names of layers that stay in bfloat16; None: the first and the last."""
-        ...
-
-    @property
-    def trial_rows(self) -> int:
-        """On how many rows the layers are timed before training; 0: not at all."""
-        ...
 
 
 @dataclass(frozen=True)

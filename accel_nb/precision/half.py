@@ -4,60 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from accel_nb.config.sections import AutocastOptions, ScalerOptions
 from accel_nb.errors import ConfigError
 from accel_nb.precision.policy import Precision, PrecisionPolicy
 from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.tensors.nested import map_tensors
-
-
-class AutocastOptions(Protocol):
-    """The section of the configuration about autocast; PyTorch's own names."""
-
-    @property
-    def enabled(self) -> bool:
-        """Compute in the run's precision."""
-        ...
-
-    @property
-    def cache_enabled(self) -> bool:
-        """Keep low precision copies of weights."""
-        ...
-
-
-class ScalerOptions(Protocol):
-    """The section of the configuration about loss scaling; PyTorch's own names."""
-
-    @property
-    def init_scale(self) -> float:
-        """The first scale."""
-        ...
-
-    @property
-    def growth_factor(self) -> float:
-        """The factor of growth."""
-        ...
-
-    @property
-    def backoff_factor(self) -> float:
-        """The factor after an overflow."""
-        ...
-
-    @property
-    def growth_interval(self) -> int:
-        """Steps without overflow before the scale grows."""
-        ...
-
-    @property
-    def enabled(self) -> bool:
-        """Scale at all."""
-        ...
 
 
 class Full:
@@ -100,7 +58,7 @@ class BFloat16(Full):
     policy = PrecisionPolicy("bf16", compute=torch.bfloat16, output=torch.float32)
 
     def __init__(self, device: torch.device, autocast: AutocastOptions | None = None) -> None:
-        self._autocast = _autocast(device, torch.bfloat16, autocast)
+        self._autocast = _autocast(device, torch.bfloat16, autocast or AutocastOptions())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return torch's autocast for bfloat16."""
@@ -121,8 +79,8 @@ class Float16:
     def __init__(
         self, device: torch.device, autocast: AutocastOptions | None = None, scaler: ScalerOptions | None = None
     ) -> None:
-        self._autocast = _autocast(device, torch.float16, autocast)
-        self._scaler = GradScaler(device.type) if scaler is None else _scaler(device, scaler)
+        self._autocast = _autocast(device, torch.float16, autocast or AutocastOptions())
+        self._scaler = _scaler(device, scaler or ScalerOptions())
         self._unscaled: set[int] = set()
         self._steppables: dict[int, _Steppable] = {}
         self._must_update = False
@@ -218,9 +176,9 @@ def has_gradient(optimizer: Optimizer) -> bool:
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
-def _autocast(device: torch.device, dtype: torch.dtype, options: AutocastOptions | None) -> Callable[[], Any]:
+def _autocast(device: torch.device, dtype: torch.dtype, options: AutocastOptions) -> Callable[[], Any]:
     """Return a function that makes torch's autocast contexts."""
-    is_enabled, has_cache = (True, None) if options is None else (options.enabled, options.cache_enabled)
+    is_enabled, has_cache = options.enabled, options.cache_enabled
     return lambda: torch.autocast(device.type, dtype=dtype, enabled=is_enabled, cache_enabled=has_cache)
 
 

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from accel_nb.config.sections import XlaOptions
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
@@ -35,22 +35,6 @@ from accel_nb.strategies.base import (
 from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 _AXIS = "chips"
-
-
-class XlaOptions(Protocol):
-    """The section of the configuration that this strategy reads."""
-
-    @property
-    def shard_params(self) -> bool:
-        """Divide parameters, gradients and optimizer state among the chips as well."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultXlaOptions:
-    """The defaults, for use without a configuration."""
-
-    shard_params: bool = False
 
 
 def _open_device(world: World) -> torch.device:
@@ -79,6 +63,7 @@ def _open_device(world: World) -> torch.device:
 class Xla(ReplicaStrategy):
     """Trains on the chips of this process as on one device; see the module."""
 
+    options: XlaOptions
     name: ClassVar[str] = "xla"
     capabilities: ClassVar[Capabilities] = Capabilities(
         rank=10,
@@ -90,7 +75,7 @@ class Xla(ReplicaStrategy):
     )
 
     def __init__(self, options: XlaOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultXlaOptions(), precision)
+        super().__init__(options or XlaOptions(), precision)
         if precision.policy.loss_scaling:
             raise ConfigError(
                 "precision fp16 cannot run under the strategy 'xla', which would have to wait for the device in every "

@@ -15,10 +15,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.accelerator.training.accumulation import Window, WindowOptions
+from accel_nb.accelerator.training.accumulation import Window
 from accel_nb.accelerator.training.first_step_checks import FirstStep, fingerprint
 from accel_nb.accelerator.training.loss_weighting import LossReader, Reading, Weighed, WindowWeights
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerGate
+from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
@@ -42,7 +43,7 @@ class Stepper:
         clip: float | None,
         meter: StepMeter,
         memory: MemoryMeter,
-        window: WindowOptions | None = None,
+        window: AccumulationOptions | None = None,
         has_sentinels: bool = False,
     ) -> None:
         self.strategy = strategy

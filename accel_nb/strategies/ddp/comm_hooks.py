@@ -7,56 +7,13 @@ with the hook that DDP gets without compression. What DDP does not see is averag
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
-
-class HookOptions(Protocol):
-    """What is read of the configuration."""
-
-    @property
-    def comm_hook(self) -> str:
-        """``fp16``, ``bf16`` or ``power_sgd``."""
-        ...
-
-    @property
-    def comm_wrapper(self) -> str:
-        """``fp16`` or ``bf16``: what the hook sends is cast to it; or ``no``."""
-        ...
-
-    @property
-    def power_sgd_rank(self) -> int:
-        """Rank of the approximation."""
-        ...
-
-    @property
-    def power_sgd_start(self) -> int:
-        """First compressed step."""
-        ...
-
-    @property
-    def power_sgd_min_compression(self) -> float:
-        """Least factor by which a tensor must get smaller."""
-        ...
-
-    @property
-    def power_sgd_error_feedback(self) -> bool:
-        """Carry over what was lost."""
-        ...
-
-    @property
-    def power_sgd_warm_start(self) -> bool:
-        """Start from the matrices of the step before."""
-        ...
-
-    @property
-    def power_sgd_seed(self) -> int:
-        """Seed of the first matrices."""
-        ...
-
+from accel_nb.config.sections import DdpOptions
 
 _HOOKS: dict[str, Any] = {
     "fp16": default_hooks.fp16_compress_hook,
@@ -69,7 +26,7 @@ _WRAPPERS: dict[str, Any] = {
 }
 
 
-def register_hook(ddp: DistributedDataParallel, options: HookOptions) -> None:
+def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
     """Give a new DDP object the hook of the options, with a state of its own; every rank must call."""
     hook = _HOOKS[options.comm_hook]
     state: Any = dist.group.WORLD

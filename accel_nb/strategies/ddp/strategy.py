@@ -11,71 +11,33 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_nb.config.sections import DdpOptions
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
-from accel_nb.strategies.ddp.comm_hooks import HookOptions, register_hook
+from accel_nb.strategies.ddp.comm_hooks import register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
 from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
-
-
-class DdpOptions(Protocol):
-    """The section of the configuration that this strategy reads; PyTorch's own names."""
-
-    @property
-    def find_unused_parameters(self) -> bool:
-        """Look in every backward pass for parameters that took no part."""
-        ...
-
-    @property
-    def bucket_cap_mb(self) -> int:
-        """Size of the buckets that are reduced together, in MiB."""
-        ...
-
-    @property
-    def static_graph(self) -> bool:
-        """Promise that every step uses the same parameters in the same order."""
-        ...
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """Copy rank 0's buffers to every rank before each forward pass."""
-        ...
-
-    @property
-    def comm_hook(self) -> str:
-        """What compresses gradients on their way between ranks."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultDdpOptions:
-    """PyTorch's defaults, for use without a configuration."""
-
-    find_unused_parameters: bool = False
-    bucket_cap_mb: int = 25
-    static_graph: bool = False
-    broadcast_buffers: bool = True
-    comm_hook: str = "no"
 
 
 class Ddp(ReplicaStrategy):
     """Trains a replica on each rank; see the module."""
 
+    options: DdpOptions
     name: ClassVar[str] = "ddp"
     capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=50)
 
     def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultDdpOptions(), precision)
+        super().__init__(options or DdpOptions(), precision)
         self._replicas: dict[int, _Replica] = {}
         self._owners: dict[int, tuple[Bundle, list[_Replica]]] = {}
         self._window = _Window()
@@ -173,13 +135,8 @@ class Ddp(ReplicaStrategy):
 
     def describe(self) -> dict[str, Any]:
         """Return the options that differ from PyTorch's defaults."""
-        defaults = DefaultDdpOptions()
-        names = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers", "comm_hook")
-        return {
-            name: getattr(self.options, name)
-            for name in names
-            if getattr(self.options, name) != getattr(defaults, name)
-        }
+        names = {"find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers", "comm_hook"}
+        return self.options.model_dump(include=names, exclude_defaults=True)
 
     def close(self) -> None:
         """Unwrap every model."""
@@ -328,7 +285,7 @@ class _Replica:
             **_buffer_option(options.broadcast_buffers),
         )
         if options.comm_hook != "no":
-            register_hook(self.ddp, cast(HookOptions, options))  # divides as the builtin one below does
+            register_hook(self.ddp, options)  # divides as the builtin one below does
         elif not options.static_graph:
             # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
             # second way leaves those of a bucket that is never full as they are: they are averaged afterwards.

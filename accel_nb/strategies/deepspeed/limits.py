@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from accel_nb.config.deepspeed_settings import DeepspeedOptions
+from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.strategies.base import Refusal
 
 STEPPED = torch.float32

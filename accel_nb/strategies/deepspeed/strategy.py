@@ -22,7 +22,8 @@ from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.full_tensors import whole_weights
 from accel_nb.checkpoint.load import StoredTensor, materialise
-from accel_nb.config.deepspeed_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
+from accel_nb.config.deepspeed_settings import settings_for
+from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
@@ -57,6 +58,7 @@ def _why_no_deepspeed() -> str | None:
 class Deepspeed(Stepping):
     """Trains models whose optimizers are divided among the ranks; see the module."""
 
+    options: DeepspeedOptions
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
@@ -64,7 +66,7 @@ class Deepspeed(Stepping):
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultDeepspeedOptions(), precision)
+        super().__init__(options or DeepspeedOptions(), precision)
         self._prepared: dict[int, nn.Module] = {}
         # Of models without values, where these come from, until they are divided.
         self._fillings: dict[int, Filling] = {}
@@ -259,13 +261,7 @@ class Deepspeed(Stepping):
 
     def describe(self) -> dict[str, Any]:
         """Return the stage, and options that were chosen."""
-        defaults = DefaultDeepspeedOptions()
-        facts: dict[str, Any] = {"zero_stage": self.options.zero_stage}
-        for name in DefaultDeepspeedOptions.__dataclass_fields__:
-            value = getattr(self.options, name)
-            if value != getattr(defaults, name):
-                facts[name] = value
-        return facts
+        return {"zero_stage": self.options.zero_stage, **self.options.model_dump(mode="json", exclude_defaults=True)}
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the dictionary that each of DeepSpeed's engines was given."""

@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +23,7 @@ from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialise
+from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
@@ -31,100 +31,19 @@ from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, refusal_of, repoint
-from accel_nb.strategies.fsdp.wrap_policy import Wrap, units_of
+from accel_nb.strategies.fsdp.wrap_policy import units_of
 from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
-
-
-class FsdpOptions(Protocol):
-    """The section of the configuration that this strategy reads."""
-
-    @property
-    def wrap(self) -> Wrap:
-        """What is gathered at a time."""
-        ...
-
-    @property
-    def min_params(self) -> int:
-        """How many parameters a unit has by size."""
-        ...
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """Class names of units."""
-        ...
-
-    @property
-    def reshard_after_forward(self) -> bool:
-        """Let go of a unit's parameters between forward and backward."""
-        ...
-
-    @property
-    def hybrid_shard_size(self) -> int | None:
-        """How many ranks share one copy of the model; None: all."""
-        ...
-
-    @property
-    def cpu_offload(self) -> bool:
-        """Keep the parts in host memory."""
-        ...
-
-    @property
-    def autocast(self) -> bool:
-        """Apply the run's precision as on one device."""
-        ...
-
-    @property
-    def reduce_dtype(self) -> Literal["fp32", "compute"]:
-        """What gradients are averaged in."""
-        ...
-
-    @property
-    def float8_gather(self) -> bool:
-        """Gather the weights of float8 layers in float8."""
-        ...
-
-    @property
-    def average_unused(self) -> bool:
-        """Count parameters that took no part on a rank as zero gradients there."""
-        ...
-
-    @property
-    def weights(self) -> str | None:
-        """Safetensors that models on the meta device are filled from."""
-        ...
-
-    @property
-    def forward_methods(self) -> Sequence[str]:
-        """Methods other than forward that compute with a model's parameters."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultFsdpOptions:
-    """The defaults, for use without a configuration."""
-
-    wrap: Wrap = "blocks"
-    min_params: int = 1_000_000
-    classes: tuple[str, ...] = ()
-    reshard_after_forward: bool = True
-    hybrid_shard_size: int | None = None
-    cpu_offload: bool = False
-    autocast: bool = False
-    reduce_dtype: Literal["fp32", "compute"] = "fp32"
-    float8_gather: bool = False
-    average_unused: bool = False
-    weights: str | None = None
-    forward_methods: tuple[str, ...] = ()
 
 
 class Fsdp(Stepping):
     """Trains one model that is divided among the ranks; see the module."""
 
+    options: FsdpOptions
     name: ClassVar[str] = "fsdp"
     capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=40, shards_params=True, keeps_local=False)
 
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultFsdpOptions(), precision)
+        super().__init__(options or FsdpOptions(), precision)
         self._models: dict[int, ShardedModel] = {}
         # In the order in which they came, which is the same on every rank.
         self._optimizers: list[weakref.ref[Optimizer]] = []
@@ -333,11 +252,7 @@ class Fsdp(Stepping):
         if self.precision.policy.compute is not None and parts:
             kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
             facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
-        defaults = DefaultFsdpOptions()
-        for name in DefaultFsdpOptions.__dataclass_fields__:
-            value = getattr(self.options, name)
-            if value != getattr(defaults, name):
-                facts[name] = list(value) if isinstance(value, tuple) else value
+        facts |= self.options.model_dump(mode="json", exclude_defaults=True)
         if self.options.float8_gather and parts:
             facts["float8_gather"] = f"of {sum(len(part.float8 or ()) for part in parts)} weights"
         return facts
