@@ -59,6 +59,7 @@ from accel_nb.data.loader import BatchMeaning, Skipping, skip_first_batches
 from accel_nb.data.order import Share
 from accel_nb.errors import CheckpointError, ConfigError, MisuseError
 from accel_nb.precision import build_precision
+from accel_nb.precision.forward import plain_view_in
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
 from accel_nb.runtime.distributed import sharded
@@ -73,7 +74,6 @@ from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.choice import AUTO, with_options
-from accel_nb.strategies.instance_patching import plain_view
 from accel_nb.telemetry.events import CheckpointSaved, NullSink, Prepared, Sink, current_sink
 from accel_nb.telemetry.memory import MemoryMeter
 from accel_nb.telemetry.step_meter import StepMeter
@@ -628,7 +628,7 @@ class Accelerator(Tracked):
                 "free_memory(model) gives it back without, or set compile.regional to false"
             )
         precision = self._strategy.precision if keep_fp32_wrapper and model in self._preparer else None
-        return plain_view(model, precision, keeps_inner=keep_torch_compile and self._compiler.has_compiled(model))
+        return plain_view_in(model, precision, keeps_inner=keep_torch_compile and self._compiler.has_compiled(model))
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Give objects back as they came (none named: all), and free cached device memory.

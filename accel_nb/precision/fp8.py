@@ -19,7 +19,7 @@ from torch.nn import functional
 
 from accel_nb.config.sections import Fp8Options
 from accel_nb.errors import ConfigError
-from accel_nb.strategies.instance_patching import give_forward, plain_class, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import give_forward, plain_class, take_forward_back
 
 MULTIPLE = 16
 """What both dims of a weight must be divisible by: the instruction of the hardware multiplies tiles of that size."""

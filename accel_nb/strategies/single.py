@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 
 class Single(ReplicaStrategy):
@@ -33,7 +34,7 @@ class Single(ReplicaStrategy):
         if self.precision.policy.compute is not None:
             for model in bundle.models:
                 if id(model) not in self._wrapped:
-                    self._wrapped[id(model)] = give_forward(model, plain_forward(model, self.precision))
+                    self._wrapped[id(model)] = give_forward(model, forward_in_precision(model, self.precision))
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:

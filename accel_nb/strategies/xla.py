@@ -19,10 +19,12 @@ from torch.optim import Optimizer
 
 from accel_nb.config.sections import XlaOptions
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
@@ -32,7 +34,6 @@ from accel_nb.strategies.base import (
     StepOutcome,
     multiply_gradients,
 )
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 _AXIS = "chips"
 
@@ -114,7 +115,7 @@ class Xla(ReplicaStrategy):
                 for value in (*model.parameters(), *model.buffers()):
                     self._comm.broadcast(value)
             if self.precision.policy.compute is not None:
-                give_forward(model, plain_forward(model, self.precision))
+                give_forward(model, forward_in_precision(model, self.precision))
             self._wrapped[id(model)] = model
             self._divide(model.parameters())
         return bundle

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from accel_nb.config.sections import CompileOptions
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
-from accel_nb.strategies.instance_patching import give_forward, take_forward_back
 
 _DYNAMIC = {"auto": None, "yes": True, "no": False}
 

@@ -20,13 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.config.sections import DdpOptions
 from accel_nb.errors import MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
 from accel_nb.strategies.ddp.comm_hooks import register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 
 class Ddp(ReplicaStrategy):
@@ -59,7 +60,7 @@ class Ddp(ReplicaStrategy):
         for model in bundle.models:
             if id(model) in self._replicas:
                 continue
-            forward = plain_forward(model, self.precision)
+            forward = forward_in_precision(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
                 replica = _Replica(model, forward, self._window, self.options)
                 try:

@@ -36,8 +36,8 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
-from accel_nb.strategies.instance_patching import innermost_class
 
 _OF_INSTANCE = ("step", "zero_grad")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")

@@ -25,22 +25,22 @@ from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.config.deepspeed_settings import settings_for
 from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
-from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
-from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
-from accel_nb.strategies.fsdp.meta_weights import Filling
-from accel_nb.strategies.instance_patching import (
+from accel_nb.runtime.tensors.instance_patching import (
     give_forward,
     plain_class,
-    plain_forward,
     specialise,
     take_forward_back,
     without_class_check,
 )
+from accel_nb.runtime.world import World
+from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
+from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
+from accel_nb.strategies.fsdp.meta_weights import Filling
 
 if TYPE_CHECKING:
     from accel_nb.strategies.deepspeed.engine import ZeroModel
@@ -289,7 +289,7 @@ class Deepspeed(Stepping):
         if zero is not None:  # where there are more, they differ in nothing that is asked
             specialise(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
-            give_forward(model, plain_forward(model, self.precision))
+            give_forward(model, forward_in_precision(model, self.precision))
 
     def _undivided(self) -> list[Optimizer]:
         """Return the optimizers that have no engine, yet or since none of their models is here."""

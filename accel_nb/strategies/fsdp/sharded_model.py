@@ -25,11 +25,16 @@ from accel_nb.bigmodel.safetensors_reader import Checkpoint
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.instance_class import PLAIN_CLASS
+from accel_nb.runtime.tensors.instance_patching import (
+    PLAIN_CLASS,
+    reduce_plainly,
+    restore,
+    specialise,
+    without_class_check,
+)
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
-from accel_nb.strategies.instance_patching import reduce_plainly, restore, specialise, without_class_check
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
 _HOOKS = (

@@ -25,14 +25,15 @@ from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, refusal_of, repoint
 from accel_nb.strategies.fsdp.wrap_policy import units_of
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 
 class Fsdp(Stepping):
@@ -133,7 +134,7 @@ class Fsdp(Stepping):
         if options.average_unused:
             root.set_reduce_scatter_unused_params(True)
         if options.autocast and self.precision.policy.compute is not None:
-            give_forward(model, plain_forward(model, self.precision))
+            give_forward(model, forward_in_precision(model, self.precision))
 
     def _adapt_no_more(self, part: ShardedModel) -> None:
         for name in self.options.forward_methods:

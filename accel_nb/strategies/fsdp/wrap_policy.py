@@ -10,7 +10,7 @@ from typing import Literal
 from torch import nn
 
 from accel_nb.errors import ConfigError
-from accel_nb.strategies.instance_patching import plain_class
+from accel_nb.runtime.tensors.instance_patching import plain_class
 
 Wrap = Literal["blocks", "size", "classes", "model"]
 
