@@ -1,6 +1,6 @@
 """The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch."""
 
-from accel_nb.config.files import read_file, write_file
+from accel_nb.config.files import write_file
 from accel_nb.config.flags import flags_to_line, parse_flags, usage
 from accel_nb.config.layers import (
     Layer,
@@ -11,6 +11,7 @@ from accel_nb.config.layers import (
     ambient_layers,
     environment_layer,
     giving_way,
+    read_file,
     resolve,
     using_layers,
 )

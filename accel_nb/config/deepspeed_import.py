@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_nb.config.import_report import Imported, Left, Outcome, account
-from accel_nb.config.layers import quoted
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 _KNOWN = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")

@@ -1,6 +1,6 @@
 """DeepSpeed's dictionary as a text: its JSON, and for each value of it the option that it comes from.
 
-The way back of `foreign_deepspeed`. Nothing is imported of DeepSpeed, and nothing is started.
+The reverse of `deepspeed_import`. Neither imports DeepSpeed nor starts it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.config.deepspeed_settings import settings_for
-from accel_nb.config.layers import Resolved, quoted
+from accel_nb.config.layers import Resolved
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 

@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from accel_nb.config.layers import Layer, did_you_mean, quoted
+from accel_nb.config.layers import Layer
+from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, SECTIONS, Config, Option
 from accel_nb.secrets import hide_secrets
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.config.layers import Layer, quoted, resolve
+from accel_nb.config.layers import Layer, resolve
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 

@@ -4,11 +4,11 @@ From weakest to strongest: default < file < environment < notebook < flags < cod
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from accel_nb.config.conflicts import ALTERNATIVES, clashes, idle_options, rank_problems
+from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
+from accel_nb.config.yaml_documents import read_options
 from accel_nb.errors import ConfigError
-from accel_nb.secrets import hide_secrets
 
 LAYER_NAMES = ("default", "file", "environment", "notebook", "flags", "code")
 """The kinds of layers, weakest first."""
@@ -267,16 +268,25 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
     return Resolved(config, _all_origins(origins), tuple(notes))
 
 
+def read_file(path: str | os.PathLike[str]) -> Layer:
+    """Return the options that a YAML file gives, each with its line.
+
+    Raises:
+        ConfigError: with one line for each problem, if the file cannot be read or any of its options is wrong.
+    """
+    values, places, problems = read_options(path)
+    resolve([Layer("file", values, os.fspath(path), places, problems)])
+    return Layer("file", values, os.fspath(path), places)
+
+
 def _with_file(
     checked: list[tuple[Layer, dict[str, Any]]], problems: list[str], read: Callable[[str], Layer] | None
 ) -> list[tuple[Layer, dict[str, Any]]]:
     path = next((given["config"] for _, given in reversed(checked) if given.get("config") is not None), None)
     if path is None or any(layer.name == "file" and layer.source == path for layer, _ in checked):
         return checked
-    if read is None:
-        from accel_nb.config.files import read_file as read  # loads yaml, which most runs never need
     try:
-        layer = read(path)
+        layer = (read or read_file)(path)
     except ConfigError as error:
         problems += error.problems
         return checked
@@ -313,29 +323,6 @@ def unknown_option(name: str, layer: Layer) -> str:
     flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
     shown = name if name.isprintable() and len(name) <= 80 else quoted(name)
     return f"{shown} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
-
-
-def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:
-    """Return ``"; did you mean X?"`` with the nearest known name, or an empty string.
-
-    A mapping maps what may have been meant to what to suggest. The last part of a dotted name counts as a name too.
-    """
-    names = dict(known) if isinstance(known, Mapping) else {item: item for item in known}
-    names = {item.rpartition(".")[2]: meant for item, meant in reversed(names.items())} | names
-    near = get_close_matches(name[:80], names, n=1)
-    return f"; did you mean {names[near[0]]}?" if near else ""
-
-
-def quoted(value: object) -> str:
-    """Return the value as one short printable piece of text."""
-    if value is None:
-        return "none"
-    try:
-        text = value if isinstance(value, str) and value.isprintable() and value and " " not in value else ascii(value)
-    except Exception:  # the repr of a stranger's object, or of a number with too many digits
-        text = f"a value of type {type(value).__name__}"
-    text = hide_secrets(text)  # before it is cut: half of a secret looks like none
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _shown(value: object) -> object:

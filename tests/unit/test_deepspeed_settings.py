@@ -15,7 +15,7 @@ from accel_nb.config import Layer, resolve
 from accel_nb.config.deepspeed_import import import_deepspeed
 from accel_nb.config.deepspeed_report import show_deepspeed
 from accel_nb.config.deepspeed_settings import settings_for
-from accel_nb.config.files import read_file
+from accel_nb.config.layers import read_file
 from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import ConfigError
 
