@@ -16,6 +16,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.device import use
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
@@ -323,12 +324,17 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
 
 def multiply(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
     """Multiply tensors in place, those of one dtype and device by one call; reads no number from a device."""
+    has_foreach = is_checked("foreach")
     alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for (dtype, device), found in alike.items():
         own = factor.to(device, dtype) if isinstance(factor, Tensor) else factor
-        torch._foreach_mul_(found, own)  # pyright: ignore[reportPrivateImportUsage]
+        if has_foreach:
+            torch._foreach_mul_(found, own)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            for tensor in found:
+                tensor.mul_(own)
 
 
 def _as_it_is(state: Any) -> Any:

@@ -19,7 +19,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_together
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process import serialization
-from accel_nb.strategies.base import Bundle
+from accel_nb.strategies.base import Bundle, multiply
 
 _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would not answer; call it after the block"
 
@@ -122,8 +122,7 @@ class _JointRun:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         all_reduce_together(self._comm, gradients)
-        if gradients:
-            torch._foreach_mul_(gradients, self._stepper.window.size / total)  # pyright: ignore[reportPrivateImportUsage]
+        multiply(gradients, self._stepper.window.size / total)
 
     def _drop(self, index: int) -> None:
         self._left[index] = 0

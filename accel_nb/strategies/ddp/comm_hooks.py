@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.config.sections import DdpOptions
+from accel_nb.runtime.torch_private import is_checked
 
 _HOOKS: dict[str, Any] = {
     "fp16": default_hooks.fp16_compress_hook,
@@ -43,6 +44,16 @@ def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
     if options.comm_wrapper != "no":
         hook = _WRAPPERS[options.comm_wrapper](hook)
     ddp.register_comm_hook(state, _for_gloo(hook) if ddp.device_type == "cpu" else hook)
+
+
+def average_buckets(ddp: DistributedDataParallel) -> None:
+    """Register the hook that averages whole buckets, without compression; every rank must call."""
+    if not is_checked("ddp.builtin_hook"):
+        ddp.register_comm_hook(dist.group.WORLD, default_hooks.allreduce_hook)
+        return
+    from torch._C._distributed_c10d import BuiltinCommHookType
+
+    ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
 
 
 def _for_gloo(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

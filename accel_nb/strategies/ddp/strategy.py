@@ -15,7 +15,6 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.config.sections import DdpOptions
@@ -24,9 +23,10 @@ from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
-from accel_nb.strategies.ddp.comm_hooks import register_hook
+from accel_nb.strategies.ddp.comm_hooks import average_buckets, register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
 
 
@@ -230,7 +230,7 @@ class _Replica:
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
         self.is_trained = options is not None
         # None too where DDP cannot follow the model's gradients: they are averaged before each step.
-        self.ddp: LeanDdp | None = None
+        self.ddp: DistributedDataParallel | None = None
         self._plain_forward = forward
         self._options = options
         if options is not None:
@@ -277,7 +277,8 @@ class _Replica:
         self._build(self._options, True)
 
     def _build(self, options: DdpOptions, find_unused: bool) -> None:
-        self.ddp = LeanDdp(
+        kind = LeanDdp if is_checked("ddp.forward") else DistributedDataParallel
+        self.ddp = kind(
             _Shim(self.model, self._plain_forward),
             find_unused_parameters=find_unused,
             bucket_cap_mb=options.bucket_cap_mb,
@@ -290,7 +291,7 @@ class _Replica:
         elif not options.static_graph:
             # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
             # second way leaves those of a bucket that is never full as they are: they are averaged afterwards.
-            self.ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
+            average_buckets(self.ddp)
         self._ddp_forward = self.ddp.forward
 
     def close(self) -> None:

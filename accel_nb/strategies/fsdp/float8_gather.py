@@ -19,6 +19,7 @@ from torch import Tensor
 
 from accel_nb.precision.fp8 import Casting, casting_of
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.torch_private import is_checked
 
 
 class Float8Gather:
@@ -72,7 +73,11 @@ class Float8Gather:
     def _find_scales(self) -> None:
         if self._weights:  # parts of equal size: where a rank has fewer rows, the rest is zero
             parts = [param._sharded_param_data for param, _ in self._weights]
-            largest = torch.stack(torch._foreach_norm(parts, math.inf))  # pyright: ignore[reportPrivateImportUsage]
+            if is_checked("foreach"):
+                norms = torch._foreach_norm(parts, math.inf)  # pyright: ignore[reportPrivateImportUsage]
+            else:
+                norms = [torch.linalg.vector_norm(part, math.inf) for part in parts]
+            largest = torch.stack(tuple(norms))
             self._scales = list(self._weights[0][1].scales(self._comm.all_reduce(largest, "max")))
 
     def _extend(self, number: int, param: Any, casting: Casting) -> None:
