@@ -1,22 +1,32 @@
-"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch."""
+"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch.
 
-from accel_nb.config.files import write_file
-from accel_nb.config.flags import flags_to_line, parse_flags, usage
-from accel_nb.config.layers import (
-    Layer,
-    Origin,
-    Resolved,
-    Row,
-    ambient_config,
-    ambient_layers,
-    environment_layer,
-    giving_way,
-    read_file,
-    resolve,
-    using_layers,
-)
-from accel_nb.config.schema import OPTIONS, Config, Option
-from accel_nb.config.sections import DdpOptions
+Names are imported when they are used: a package that declares options for its strategy imports
+``accel_nb.config.sections`` while the schema may be looking for those options.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accel_nb.config.files import write_file
+    from accel_nb.config.flags import flags_to_line, parse_flags, usage
+    from accel_nb.config.layers import (
+        Layer,
+        Origin,
+        Resolved,
+        Row,
+        ambient_config,
+        ambient_layers,
+        environment_layer,
+        giving_way,
+        read_file,
+        resolve,
+        using_layers,
+    )
+    from accel_nb.config.schema import OPTIONS, Config, Option
+    from accel_nb.config.sections import DdpOptions
 
 __all__ = [
     "OPTIONS",
@@ -39,3 +49,19 @@ __all__ = [
     "usage",
     "write_file",
 ]
+
+_MODULES = {
+    "files": ("write_file",),
+    "flags": ("flags_to_line", "parse_flags", "usage"),
+    "schema": ("OPTIONS", "Config", "Option"),
+    "sections": ("DdpOptions",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'layers')}"), name)
+    globals()[name] = value
+    return value

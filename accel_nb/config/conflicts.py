@@ -4,8 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.config.schema import OPTIONS, Config
-from accel_nb.config.sections import StrategySections
+from accel_nb.config.schema import OPTIONS, STRATEGY_SECTIONS, Config
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +75,7 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     idle = {
         name: f"it belongs to {option.section}, and strategy is {config.strategy}"
         for name in given
-        if (option := OPTIONS[name]).section in StrategySections.model_fields
-        and config.strategy not in ("auto", option.section)
+        if (option := OPTIONS[name]).section in STRATEGY_SECTIONS and config.strategy not in ("auto", option.section)
     }
     hook = config.ddp.comm_hook
     for name, needed in (("min_params", "size"), ("classes", "classes")):

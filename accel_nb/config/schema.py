@@ -8,13 +8,13 @@ section to ``StrategySections``; then run ``python -m accel_nb.config.export``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+from accel_nb.config.installed import STRATEGY_GROUP, installed, with_installed_sections
 from accel_nb.config.sections import (
     AccumulationOptions,
     AutocastOptions,
@@ -66,22 +66,15 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """What ``strategy`` may be, beside what other packages have installed."""
 
-STRATEGY_GROUP = "accel_nb.strategies"
-"""The entry points under which strategies are installed."""
-
 
 def _strategy(value: str) -> str:
-    if value not in STRATEGIES and value not in entry_points(group=STRATEGY_GROUP).names:
+    if value not in STRATEGIES and value not in installed(STRATEGY_GROUP).names:
         raise ValueError("not a strategy")
     return value
 
 
-class Config(StrategySections):
-    """All options of a run, each within its own limits.
-
-    ``resolve`` builds it from layers and checks what must hold between options; a Config that is built by hand is
-    checked field by field only.
-    """
+class _Options(Section):
+    """The options of a run that belong to no strategy."""
 
     checkpoint: CheckpointOptions = Field(
         default_factory=CheckpointOptions, description="Where checkpoints go and how many stay."
@@ -228,6 +221,23 @@ class Config(StrategySections):
     metrics: MetricsOptions = Field(
         default_factory=MetricsOptions, description="Numbers of a run for monitoring systems."
     )
+
+
+if TYPE_CHECKING:
+    _Strategies = StrategySections
+else:
+    _Strategies = with_installed_sections(StrategySections, _Options.model_fields)
+
+STRATEGY_SECTIONS = tuple(_Strategies.model_fields)
+"""The names of the sections of strategies, those that other packages have installed included."""
+
+
+class Config(_Options, _Strategies):
+    """All options of a run, each within its own limits.
+
+    ``resolve`` builds it from layers and checks what must hold between options; a Config that is built by hand is
+    checked field by field only.
+    """
 
 
 @dataclass(frozen=True, slots=True)
