@@ -69,6 +69,7 @@ from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.built_accelerators import note_built
 from accel_nb.runtime.process.environment import option_variables
 from accel_nb.runtime.process.secrets import redact
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.tensors.tied import find_tied
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry, Strategy, choose
@@ -426,7 +427,7 @@ class Accelerator(Tracked):
         bundle = self._stepper.bundle
         found = [value for model in bundle.models for value in model.parameters()]
         for optimizer in bundle.optimizers:
-            entries = [optimizer.state.get(value, {}) for group in optimizer.param_groups for value in group["params"]]
+            entries = [optimizer.state.get(value, {}) for value in stepped_parameters(optimizer)]
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
 

@@ -16,6 +16,7 @@ from accel_nb.errors import ConfigError
 from accel_nb.precision.policy import Precision, PrecisionPolicy
 from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.tensors.nested import map_tensors
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 
 class Full:
@@ -173,7 +174,7 @@ class _Steppable:
 
 def has_gradient(optimizer: Optimizer) -> bool:
     """Whether any parameter of the optimizer has a gradient."""
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    return any(value.grad is not None for value in stepped_parameters(optimizer))
 
 
 def _autocast(device: torch.device, dtype: torch.dtype, options: AutocastOptions) -> Callable[[], Any]:

@@ -16,6 +16,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.devices.device import use
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import local
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 
@@ -243,10 +244,8 @@ class Stepping:
 
     def drop_gradients(self, bundle: Bundle) -> None:
         """Forget gradients, although an accumulation window may hold them back."""
-        for optimizer in bundle.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+        for parameter in stepped_parameters(*bundle.optimizers):
+            parameter.grad = None
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the loss scale, once for each step."""
@@ -314,9 +313,7 @@ def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
         return
     gradients = {
         id(parameter): local(parameter.grad)
-        for optimizer in bundle.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        for parameter in stepped_parameters(*bundle.optimizers)
         if parameter.grad is not None
     }
     multiply(gradients.values(), factor)

@@ -22,10 +22,12 @@ from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import filled_gradients
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
 from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
     Bundle,
@@ -211,17 +213,13 @@ class Xla(ReplicaStrategy):
 
     def _average(self, bundle: Bundle) -> None:
         """Average the gradients that the bundle's optimizers step; a rank that has none counts as zero."""
-        stepped = {id(value) for item in bundle.optimizers for group in item.param_groups for value in group["params"]}
+        stepped = set(map(id, stepped_parameters(*bundle.optimizers)))
         models = [model for key, model in self._wrapped.items() if key not in self._local]
         found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
         trained = [value for value in found.values() if value.requires_grad]
-        present = torch.tensor([value.grad is not None for value in trained], dtype=torch.int32)
-        anywhere = self._comm.all_reduce(present, "max").tolist()
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for value, is_needed in zip(trained, anywhere, strict=True):
-            if is_needed:
-                value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-                by_dtype.setdefault(value.grad.dtype, []).append(value.grad)
+        for gradient in filled_gradients(self._comm, trained):
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
             # On the host in one piece: each transfer ends the program that is being recorded.
             flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()

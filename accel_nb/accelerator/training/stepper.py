@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from accel_nb.accelerator.training.accumulation import Window
 from accel_nb.accelerator.training.first_step_checks import FirstStep, fingerprint
@@ -24,6 +23,7 @@ from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
@@ -213,7 +213,7 @@ class Stepper:
         if gate.finished_in != number:
             self._finish(gate, number, factor)
         if self._clip is not None:
-            self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
+            self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, stepped_parameters(gate.optimizer))
         sentinel = self._sentinel(gate) if gate.is_unproven else None
         ran = gate.step_plainly() if self._steps_plainly else gate.run(self.strategy.step) == "ran"
         self._end_step(gate, number, ran)
@@ -290,7 +290,7 @@ class Stepper:
 
     def stepped_models(self) -> list[nn.Module]:
         """Return the models that some optimizer steps: not loss modules, teachers or averaged copies."""
-        stepped = {id(value) for optimizer in self.bundle.optimizers for value in _parameters(optimizer)}
+        stepped = {id(value) for optimizer in self.bundle.optimizers for value in stepped_parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 
     @property
@@ -342,7 +342,7 @@ class Stepper:
             _, number, factor = self.window.attempt()
             self._finish(gate, number, factor)
             if self._clip is not None:
-                self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, _parameters(gate.optimizer))
+                self.strategy.clip_grad_norm(gate.bundle, self._clip, 2.0, stepped_parameters(gate.optimizer))
             return loss
 
         # Not through the strategy: its step returns no loss, and there is nothing to scale.
@@ -415,7 +415,7 @@ class Stepper:
         return [
             gate
             for gate in self.gates.values()
-            if any(id(parameter) in wanted for parameter in _parameters(gate.optimizer))
+            if any(id(parameter) in wanted for parameter in stepped_parameters(gate.optimizer))
         ]
 
     def _exchanges(self, reading: Weighed) -> bool:
@@ -539,10 +539,6 @@ _NO_MODEL = (
 
 def _trainable_in(model: nn.Module) -> set[int]:
     return {id(value) for value in model.parameters() if value.requires_grad}
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _name_in(models: Iterable[nn.Module], parameter: Tensor) -> str | None:

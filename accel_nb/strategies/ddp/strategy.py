@@ -22,7 +22,9 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import filled_gradients
 from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
@@ -125,7 +127,7 @@ class Ddp(ReplicaStrategy):
             if replica.is_local:
                 continue
             if replica.ddp is None or replica.synchronised_in != self._closing or replica.has_local_gradients:
-                owned = _parameters_of(bundle)
+                owned = set(map(id, stepped_parameters(*bundle.optimizers)))
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
                 self._look_for_unused(replica)
@@ -148,7 +150,7 @@ class Ddp(ReplicaStrategy):
         """Return the replicas that the bundle's optimizers own parameters of, remembered for each bundle."""
         known = self._owners.get(id(bundle))
         if known is None or known[0] is not bundle:
-            owned = _parameters_of(bundle)
+            owned = set(map(id, stepped_parameters(*bundle.optimizers)))
             replicas = [
                 replica
                 for replica in self._replicas.values()
@@ -183,15 +185,8 @@ class Ddp(ReplicaStrategy):
     def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
         """Average gradients over ranks; a rank that has none counts as zero if another has one."""
         replica.has_local_gradients = False
-        has_gradient = [parameter.grad is not None for parameter in parameters]
-        present = torch.tensor(has_gradient, dtype=torch.int32, device=parameters[0].device)
-        anywhere = self._comm.all_reduce(present, "max").tolist()
-        for parameter, is_needed in zip(parameters, anywhere, strict=True):
-            if not is_needed:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self._comm.all_reduce(parameter.grad, "mean")
+        for gradient in filled_gradients(self._comm, parameters):
+            self._comm.all_reduce(gradient, "mean")
 
 
 @dataclass
@@ -199,15 +194,6 @@ class _Window:
     """The number of the accumulation window that forward passes now belong to."""
 
     number: int = 0
-
-
-def _parameters_of(bundle: Bundle) -> set[int]:
-    return {
-        id(parameter)
-        for optimizer in bundle.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
 
 
 class _Replica:

@@ -37,6 +37,7 @@ from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
 from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
 
 _OF_INSTANCE = ("step", "zero_grad")
@@ -108,7 +109,7 @@ class ZeroModel:
         )
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
         if self._stage < 3:  # nothing but what is stepped is touched: another optimizer may step the rest of a model
-            stepped = {id(value) for group in optimizer.param_groups for value in group["params"]}
+            stepped = set(map(id, stepped_parameters(optimizer)))
             self._parameters = [value for value in self._parameters if id(value) in stepped]
             whole = nn.ParameterList(self._parameters)
         self._modules = list(whole.modules())

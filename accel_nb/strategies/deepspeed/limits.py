@@ -10,6 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from accel_nb.config.sections import DeepspeedOptions
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Refusal
 
 STEPPED = torch.float32
@@ -23,7 +24,7 @@ _ELEMENTWISE = (
 
 def stepped_by(optimizer: Optimizer, models: Iterable[nn.Module]) -> tuple[list[nn.Module], set[int]]:
     """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
-    owned = {id(value) for group in optimizer.param_groups for value in group["params"] if value.requires_grad}
+    owned = {id(value) for value in stepped_parameters(optimizer) if value.requires_grad}
     return [model for model in models if any(id(value) in owned for value in model.parameters())], owned
 
 

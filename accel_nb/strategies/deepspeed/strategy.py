@@ -37,6 +37,7 @@ from accel_nb.runtime.tensors.instance_patching import (
     take_forward_back,
     without_class_check,
 )
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
 from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
@@ -248,7 +249,7 @@ class Deepspeed(Stepping):
                 optimizer.load_state_dict(copied_state({**rest, "state": own}))
                 continue
             optimizer.load_state_dict(copied_state({**rest, "state": {}}))
-            parameters = [value for group in optimizer.param_groups for value in group["params"]]
+            parameters = stepped_parameters(optimizer)
             zero.load_optimizer({parameters[key]: kept for key, kept in values["state"].items()}, self._whole)
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(copied_state(materialise(values)))
@@ -304,7 +305,7 @@ class Deepspeed(Stepping):
 
         for model in models:
             _plain_again(model)
-        trained = {id(value): value for group in optimizer.param_groups for value in group["params"]}
+        trained = {id(value): value for value in stepped_parameters(optimizer)}
         count = sum(value.numel() for key, value in trained.items() if key in owned)
         settings = settings_for(self.options, count, pins_memory=self._device.type == "cuda")
         fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]

@@ -25,6 +25,7 @@ from accel_nb.bigmodel.safetensors_reader import Checkpoint
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import have_gradients
 from accel_nb.runtime.tensors.instance_patching import (
     PLAIN_CLASS,
     reduce_plainly,
@@ -198,8 +199,7 @@ class ShardedModel:
             group._to_sharded()  # also where an interrupt has left them gathered
         back: dict[int, nn.Parameter] = {}
         pairs = list(self.parameters())
-        present = torch.tensor([now.grad is not None for now, _ in pairs], dtype=torch.int32)
-        has_gradient = self._comm.all_reduce(present, "max").tolist() if pairs else []
+        has_gradient = have_gradients(self._comm, [now for now, _ in pairs])
         for (now, original), is_needed in zip(pairs, has_gradient, strict=True):
             original.data = sharded.gather(now, self._comm)
             original.requires_grad_(now.requires_grad)

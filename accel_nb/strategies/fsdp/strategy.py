@@ -30,6 +30,7 @@ from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, refusal_of, repoint
@@ -180,8 +181,7 @@ class Fsdp(Stepping):
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average what was not averaged in a backward pass, and multiply all by ``factor``."""
-        groups = [group for optimizer in bundle.optimizers for group in optimizer.param_groups]
-        owned = {id(value) for group in groups for value in group["params"]}
+        owned = set(map(id, stepped_parameters(*bundle.optimizers)))
         for part in self._models.values():
             part.average_pending()
             for value in part.replicated:
@@ -238,7 +238,7 @@ class Fsdp(Stepping):
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(_placed(values, dict(model.named_parameters(remove_duplicate=False))))
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
-            parameters = [value for group in optimizer.param_groups for value in group["params"]]
+            parameters = stepped_parameters(optimizer)
             own = {key: _placed(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()}
             rest = materialise({key: value for key, value in values.items() if key != "state"})
             optimizer.load_state_dict(copied_state({**rest, "state": own}))
