@@ -67,7 +67,7 @@ class BFloat16(Full):
 
 
 class Float8(BFloat16):
-    """What is beside the layers that `accel_nb.precision.fp8` lets multiply in float8: bfloat16 under autocast."""
+    """Computes in bfloat16 under autocast, except the layers that `accel_nb.precision.fp8` converts to float8."""
 
     policy = PrecisionPolicy("fp8", compute=torch.bfloat16, output=torch.float32)
 
@@ -97,12 +97,12 @@ class Float16:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""
-        if self._must_update or (self._unscaled and self._was_abandoned()):
+        if self._must_update or (self._unscaled and self._were_gradients_dropped()):
             self._update()
         return self._scaler.scale(loss)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, and look for infinities and NaN among them."""
+        """Divide the gradients by the scale, and check them for infinities and NaN."""
         if id(optimizer) not in self._unscaled:
             self._scaler.unscale_(self._steppable(optimizer))
             self._unscaled.add(id(optimizer))
@@ -111,7 +111,7 @@ class Float16:
         """Step the optimizer unless its gradients overflowed."""
         steppable = self._steppable(optimizer)
         if not has_gradient(optimizer):
-            optimizer.step()  # nothing to unscale, which the scaler would complain about
+            optimizer.step()  # the scaler raises if there is nothing to unscale
             return True
         self.unscale_(optimizer)
         steppable.ran = False
@@ -126,23 +126,23 @@ class Float16:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the scale of ``state``."""
+        """Load the scale and its history."""
         if self._must_update:
             self._update()
         self._scaler.load_state_dict(state)
 
     def _update(self) -> None:
-        """Adapt the scale after a step.
+        """Adapt the scale after a step, before the next backward pass.
 
-        It waits for the next backward pass: optimizers that step after the same backward pass have gradients of the
+        Not earlier: optimizers that step after the same backward pass have gradients of the
         same scale, and would be unscaled by another one if the first step had changed it.
         """
         self._scaler.update()
         self._unscaled.clear()
         self._must_update = False
 
-    def _was_abandoned(self) -> bool:
-        """Whether unscaled gradients were thrown away instead of stepped with."""
+    def _were_gradients_dropped(self) -> bool:
+        """Whether unscaled gradients were dropped without a step."""
         return not any(has_gradient(self._steppables[key].optimizer) for key in self._unscaled)
 
     def _steppable(self, optimizer: Optimizer) -> Any:
@@ -153,10 +153,10 @@ class Float16:
 
 
 class _Steppable:
-    """What the scaler sees of an optimizer; notes whether the scaler let the step happen.
+    """The optimizer as torch's scaler gets it; records whether the scaler ran the step.
 
-    It does not offer to skip by itself, as fused optimizers do: then nobody could tell whether it did, and learning
-    rate schedules must know.
+    It does not support skipping inside of the step, as fused optimizers do: then it would be unknown whether the step
+    was skipped, which learning rate schedules depend on.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:

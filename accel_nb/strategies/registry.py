@@ -1,4 +1,4 @@
-"""Finding strategies: each is one entry point of the group ``accel_nb.strategies``."""
+"""Registry of strategies: each is one entry point of the group ``accel_nb.strategies``."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _load(point: EntryPoint) -> type[Strategy]:
 
 
 class Registry:
-    """The strategies that are installed, by name; a strategy's module is imported when it is asked for."""
+    """The installed strategies by name; the module of a strategy is imported by `get`."""
 
     def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
         found = installed(STRATEGY_GROUP) if points is None else points

@@ -1,7 +1,7 @@
 """PyTorch/XLA: operations are recorded, compiled as one program for each step, and run on every chip of a process.
 
 One process owns all chips that it sees (SPMD): tensors are whole as far as the program can tell, a batch is divided
-along its first dim over a mesh of the chips, and the compiler adds what they must tell each other. Several processes,
+along its first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes,
 each with a chip of its own, average gradients through the communicator instead.
 
 A step's program is compiled when its shapes are first seen, so nothing here may depend on numbers, only on shapes.
@@ -41,7 +41,7 @@ _AXIS = "chips"
 
 
 def _open_device(world: World) -> torch.device:
-    """Load torch_xla and return the device that stands for every chip of this process."""
+    """Load torch_xla and return the device that represents every chip of this process."""
     prepare_for_xla(on_processor=torch.device(world.device).type == "cpu")
     import torch_xla  # pyright: ignore[reportMissingImports]
     import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
@@ -64,7 +64,7 @@ def _open_device(world: World) -> torch.device:
 
 
 class Xla(ReplicaStrategy):
-    """Trains on the chips of this process as on one device; see the module."""
+    """Trains on the chips of this process as on one device."""
 
     options: XlaOptions
     name: ClassVar[str] = "xla"
@@ -86,7 +86,7 @@ class Xla(ReplicaStrategy):
             )
         self._wrapped: dict[int, nn.Module] = {}
         self._local: set[int] = set()
-        # How many tensors of its state an optimizer had when they were divided last.
+        # The size of an optimizer's state when it was divided last, by the id of the optimizer.
         self._num_divided: dict[int, int] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
@@ -109,7 +109,7 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Let models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its part."""
+        """Make models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its part."""
         for model in bundle.models:
             if id(model) in self._wrapped:
                 continue
@@ -123,7 +123,7 @@ class Xla(ReplicaStrategy):
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Give the model its plain class back; it stays on the device."""
+        """Restore the class of the model, which stays on the device."""
         if self._wrapped.pop(id(model), None) is not None and self.precision.policy.compute is not None:
             take_forward_back(model)
         return model
@@ -135,7 +135,7 @@ class Xla(ReplicaStrategy):
     def place(self, batch: Any) -> Any:
         """End the program of the batch before, and return this one on the device, divided among the chips.
 
-        A batch whose length the number of chips does not divide is on each of them whole: equal, and slower.
+        A batch whose length is not divisible by the number of chips is replicated on each: same result, but slower.
         """
         self._xla.sync()
         batch = to_device(batch, self._device)
@@ -149,7 +149,7 @@ class Xla(ReplicaStrategy):
         """Do nothing: gradients of several processes are averaged once, before the step."""
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Leave the model's gradients on each rank, or average them again."""
+        """Set whether the model's gradients stay on each rank."""
         (self._local.add if enabled else self._local.discard)(id(model))
 
     def backward(
@@ -166,7 +166,7 @@ class Xla(ReplicaStrategy):
         multiply_gradients(bundle, factor)
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
-        """Step the optimizer, and send off everything that was recorded since the last step as one program."""
+        """Step the optimizer, and run everything recorded since the last step as one program."""
         outcome = super().step(optimizer)
         if self._num_divided.get(id(optimizer)) != len(optimizer.state):
             self._divide_state(optimizer)
@@ -174,7 +174,7 @@ class Xla(ReplicaStrategy):
         return outcome
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return every state dict in the host's memory: tensors on this device have no addresses to tell them by."""
+        """Return every state dict in host memory: the device has no addresses that show which tensors are shared."""
         self._xla.sync()
         host = _Host(copied)
         weights = [model.state_dict(keep_vars=True) for model in bundle.models]
@@ -189,7 +189,7 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load every state dict back, and divide again what was."""
+        """Load every state dict, and divide again what was divided."""
         super().write_state(bundle, state)
         for model in bundle.models:
             self._divide(model.parameters())
@@ -221,7 +221,7 @@ class Xla(ReplicaStrategy):
         for gradient in filled_gradients(self._comm, trained):
             by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
-            # On the host in one piece: each transfer ends the program that is being recorded.
+            # On the host, in one tensor: each transfer ends the program that is being recorded.
             flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
             means = self._comm.all_reduce(flat, "mean").to(self._device)
             sizes = [gradient.numel() for gradient in gradients]
@@ -229,7 +229,7 @@ class Xla(ReplicaStrategy):
                 gradient.copy_(mean.view_as(gradient))
 
     def _divide(self, tensors: Iterable[Tensor]) -> None:
-        """Divide tensors along the largest dim that the chips divide, where the options ask for it."""
+        """Divide tensors along the largest dim that the chips divide, if the options say so."""
         if not self._is_dividing:
             return
         for tensor in tensors:
@@ -252,7 +252,7 @@ class Xla(ReplicaStrategy):
 
 
 class _Host:
-    """Copies states into the host's memory; what is one tensor stays one."""
+    """Copies states into host memory; a tensor that appears twice is copied once."""
 
     def __init__(self, copied: bool) -> None:
         self._copied = copied

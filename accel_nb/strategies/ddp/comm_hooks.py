@@ -1,7 +1,7 @@
-"""PyTorch's hooks that compress gradients between ranks, chosen by option.
+"""PyTorch's communication hooks, which compress gradients between ranks, chosen by option.
 
-All of them average a bucket as it is sent, so that a bucket that is never full is left as it was on each rank: just as
-with the hook that DDP gets without compression. What DDP does not see is averaged without compression.
+All of them average a bucket when it is sent, so a bucket that never fills keeps each rank's values, as with the hook
+without compression. Gradients that DDP does not reduce are averaged without compression.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WRAPPERS: dict[str, Any] = {
 
 
 def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
-    """Give a new DDP object the hook of the options, with a state of its own; every rank must call."""
+    """Register the hook that the options name, with a new state, on a new DDP object; every rank must call."""
     hook = _HOOKS[options.comm_hook]
     state: Any = dist.group.WORLD
     if options.comm_hook == "power_sgd":
@@ -36,7 +36,7 @@ def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
             process_group=None,
             matrix_approximation_rank=options.power_sgd_rank,
             start_powerSGD_iter=options.power_sgd_start,
-            min_compression_rate=cast(int, options.power_sgd_min_compression),  # it only multiplies by it
+            min_compression_rate=cast(int, options.power_sgd_min_compression),  # PowerSGDState only multiplies by it
             use_error_feedback=options.power_sgd_error_feedback,
             warm_start=options.power_sgd_warm_start,
             random_seed=options.power_sgd_seed,
@@ -57,14 +57,14 @@ def average_buckets(ddp: DistributedDataParallel) -> None:
 
 
 def _for_gloo(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Return the hook so that it works over gloo.
+    """Return a hook like ``hook`` that works over gloo.
 
-    It has another name: by its own DDP refuses bfloat16 without NCCL, which gloo sums as well. And it waits: PowerSGD
-    sends a second message when the first has come, which gloo does from a thread of its own, so that messages of
-    several buckets would not be in the same order on every rank.
+    It has another name, since DDP refuses the bfloat16 hook by its name without NCCL although gloo sums bfloat16. And
+    it waits: PowerSGD sends a second message when the first has arrived, which gloo does from a thread of its own, so
+    that messages of several buckets would be in a different order on each rank.
     """
 
-    def compress(state, bucket):  # without annotations: DDP compares them, and these would be text
+    def compress(state, bucket):  # without annotations: DDP compares them, and here they would be strings
         future = hook(state, bucket)
         future.wait()
         return future

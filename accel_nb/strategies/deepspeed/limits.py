@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot train, said before anything is divided."""
+"""What DeepSpeed cannot train; checked before anything is divided."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Refusal
 
 STEPPED = torch.float32
-"""The only format of weights that are stepped."""
+"""The only dtype of weights that DeepSpeed steps here."""
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,

@@ -1,7 +1,7 @@
 """PyTorch's `fully_shard`: each rank holds a part of every parameter, its gradient and its optimizer state.
 
-Parameters are gathered one unit at a time, just before it computes, and let go of after it; gradients are averaged and
-divided as they come. An optimizer stays the object that it is: it is given the divided parameters in place of its own.
+Parameters are gathered one unit at a time, before the unit computes, and freed after it; gradients are averaged and
+divided in the backward pass. Optimizers stay the same objects: their groups get the sharded parameters.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from accel_nb.strategies.fsdp.wrap_policy import units_of
 
 
 class Fsdp(Stepping):
-    """Trains one model that is divided among the ranks; see the module."""
+    """Trains models whose parameters are divided among the ranks."""
 
     options: FsdpOptions
     name: ClassVar[str] = "fsdp"
@@ -47,7 +47,7 @@ class Fsdp(Stepping):
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
         super().__init__(options or FsdpOptions(), precision)
         self._models: dict[int, ShardedModel] = {}
-        # In the order in which they came, which is the same on every rank.
+        # In the order of `wrap`, which is the same on every rank.
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._mesh: Any = None
 
@@ -65,11 +65,11 @@ class Fsdp(Stepping):
         self._num_replicas = world.size // size
 
     def model_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are built without memory, if there are weights to fill them from."""
+        """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Say why a model cannot be divided, or not in this way."""
+        """Return why a model cannot be divided, or not with these options."""
         if self.options.float8_gather and self.options.cpu_offload:
             why = "what lies in host memory is gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
@@ -80,7 +80,7 @@ class Fsdp(Stepping):
         return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Divide every model that has parameters, and let the optimizers step the parts."""
+        """Divide every model that has parameters, and make the optimizers step the parts."""
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
@@ -88,9 +88,9 @@ class Fsdp(Stepping):
             model for model in bundle.models if id(model) not in self._models and any(True for _ in model.parameters())
         ]
         made: list[ShardedModel] = []
-        known = {id(optimizer) for optimizer in self._living()}
+        known = {id(optimizer) for optimizer in self._live_optimizers()}
         optimizers = [item for item in bundle.optimizers if id(item) not in known]
-        stepped = [(item, _stepped_by(item)) for item in (*self._living(), *optimizers)]
+        stepped = [(item, _groups_and_state(item)) for item in (*self._live_optimizers(), *optimizers)]
         try:
             for model in new:
                 made.append(self._divide(model))
@@ -98,10 +98,10 @@ class Fsdp(Stepping):
             changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
             for optimizer, _ in stepped:
                 repoint(optimizer, changed, _divided)
-            self._comm.barrier()  # until here an error on any rank leaves all of them with whole models
+            self._comm.barrier()  # after an error on any rank up to here, all ranks have whole models
         except BaseException:
             for optimizer, before in stepped:
-                _step_again(optimizer, before)
+                _restore_groups(optimizer, before)
             for part in reversed(made):
                 self._adapt_no_more(part)
                 part.abandon()
@@ -125,7 +125,7 @@ class Fsdp(Stepping):
         return ShardedModel(model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather)
 
     def _adapt(self, part: ShardedModel) -> None:
-        """Register a divided model's other forward methods, and set its precision, as the options say."""
+        """Register a divided model's other forward methods, and set its precision, by the options."""
         options, model = self.options, part.model
         root: Any = model
         for name in options.forward_methods:
@@ -151,7 +151,7 @@ class Fsdp(Stepping):
         self._adapt_no_more(part)
         part.average_pending()
         back = part.undo()
-        for optimizer in self._living():
+        for optimizer in self._live_optimizers():
             repoint(optimizer, back, lambda new, value: self._whole(value))
         return model
 
@@ -160,13 +160,13 @@ class Fsdp(Stepping):
         return self._world.rank, self._world.size
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Say whether the next backward pass averages the model's gradients."""
+        """Set whether the next backward pass averages the model's gradients."""
         part = self._models.get(id(model))
         if part is not None:
             part.sync(enabled)
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Refuse: a gradient is divided among the ranks as it comes."""
+        """Raise MisuseError: gradients are divided among the ranks in the backward pass."""
         raise MisuseError(
             "gradients cannot stay on each rank under the strategy 'fsdp', whose ranks hold a part of each: use ddp"
         )
@@ -174,7 +174,7 @@ class Fsdp(Stepping):
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
-        """Compute gradients of the scaled loss; they are averaged and divided on the way."""
+        """Compute gradients of the scaled loss; they are averaged and divided in the backward pass."""
         for part in self._models.values():
             part.is_pending = part.is_pending or not part.syncs
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
@@ -191,7 +191,7 @@ class Fsdp(Stepping):
         multiply_gradients(bundle, factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Forget gradients, those of whole parameters that wait on each rank included."""
+        """Drop gradients, including whole ones that wait on each rank to be averaged."""
         super().drop_gradients(bundle)
         for part in self._models.values():
             part.drop_pending()
@@ -200,7 +200,7 @@ class Fsdp(Stepping):
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one message of one number."""
+        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one collective of one number."""
         for optimizer in bundle.optimizers:
             self.precision.unscale_(optimizer)
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
@@ -234,7 +234,7 @@ class Fsdp(Stepping):
         }
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load state back: of tensors that are whole, or not read yet, this rank takes its part only."""
+        """Load state; of tensors that are whole, or not read yet, this rank uses its part only."""
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(_placed(values, dict(model.named_parameters(remove_duplicate=False))))
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
@@ -247,7 +247,7 @@ class Fsdp(Stepping):
         self.precision.load_state_dict(state["precision"])
 
     def describe(self) -> dict[str, Any]:
-        """Return into how many units the models are divided, what weights are kept in, and options that were chosen."""
+        """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
         parts = list(self._models.values())
         facts: dict[str, Any] = {"units": sum(part.num_units for part in parts)} if parts else {}
         if self.precision.policy.compute is not None and parts:
@@ -263,7 +263,7 @@ class Fsdp(Stepping):
         for part in list(self._models.values()):
             self.unwrap(part.model)
 
-    def _living(self) -> list[Optimizer]:
+    def _live_optimizers(self) -> list[Optimizer]:
         self._optimizers = [held for held in self._optimizers if held() is not None]
         return [optimizer for held in self._optimizers if (optimizer := held()) is not None]
 
@@ -302,7 +302,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that an optimizer keeps beside a parameter."""
+    """Return this rank's part of a tensor of an optimizer's state that has the shape of a parameter."""
     return sharded.divided({"": value}, parameter)[""]
 
 
@@ -324,13 +324,13 @@ def _sliced(state: Any, copied: bool) -> Any:
     return state
 
 
-def _stepped_by(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
-    """Return what an optimizer steps, by group, and the state that it has of it."""
+def _groups_and_state(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
+    """Return the parameters of an optimizer by group, and its state."""
     return [list(group["params"]) for group in optimizer.param_groups], dict(optimizer.state)
 
 
-def _step_again(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
-    """Restore the groups and the state of an optimizer that `_stepped_by` has returned."""
+def _restore_groups(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
+    """Restore the groups and the state of an optimizer that `_groups_and_state` has returned."""
     groups, state = before
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = parameters
