@@ -1,4 +1,4 @@
-"""The settings that DeepSpeed gets: generated from the options of a run, which are their only source."""
+"""The settings of DeepSpeed, generated from the options of a run."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from accel_nb.config.sections import DeepspeedOptions
 def settings_for(options: DeepspeedOptions, num_elements: int | None, *, pins_memory: bool) -> dict[str, Any]:
     """Return DeepSpeed's dictionary for a model of ``num_elements`` trainable elements; None: for one of any size.
 
-    Windows, clipping, loss scaling and schedules are not in it: they are the same for all strategies, and not
-    DeepSpeed's. No bucket is larger than the model, since DeepSpeed allocates it whole.
+    Accumulation, clipping, loss scaling and schedules are not in it: accel_nb does them for all strategies. No
+    bucket is larger than the model, since DeepSpeed allocates it whole.
     """
     stage = options.zero_stage
     limit = sys.maxsize if num_elements is None else num_elements + num_elements % 2

@@ -1,4 +1,4 @@
-"""Every option of accel_nb, declared once: type, limits, unit, help line and default.
+"""The schema: every option of accel_nb, declared once with type, limits, unit, help line and default.
 
 Flags, environment variables, the YAML file, the sidebar's form, the TypeScript types and ``docs/options.md`` are all
 derived from the models below and in ``sections``. To add an option, add a field; to add a strategy's options, add a
@@ -56,12 +56,12 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # PyTorch's own fails in its first compressed step, up to 2.13 at least.
         "ddp.comm_hook": ("batched_power_sgd",),
-        # To disk: DeepSpeed's operator for it is compiled with libaio where it runs.
+        # Offloading to disk: DeepSpeed compiles its operator for it with libaio on the machine where it runs.
         "deepspeed.offload_optimizer": ("nvme",),
         "deepspeed.offload_parameters": ("nvme",),
     }
 )
-"""Values of served options that this version refuses by name."""
+"""Values that this version refuses by name, with the option that will take them."""
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """What ``strategy`` may be, beside what other packages have installed."""
@@ -242,19 +242,19 @@ class Config(_Options, _Strategies):
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One leaf of the schema: its dotted name and all that is known about it."""
+    """One option of the schema: its dotted name and its field."""
 
     name: str
     field: FieldInfo
 
     @property
     def section(self) -> str | None:
-        """The section that the option stands in, such as a strategy's; None at the root."""
+        """The section of the option, such as a strategy's; None at the root."""
         return self.name.rpartition(".")[0] or None
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """The machine-readable facts beside the type: unit, flag, metavar, allowed."""
+        """Facts that the type does not hold: unit, flag, metavar, allowed, scope."""
         extra = self.field.json_schema_extra
         return extra if isinstance(extra, dict) else {}
 
@@ -270,12 +270,12 @@ class Option:
 
     @property
     def is_of_training(self) -> bool:
-        """Whether the option changes how a cell trains, and not just how it is run and shown."""
+        """Whether the option changes how a cell trains, not only how it is run and shown."""
         return self.extra.get("scope") != "cell"
 
     @property
     def default(self) -> Any:
-        """The value when no layer gives one."""
+        """The value if no layer sets one."""
         return self.field.default
 
     @property
@@ -285,12 +285,12 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What may be given, in words."""
+        """The allowed values, in words."""
         return _in_words(self._json_schema)
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in the usage text; empty for a switch."""
+        """The placeholder of the value in the usage text; empty for a switch."""
         return "" if self.is_switch else self.extra.get("metavar") or _metavar(self._json_schema)
 
     @property
@@ -314,7 +314,7 @@ def _leaves(model: type[Section], prefix: str = "") -> dict[str, Option]:
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Whether the field is a group of options rather than an option."""
+    """Whether the field is a section of options rather than an option."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 
