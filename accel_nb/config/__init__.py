@@ -20,10 +20,10 @@ if TYPE_CHECKING:
         ambient_config,
         ambient_layers,
         environment_layer,
-        giving_way,
         read_file,
         resolve,
         using_layers,
+        without_overridden,
     )
     from accel_nb.config.schema import OPTIONS, Config, Option
     from accel_nb.config.sections import DdpOptions
@@ -41,7 +41,7 @@ __all__ = [
     "ambient_layers",
     "environment_layer",
     "flags_to_line",
-    "giving_way",
+    "without_overridden",
     "parse_flags",
     "read_file",
     "resolve",

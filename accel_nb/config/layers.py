@@ -207,7 +207,7 @@ def using_layers(layers: Iterable[Layer] | Resolved) -> Iterator[None]:
         _ambient.reset(token)
 
 
-def giving_way(layer: Layer, stronger: Iterable[Layer]) -> Layer:
+def without_overridden(layer: Layer, stronger: Iterable[Layer]) -> Layer:
     """Return a layer without the options that ``stronger`` layers of its kind set, or set an alternative to."""
     taken = {name for other in stronger if other.name == layer.name for name in other.values}
     taken |= {name for pair in ALTERNATIVES if taken & set(pair) for name in pair}
