@@ -43,12 +43,13 @@ from accel_nb.config.sections import AutocastOptions
 from accel_nb.data.loader import BatchMeaning
 from accel_nb.errors import MisuseError
 from accel_nb.precision import build_precision
+from accel_nb.precision.forward import plain_view_in
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.built_accelerators import note_built
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies import Registry
-from accel_nb.strategies.instance_patching import plain_view
 from accel_nb.telemetry.events import Sink
 
 T = TypeVar("T")
@@ -294,7 +295,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         bundle = self._stepper.bundle
         found = [value for model in bundle.models for value in model.parameters()]
         for optimizer in bundle.optimizers:
-            entries = [optimizer.state.get(value, {}) for group in optimizer.param_groups for value in group["params"]]
+            entries = [optimizer.state.get(value, {}) for value in stepped_parameters(optimizer)]
             found += [value for values in entries for value in values.values()]
         return [value for value in found if sharded.is_sharded(value)]
 
@@ -513,7 +514,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
                 "free_memory(model) gives it back without, or set compile.regional to false"
             )
         precision = parts.strategy.precision if keep_fp32_wrapper and model in parts.preparer else None
-        return plain_view(model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled(model))
+        return plain_view_in(model, precision, keeps_inner=keep_torch_compile and parts.compiler.has_compiled(model))
 
     def free_memory(self, *objects: Any) -> list[None]:
         """Give objects back as they came (none named: all), and free cached device memory.

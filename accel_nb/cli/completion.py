@@ -12,7 +12,7 @@ from functools import partial
 from types import MappingProxyType
 
 from accel_nb.cli.parser import Parser
-from accel_nb.config.layers import did_you_mean
+from accel_nb.config.message_text import did_you_mean
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES
 from accel_nb.errors import ConfigError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from accel_nb.cli.parser import Parser, parse_with_options
 from accel_nb.config import environment_layer, parse_flags, resolve, usage
 from accel_nb.config.export import options_markdown, schema_json
-from accel_nb.config.layers import did_you_mean
+from accel_nb.config.message_text import did_you_mean
 from accel_nb.errors import ConfigError
 from accel_nb.runtime.process.environment import option_variables
 
@@ -51,7 +51,8 @@ def _init(words: Sequence[str]) -> str:
 def _import(words: Sequence[str]) -> str:
     from accel_nb.config.accelerate_import import import_accelerate
     from accel_nb.config.deepspeed_import import import_deepspeed, is_deepspeed
-    from accel_nb.config.files import dumps, read_document
+    from accel_nb.config.files import dumps
+    from accel_nb.config.yaml_documents import read_document
 
     parser = Parser(
         prog="accel-nb config import",

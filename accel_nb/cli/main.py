@@ -56,7 +56,7 @@ def _command(words: Sequence[str]) -> tuple[Callable[[Sequence[str]], str], Sequ
     """Return the function of a command and its arguments."""
     name = words[0]
     if name not in COMMANDS:
-        from accel_nb.config.layers import did_you_mean
+        from accel_nb.config.message_text import did_you_mean
 
         other = _KNOWN_ELSEWHERE.get(name)
         near = did_you_mean(name, list(COMMANDS)) if other is None else f"; instead of accelerate's, use {other}"

@@ -21,7 +21,7 @@ from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.checkpoint.export import save_plain
 from accel_nb.runtime.distributed.current_world import current_world
 from accel_nb.runtime.process.environment import variable
-from accel_nb.strategies.instance_patching import plain_view
+from accel_nb.runtime.tensors.instance_patching import plain_view
 
 MODEL_NAME = "pytorch_model"
 SAFE_MODEL_NAME = "model"
@@ -202,7 +202,7 @@ def extract_model_from_parallel(
     """Return a prepared model with its plain class and the same weights; its submodules are plain already."""
     if keep_fp32_wrapper or keep_torch_compile:
         return model
-    return plain_view(model, None)
+    return plain_view(model)
 
 
 def is_compiled_module(module: nn.Module) -> bool:

@@ -1,21 +1,67 @@
-"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch."""
+"""The options of a run: one schema, layers with origins, flags, the YAML file. Imports without torch.
 
-from accel_nb.config.files import read_file as read_file
-from accel_nb.config.files import write_file as write_file
-from accel_nb.config.flags import flags_to_line as flags_to_line
-from accel_nb.config.flags import parse_flags as parse_flags
-from accel_nb.config.flags import usage as usage
-from accel_nb.config.layers import Layer as Layer
-from accel_nb.config.layers import Origin as Origin
-from accel_nb.config.layers import Resolved as Resolved
-from accel_nb.config.layers import Row as Row
-from accel_nb.config.layers import ambient_config as ambient_config
-from accel_nb.config.layers import ambient_layers as ambient_layers
-from accel_nb.config.layers import environment_layer as environment_layer
-from accel_nb.config.layers import giving_way as giving_way
-from accel_nb.config.layers import resolve as resolve
-from accel_nb.config.layers import using_layers as using_layers
-from accel_nb.config.schema import OPTIONS as OPTIONS
-from accel_nb.config.schema import Config as Config
-from accel_nb.config.schema import Option as Option
-from accel_nb.config.sections import DdpOptions as DdpOptions
+Names are imported when they are used: a package that declares options for its strategy imports
+``accel_nb.config.sections`` while the schema may be looking for those options.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from accel_nb.config.files import write_file
+    from accel_nb.config.flags import flags_to_line, parse_flags, usage
+    from accel_nb.config.layers import (
+        Layer,
+        Origin,
+        Resolved,
+        Row,
+        ambient_config,
+        ambient_layers,
+        environment_layer,
+        read_file,
+        resolve,
+        using_layers,
+        without_overridden,
+    )
+    from accel_nb.config.schema import OPTIONS, Config, Option
+    from accel_nb.config.sections import DdpOptions
+
+__all__ = [
+    "OPTIONS",
+    "Config",
+    "DdpOptions",
+    "Layer",
+    "Option",
+    "Origin",
+    "Resolved",
+    "Row",
+    "ambient_config",
+    "ambient_layers",
+    "environment_layer",
+    "flags_to_line",
+    "without_overridden",
+    "parse_flags",
+    "read_file",
+    "resolve",
+    "using_layers",
+    "usage",
+    "write_file",
+]
+
+_MODULES = {
+    "files": ("write_file",),
+    "flags": ("flags_to_line", "parse_flags", "usage"),
+    "schema": ("OPTIONS", "Config", "Option"),
+    "sections": ("DdpOptions",),
+}
+_HOMES = {name: module for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_HOMES.get(name, 'layers')}"), name)
+    globals()[name] = value
+    return value

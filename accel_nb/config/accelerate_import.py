@@ -7,7 +7,7 @@ from typing import Any
 
 from accel_nb.config.fsdp_import import fsdp_outcome
 from accel_nb.config.import_report import Imported, Left, Outcome, account
-from accel_nb.config.layers import quoted
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 _UNSET = (None, "", "no", "NO", "none", "None")

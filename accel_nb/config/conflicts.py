@@ -1,27 +1,26 @@
-"""What must hold between options: those that cannot stand together, and those that have no effect beside others."""
+"""Rules between options: which exclude each other, and which have no effect with others."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.config.schema import OPTIONS, Config
-from accel_nb.config.sections import StrategySections
+from accel_nb.config.schema import OPTIONS, STRATEGY_SECTIONS, Config
 
 
 @dataclass(frozen=True, slots=True)
 class Clash:
-    """Options that are each allowed and cannot stand together; ``message`` says why and what to do."""
+    """Options that are allowed but exclude each other; ``message`` is the reason and the remedy."""
 
     options: tuple[str, ...]
     message: str
 
 
 ALTERNATIVES = (("gpus", "cpus"), ("gpus", "tpus"), ("cpus", "tpus"))
-"""Options of which a run has at most one: the one from the higher layer sets the other aside."""
+"""Pairs of which a run has at most one option: the one from the higher layer replaces the other."""
 
 
 def clashes(config: Config) -> list[Clash]:
-    """Return what must hold between options and does not."""
+    """Return the rules between options that a config breaks."""
     found = [
         Clash((first, second), "only one of the two can be given; remove one")
         for first, second in ALTERNATIVES
@@ -76,8 +75,7 @@ def idle_options(config: Config, given: Mapping[str, Any]) -> dict[str, str]:
     idle = {
         name: f"it belongs to {option.section}, and strategy is {config.strategy}"
         for name in given
-        if (option := OPTIONS[name]).section in StrategySections.model_fields
-        and config.strategy not in ("auto", option.section)
+        if (option := OPTIONS[name]).section in STRATEGY_SECTIONS and config.strategy not in ("auto", option.section)
     }
     hook = config.ddp.comm_hook
     for name, needed in (("min_params", "size"), ("classes", "classes")):

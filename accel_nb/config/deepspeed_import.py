@@ -1,4 +1,4 @@
-"""DeepSpeed's own JSON, read into options: the schema stays the only source; the difference is told value by value."""
+"""Import of DeepSpeed's JSON configuration as options, with a report on each value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_nb.config.import_report import Imported, Left, Outcome, account
-from accel_nb.config.layers import quoted
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 _KNOWN = ("zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16")
@@ -23,7 +23,7 @@ def is_deepspeed(document: Mapping[str, Any]) -> bool:
 
 
 def import_deepspeed(document: Mapping[str, Any], source: str) -> Imported:
-    """Return the options that the values of a DeepSpeed configuration stand for; each value is accounted for.
+    """Return the options that correspond to a DeepSpeed configuration, and a report on each value.
 
     ``auto`` leaves a value open. Raises `ConfigError` for a document that is none.
     """

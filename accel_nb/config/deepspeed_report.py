@@ -1,6 +1,6 @@
-"""DeepSpeed's dictionary as a text: its JSON, and for each value of it the option that it comes from.
+"""DeepSpeed's dictionary as text: its JSON, and the option that each of its values comes from.
 
-The way back of `foreign_deepspeed`. Nothing is imported of DeepSpeed, and nothing is started.
+The reverse of `deepspeed_import`. Neither imports DeepSpeed nor starts it.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.config.deepspeed_settings import settings_for
-from accel_nb.config.layers import Resolved, quoted
+from accel_nb.config.layers import Resolved
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """The dictionary, and a line for each of its values and for each option that DeepSpeed is not told of."""
+    """The dictionary, and a line for each of its values and for each option that is not passed to DeepSpeed."""
 
     settings: Mapping[str, Any]
     table: str
@@ -29,7 +30,7 @@ class Shown:
 
 
 def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> Shown:
-    """Return what DeepSpeed would be given for a model of any size; raises `ConfigError` under another strategy."""
+    """Return DeepSpeed's settings for a model of any size; raise `ConfigError` under another strategy."""
     config = resolved.config
     if config.strategy not in ("auto", "deepspeed"):
         raise ConfigError(

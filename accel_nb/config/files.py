@@ -1,50 +1,16 @@
-"""The YAML file of options, read as hostile input and written so that a crash leaves the old one.
-
-A file is read by yaml's safe parts only, with YAML 1.2's plain words (``no`` is text, not false), and without tags,
-anchors or aliases, which no file of options needs.
-"""
+"""Writing the YAML file of options: the old file is replaced as a whole, so that a crash leaves one of the two."""
 
 import os
-import re
-import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from accel_nb.config.layers import Layer, Resolved, nested, quoted, resolve
-from accel_nb.config.schema import SCHEMA_VERSION, SECTIONS, Config
+from accel_nb.config.layers import Layer, Resolved, nested, resolve
+from accel_nb.config.message_text import path_text
+from accel_nb.config.schema import SCHEMA_VERSION, Config
+from accel_nb.config.yaml_documents import dump_yaml
 from accel_nb.errors import ConfigError
-
-MAX_BYTES = 64 * 1024
-MAX_DEPTH = 8
-
-
-def read_file(path: str | os.PathLike[str]) -> Layer:
-    """Return the options that a YAML file gives, each with its line.
-
-    Raises:
-        ConfigError: with one line for each problem, if the file cannot be read or any of its options is wrong.
-    """
-    source = os.fspath(path)
-    text = _read_text(source)
-    try:
-        values, places = _parse(text, source)
-    except _Refused as error:
-        raise ConfigError(f"{_name(source)}: {error}") from None
-    problems = _check_version(values, source)
-    if not values and "version" not in places:
-        problems.append(
-            f"{_name(source)}: holds no options; write one, such as 'accumulate: 4', or leave --config away"
-        )
-    layer = Layer("file", values, source, places)
-    try:
-        resolve([layer])
-    except ConfigError as error:
-        problems += error.problems
-    if problems:
-        raise ConfigError(problems)
-    return layer
 
 
 def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.PathLike[str]) -> None:
@@ -58,30 +24,17 @@ def write_file(options: Resolved | Config | Mapping[str, Any], path: str | os.Pa
     text = dumps(options)
     target = Path(path).expanduser().resolve()
     if target.exists() and not target.is_file():
-        raise ConfigError(f"{_name(path)}: is not a plain file; give the path of a file")
+        raise ConfigError(f"{path_text(path)}: is not a plain file; give the path of a file")
     try:
         _replace(target, text)
     except OSError as error:
-        raise ConfigError(f"{_name(path)}: cannot be written ({error.strerror}); choose another place") from error
+        raise ConfigError(f"{path_text(path)}: cannot be written ({error.strerror}); choose another place") from error
 
 
 def dumps(options: Resolved | Config | Mapping[str, Any]) -> str:
     """Return options as the text that ``write_file`` writes; raises ConfigError if one is wrong."""
     document = {"version": SCHEMA_VERSION, **nested(_json_ready(options))}
-    return "# Options of accel_nb; docs/options.md lists them all.\n" + _dump(document)
-
-
-def read_document(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Return the mapping that another program's YAML file holds, read as carefully as a file of options.
-
-    Raises:
-        ConfigError: if the file cannot be read or is not a mapping.
-    """
-    source = os.fspath(path)
-    try:
-        return _parse(_read_text(source), source)[0]
-    except _Refused as error:
-        raise ConfigError(f"{_name(source)}: {error}") from None
+    return "# Options of accel_nb; docs/options.md lists them all.\n" + dump_yaml(document)
 
 
 def _json_ready(options: Resolved | Config | Mapping[str, Any]) -> dict[str, Any]:
@@ -104,145 +57,3 @@ def _replace(target: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
-
-
-def _name(path: str | os.PathLike[str]) -> str:
-    text = os.fspath(path)
-    text = text if text.isprintable() else ascii(text)
-    return text if len(text) <= 300 else "..." + text[-297:]
-
-
-def _read_text(source: str) -> str:
-    advice = "give the path of a YAML file"
-    try:
-        # Non-blocking: opening a FIFO must not wait for a writer.
-        handle = os.open(os.path.expanduser(source), os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "not a path"
-        raise ConfigError(f"{_name(source)}: cannot be read ({reason}); {advice}") from None
-    try:
-        mode = os.fstat(handle).st_mode
-        if not stat.S_ISREG(mode):
-            kind = "is a folder" if stat.S_ISDIR(mode) else "is not a plain file"
-            raise ConfigError(f"{_name(source)}: {kind}; {advice}")
-        with os.fdopen(handle, "rb", closefd=False) as file:
-            data = file.read(MAX_BYTES + 1)
-    except OSError as error:
-        raise ConfigError(f"{_name(source)}: cannot be read ({error.strerror}); {advice}") from None
-    finally:
-        os.close(handle)
-    if len(data) > MAX_BYTES:
-        raise ConfigError(f"{_name(source)}: is larger than {MAX_BYTES // 1024} KiB; give a file of options")
-    try:
-        return data.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{_name(source)}: byte {error.start} is not UTF-8; save the file as UTF-8") from None
-
-
-class _Refused(Exception):
-    """What the file holds that no file of options may; the message names line and way out."""
-
-
-def _parse(text: str, source: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the document's values and, for each option and section, its line."""
-    import yaml
-
-    try:
-        _check_events(text)
-        loader = _loader(text)
-        node = loader.get_single_node()
-        if node is None:
-            return {}, {}
-        if not isinstance(node, yaml.MappingNode):
-            raise _Refused("holds a list or a single value; write options as 'name: value' lines")
-        places: dict[str, str] = {}
-        _note_lines(node, "", places, source)
-        return loader.construct_document(node), places
-    except yaml.MarkedYAMLError as error:
-        line = f"line {error.problem_mark.line + 1}: " if error.problem_mark else ""
-        raise _Refused(f"{line}is not YAML ({error.problem}); correct the line") from None
-    except (yaml.YAMLError, ValueError, TypeError) as error:
-        reason = "a character that YAML does not allow" if isinstance(error, yaml.YAMLError) else "an odd value"
-        raise _Refused(f"is not YAML ({reason}); correct the file") from None
-
-
-def _check_events(text: str) -> None:
-    """Refuse what could make reading expensive or surprising, before anything is built."""
-    import yaml
-
-    depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        line = f"line {event.start_mark.line + 1}"
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        documents += isinstance(event, yaml.DocumentStartEvent)
-        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None):
-            raise _Refused(f"{line}: anchors and aliases are not read; write the value out")
-        if getattr(event, "tag", None):
-            raise _Refused(f"{line}: tags such as {quoted(event.tag)} are not read; write a plain value")
-        if depth > MAX_DEPTH:
-            raise _Refused(f"{line}: is nested deeper than {MAX_DEPTH}; write options as 'name: value' lines")
-        if documents > 1:
-            raise _Refused(f"{line}: a second document starts; keep one")
-
-
-def _note_lines(node: Any, prefix: str, places: dict[str, str], source: str) -> None:
-    """Note the line of every name and refuse a name that stands twice."""
-    for key, value in node.value:
-        line = key.start_mark.line + 1
-        name = prefix + str(key.value)
-        if name in places:
-            raise _Refused(f"line {line}: {quoted(name)} stands twice, before in {places[name]}; remove one")
-        places[name] = f"{_name(source)}, line {line}"
-        if key.value in SECTIONS and not prefix and hasattr(value, "value") and value.id == "mapping":
-            _note_lines(value, f"{name}.", places, source)
-
-
-# YAML 1.2's core schema: only true and false are booleans, no dates, no base 60, no octal 010.
-_PLAIN_WORDS = {
-    "null": (r"~|null|Null|NULL|", "~nN"),
-    "bool": (r"true|True|TRUE|false|False|FALSE", "tTfF"),
-    "int": (r"[-+]?[0-9]{1,20}", "-+0123456789"),
-    "float": (
-        r"[-+]?(\.[0-9]+|[0-9]+(\.[0-9]*)?)([eE][-+]?[0-9]+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-        "-+.0123456789",
-    ),
-}
-
-
-def _add_plain_words(kind: Any) -> None:
-    for word, (pattern, first) in _PLAIN_WORDS.items():
-        kind.add_implicit_resolver(f"tag:yaml.org,2002:{word}", re.compile(f"(?:{pattern})\\Z"), [*first, ""])
-
-
-def _loader(text: str) -> Any:
-    import yaml
-
-    class Loader(yaml.SafeLoader):
-        yaml_implicit_resolvers = {}
-
-    _add_plain_words(Loader)
-    Loader.add_constructor("tag:yaml.org,2002:int", lambda _, node: int(node.value))
-    return Loader(text)
-
-
-def _dump(document: dict[str, Any]) -> str:
-    import yaml
-
-    class Dumper(yaml.SafeDumper):
-        """Quotes text that YAML 1.1 or 1.2 would read as something else."""
-
-    _add_plain_words(Dumper)
-    return yaml.dump(document, Dumper=Dumper, sort_keys=False, allow_unicode=True)
-
-
-def _check_version(values: dict[Any, Any], source: str) -> list[str]:
-    """Take ``version`` out of the values and return what is wrong with it."""
-    version = values.pop("version", SCHEMA_VERSION)
-    if isinstance(version, int) and not isinstance(version, bool) and version >= 1:
-        if version > SCHEMA_VERSION:
-            return [
-                f"{_name(source)}: has version {version}, written by a newer accel_nb; this one reads up to "
-                f"{SCHEMA_VERSION}; update accel_nb"
-            ]
-        return []
-    return [f"{_name(source)}: version is {quoted(version)}; give {SCHEMA_VERSION} or leave the line away"]

@@ -1,7 +1,7 @@
 """Flags of the magic and the command line, and back: ``--gpus 2 --no-panel`` <-> a layer.
 
-pydantic-settings parses them over the schema's own models. Each flag is handed to it by itself, so that one mistake
-does not hide the next; what it refuses is explained here.
+pydantic-settings parses them with the schema's models. Flags are parsed one at a time, so that one mistake does not
+hide the next; messages for what it refuses are made here.
 """
 
 import shlex
@@ -9,7 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from accel_nb.config.layers import Layer, did_you_mean, quoted
+from accel_nb.config.layers import Layer
+from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, SECTIONS, Config, Option
 from accel_nb.secrets import hide_secrets
 
@@ -18,14 +19,14 @@ MAX_LINE = 16_384
 _BY_FLAG = {f"--{option.flag}": option for option in OPTIONS.values()}
 _NEGATED = {f"--no-{option.flag}": option for option in OPTIONS.values() if option.is_switch}
 _KNOWN: Mapping[str, Option] = _BY_FLAG | _NEGATED
-_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"  # with those that text processors make of two hyphens
+_DASHES = "-\u2010\u2011\u2012\u2013\u2014\u2212"  # including those that text processors substitute for two hyphens
 
 
 def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
     """Return the flags of a magic's line, or of a list of arguments, as a layer.
 
-    Never raises for what the user wrote: problems travel in ``Layer.problems``, and ``resolve`` reports them together
-    with values that are not allowed.
+    Mistakes of the user raise nothing: they are in ``Layer.problems``, and ``resolve`` reports them together with
+    values that are not allowed.
     """
     text = line if isinstance(line, str) else " ".join(line)
     bad = next((char for char in text if not char.isprintable() and char != "\t"), None)
@@ -47,7 +48,7 @@ def parse_flags(line: str | Sequence[str], source: str = "magic") -> Layer:
 
 
 def flags_to_line(given: Config | Layer) -> str:
-    """Return the flags that give these options; of a Config, those that are not at their default.
+    """Return the flags that set these options; of a Config, those that are not at their default.
 
     Raises:
         ValueError: if a value cannot be written as a flag, such as text with a line break.
@@ -75,14 +76,14 @@ def usage(command: str = "%%accelerate") -> str:
 
 @dataclass
 class _Reading:
-    """What the flags gave so far."""
+    """The options of the flags that were parsed so far."""
 
     values: dict[str, Any] = field(default_factory=dict)
     places: dict[str, str] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
 
     def add(self, group: list[str], parser: "_Parser | None") -> None:
-        """Take a flag with the words that follow it."""
+        """Parse a flag with the words that follow it."""
         name = group[0].partition("=")[0]
         option = _KNOWN.get(name)
         if option is None or parser is None:
@@ -102,7 +103,7 @@ class _Reading:
 
 class _Parser(Protocol):
     def read(self, group: list[str], option: Option) -> Any:
-        """Return the value that one flag gives; raises ValueError for what the library refuses."""
+        """Return the value of one flag; raises ValueError for what the library refuses."""
         ...
 
 
@@ -129,7 +130,7 @@ def _parser() -> _Parser:
 
     class Parser:
         def read(self, group: list[str], option: Option) -> Any:
-            if option.flag in SECTIONS:  # the library takes such a flag for the whole group
+            if option.flag in SECTIONS:  # the library reads such a flag as one for the whole section
                 _, equals, rest = group[0].partition("=")
                 group = [f"--{option.name.replace('_', '-')}{equals}{rest}", *group[1:]]
             value: Any = source(args=group)()
@@ -175,7 +176,7 @@ def _suggestions() -> dict[str, str]:
 
 
 def _refused(group: list[str], option: Option) -> str:
-    """Say why the library refused a known flag."""
+    """Return the message about a known flag that the library refused."""
     name, has_value, _ = group[0].partition("=")
     extra = group[1:] if option.is_switch or has_value else group[2:]
     if option.is_switch and has_value:
@@ -192,7 +193,7 @@ def _refused(group: list[str], option: Option) -> str:
 
 def _shown(group: list[str]) -> str:
     text = " ".join(shlex.quote(word) for word in group)
-    text = hide_secrets(text)  # before it is cut: half of a secret looks like none
+    text = hide_secrets(text)  # before cutting: a part of a secret is not recognized as one
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -207,7 +208,7 @@ def _flag(option: Option, value: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """Return a value as a flag would give it."""
+    """Return a value as the text of a flag."""
     if value is None:
         return "none"
     if isinstance(value, list | tuple):

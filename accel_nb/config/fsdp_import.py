@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from accel_nb.config.import_report import Left, Outcome
-from accel_nb.config.layers import quoted
+from accel_nb.config.message_text import quoted
 
 _SHARDING = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 """In the order of their numbers, which begin with 1."""

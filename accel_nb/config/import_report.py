@@ -1,30 +1,31 @@
-"""What becomes of the values of a foreign file: an account of each, whichever file it is."""
+"""Report on the import of another program's configuration: what each of its values became."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.config.layers import Layer, quoted, resolve
+from accel_nb.config.layers import Layer, resolve
+from accel_nb.config.message_text import quoted
 from accel_nb.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """Why a value cannot come along."""
+    """The reason why a value has no option."""
 
     reason: str
 
 
 Outcome = dict[str, Any] | str | Left
-"""Options, the reason why none are needed, or why there are none."""
+"""The result for one value: options, the reason why none are needed, or why there are none."""
 
 
 @dataclass(slots=True)
 class Imported:
-    """What became of a foreign file: options, and one line for each of its values.
+    """The result of an import: options, and one line for each value of the file.
 
-    ``taken`` maps a foreign name to the options it became; ``needless`` and ``left`` map it to the reason.
+    ``taken`` maps a name of the file to its options; ``needless`` and ``left`` map it to the reason.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -33,7 +34,7 @@ class Imported:
     left: dict[str, str] = field(default_factory=dict)
 
     def table(self) -> str:
-        """Return a line for each value of the file, those that were left behind last."""
+        """Return a line for each value of the file, those without an option last."""
         rows = [
             (name, "->", ", ".join(f"{option}: {_text(value)}" for option, value in options.items()))
             for name, options in self.taken.items()
@@ -45,7 +46,7 @@ class Imported:
 
 
 def account(found: Imported, name: str, outcome: Outcome, source: str) -> None:
-    """Note what becomes of one value; options that the schema refuses are left behind with its reason."""
+    """Record the result for one value; options that the schema refuses are reported with its reason."""
     if isinstance(outcome, str):
         found.needless[name] = outcome
     elif isinstance(outcome, Left):

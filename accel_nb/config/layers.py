@@ -1,14 +1,14 @@
-"""Layers of options, and how they become one frozen Config that remembers where each value came from.
+"""Layers of options, and their merge into one frozen Config that records the origin of each value.
 
 From weakest to strongest: default < file < environment < notebook < flags < code.
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any
@@ -16,9 +16,10 @@ from typing import Any
 from pydantic import ValidationError
 
 from accel_nb.config.conflicts import ALTERNATIVES, clashes, idle_options, rank_problems
+from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, PLANNED_VALUES, SCHEMA_VERSION, SECTIONS, Config
+from accel_nb.config.yaml_documents import read_options
 from accel_nb.errors import ConfigError
-from accel_nb.secrets import hide_secrets
 
 LAYER_NAMES = ("default", "file", "environment", "notebook", "flags", "code")
 """The kinds of layers, weakest first."""
@@ -37,11 +38,11 @@ _REMEDIES = {
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """Options that one place gives.
+    """Options from one source.
 
     ``values`` may be nested (``{"ddp": {"static_graph": True}}``) or dotted (``{"ddp.static_graph": True}``).
-    ``source`` says where they stand, as ``"train.yaml"`` or ``"Accelerator(...)"``; ``places`` says it more closely
-    for single options. ``problems`` were found while the layer was read; ``resolve`` reports them with its own.
+    ``source`` names the source, as ``"train.yaml"`` or ``"Accelerator(...)"``; ``places`` is the position in it, by
+    option, where known. ``problems`` were found while the layer was read; ``resolve`` reports them with its own.
     """
 
     name: str
@@ -55,13 +56,13 @@ class Layer:
             raise ValueError(f"a layer is one of {LAYER_NAMES}, not {self.name!r}")
 
     def origin(self, option: str) -> "Origin":
-        """Where this layer's value of the option stands."""
+        """Return the origin of this layer's value of the option."""
         return Origin(self.name, self.places.get(option, self.source))
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a value came from: the kind of layer and the place in it."""
+    """The origin of a value: the kind of layer, and the position in its source."""
 
     layer: str
     source: str
@@ -85,7 +86,7 @@ class Row:
 class Resolved:
     """The config of a run, the origin of each of its values, and notes about settings that have no effect.
 
-    What follows from it is worked out once: cells are mostly run with the options of the cell before.
+    Derived values are cached, since most cells run with the options of the cell before.
     """
 
     config: Config
@@ -106,17 +107,19 @@ class Resolved:
 
     @property
     def given(self) -> dict[str, Any]:
-        """The values that some layer gave, by dotted name; defaults left out."""
+        """The values that some layer sets, by dotted name; defaults are left out."""
         return {row.option: row.value for row in self.explain() if row.origin.layer != "default"}
 
     @cached_property
     def layers(self) -> tuple[Layer, ...]:
-        """Layers that resolve to this config again, for others to be put above them."""
+        """Layers that resolve to this config again, to which stronger layers can be added."""
         layers: list[Layer] = []
         given = self.given
         for name in LAYER_NAMES[1:]:
             places = {option: origin.source for option, origin in self.origins.items() if origin.layer == name}
-            is_named_file = name == "file" and self.config.config is not None  # kept when empty: read once only
+            is_named_file = (
+                name == "file" and self.config.config is not None
+            )  # also when empty: the file is read once only
             if places or is_named_file:
                 values = {option: value for option, value in given.items() if option in places}
                 source = str(self.config.config) if is_named_file else next(iter(places.values()))
@@ -125,7 +128,7 @@ class Resolved:
 
     @cached_property
     def of_training(self) -> str:
-        """A text that is the same for two configs if what they train by is: the options of one run left out."""
+        """A text that is equal for configs whose options differ at most in those of scope ``cell``."""
         return self.config.model_dump_json(
             exclude={name for name, option in OPTIONS.items() if not option.is_of_training}
         )
@@ -139,7 +142,7 @@ class Resolved:
             )
 
     def to_json(self) -> str:
-        """Return the one JSON document that travels to the workers."""
+        """Return the JSON document that is sent to the workers."""
         return self._document
 
     @cached_property
@@ -183,20 +186,20 @@ _ambient: ContextVar[tuple[Layer, ...] | Resolved] = ContextVar("accel_nb_layers
 
 
 def ambient_layers() -> tuple[Layer, ...]:
-    """Return the layers that an Accelerator built here starts from; none outside of a cell."""
+    """Return the layers below an Accelerator's own arguments; none outside of a cell."""
     ambient = _ambient.get()
     return ambient.layers if isinstance(ambient, Resolved) else ambient
 
 
 def ambient_config() -> Resolved | None:
-    """Return what the ambient layers resolve to by themselves, where that is known already."""
+    """Return the config that the ambient layers alone resolve to, if it was computed already."""
     ambient = _ambient.get()
     return ambient if isinstance(ambient, Resolved) else None
 
 
 @contextmanager
 def using_layers(layers: Iterable[Layer] | Resolved) -> Iterator[None]:
-    """Make ``layers``, or those that a config came from, the ambient ones inside of the ``with`` block."""
+    """Make ``layers``, or those of a config, the ambient layers inside of the ``with`` block."""
     token = _ambient.set(layers if isinstance(layers, Resolved) else tuple(layers))
     try:
         yield
@@ -204,8 +207,8 @@ def using_layers(layers: Iterable[Layer] | Resolved) -> Iterator[None]:
         _ambient.reset(token)
 
 
-def giving_way(layer: Layer, stronger: Iterable[Layer]) -> Layer:
-    """Return a layer without what ``stronger`` ones of its kind give, or give an alternative to."""
+def without_overridden(layer: Layer, stronger: Iterable[Layer]) -> Layer:
+    """Return a layer without the options that ``stronger`` layers of its kind set, or set an alternative to."""
     taken = {name for other in stronger if other.name == layer.name for name in other.values}
     taken |= {name for pair in ALTERNATIVES if taken & set(pair) for name in pair}
     values = {name: value for name, value in layer.values.items() if name not in taken}
@@ -213,7 +216,7 @@ def giving_way(layer: Layer, stronger: Iterable[Layer]) -> Layer:
 
 
 def environment_layer(environ: Mapping[str, str]) -> Layer:
-    """Return the options that variables named ``ACCEL_NB_...`` give; ``environ`` is only read."""
+    """Return the layer of the variables named ``ACCEL_NB_...`` in ``environ``, which is only read."""
     values: dict[str, Any] = {}
     places: dict[str, str] = {}
     problems: list[str] = []
@@ -232,7 +235,7 @@ def environment_layer(environ: Mapping[str, str]) -> Layer:
 
 
 def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None = None) -> Resolved:
-    """Stack the layers, weakest first whatever their order here, and return the config with every value's origin.
+    """Merge the layers, weakest first whatever their order here, and return the config with each value's origin.
 
     Of two layers of the same kind the later one wins. A layer that sets ``config`` names a file, which is read by
     ``read`` (by default ``read_file``) unless the file's layer is among the layers already.
@@ -267,16 +270,25 @@ def resolve(layers: Iterable[Layer] = (), *, read: Callable[[str], Layer] | None
     return Resolved(config, _all_origins(origins), tuple(notes))
 
 
+def read_file(path: str | os.PathLike[str]) -> Layer:
+    """Return the options of a YAML file, each with its line.
+
+    Raises:
+        ConfigError: with one line for each problem, if the file cannot be read or any of its options is wrong.
+    """
+    values, places, problems = read_options(path)
+    resolve([Layer("file", values, os.fspath(path), places, problems)])
+    return Layer("file", values, os.fspath(path), places)
+
+
 def _with_file(
     checked: list[tuple[Layer, dict[str, Any]]], problems: list[str], read: Callable[[str], Layer] | None
 ) -> list[tuple[Layer, dict[str, Any]]]:
     path = next((given["config"] for _, given in reversed(checked) if given.get("config") is not None), None)
     if path is None or any(layer.name == "file" and layer.source == path for layer, _ in checked):
         return checked
-    if read is None:
-        from accel_nb.config.files import read_file as read  # loads yaml, which most runs never need
     try:
-        layer = read(path)
+        layer = (read or read_file)(path)
     except ConfigError as error:
         problems += error.problems
         return checked
@@ -313,29 +325,6 @@ def unknown_option(name: str, layer: Layer) -> str:
     flags = {option.flag.replace("-", "_"): dotted for dotted, option in OPTIONS.items()}
     shown = name if name.isprintable() and len(name) <= 80 else quoted(name)
     return f"{shown} is no option ({layer.origin(name)}){did_you_mean(name, flags | {o: o for o in OPTIONS})}"
-
-
-def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:
-    """Return ``"; did you mean X?"`` with the nearest known name, or an empty string.
-
-    A mapping maps what may have been meant to what to suggest. The last part of a dotted name counts as a name too.
-    """
-    names = dict(known) if isinstance(known, Mapping) else {item: item for item in known}
-    names = {item.rpartition(".")[2]: meant for item, meant in reversed(names.items())} | names
-    near = get_close_matches(name[:80], names, n=1)
-    return f"; did you mean {names[near[0]]}?" if near else ""
-
-
-def quoted(value: object) -> str:
-    """Return the value as one short printable piece of text."""
-    if value is None:
-        return "none"
-    try:
-        text = value if isinstance(value, str) and value.isprintable() and value and " " not in value else ascii(value)
-    except Exception:  # the repr of a stranger's object, or of a number with too many digits
-        text = f"a value of type {type(value).__name__}"
-    text = hide_secrets(text)  # before it is cut: half of a secret looks like none
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _shown(value: object) -> object:
@@ -397,7 +386,7 @@ def _all_origins(given: Mapping[str, Origin]) -> Mapping[str, Origin]:
 
 
 def _set_aside(option: str, values: dict[str, Any], origins: dict[str, Origin]) -> list[str]:
-    """Drop what ``option``, just set, replaces from a weaker layer; the same strength is a clash, found later."""
+    """Drop the alternative of ``option``, just set, from a weaker layer; at equal strength it is a clash."""
     for pair in ALTERNATIVES:
         if option not in pair or values[option] is None:
             continue

@@ -1,4 +1,4 @@
-"""Every option of accel_nb, declared once: type, limits, unit, help line and default.
+"""The schema: every option of accel_nb, declared once with type, limits, unit, help line and default.
 
 Flags, environment variables, the YAML file, the sidebar's form, the TypeScript types and ``docs/options.md`` are all
 derived from the models below and in ``sections``. To add an option, add a field; to add a strategy's options, add a
@@ -8,13 +8,13 @@ section to ``StrategySections``; then run ``python -m accel_nb.config.export``.
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
 
+from accel_nb.config.installed import STRATEGY_GROUP, installed, with_installed_sections
 from accel_nb.config.sections import (
     AccumulationOptions,
     AutocastOptions,
@@ -56,32 +56,25 @@ PLANNED_VALUES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         # PyTorch's own fails in its first compressed step, up to 2.13 at least.
         "ddp.comm_hook": ("batched_power_sgd",),
-        # To disk: DeepSpeed's operator for it is compiled with libaio where it runs.
+        # Offloading to disk: DeepSpeed compiles its operator for it with libaio on the machine where it runs.
         "deepspeed.offload_optimizer": ("nvme",),
         "deepspeed.offload_parameters": ("nvme",),
     }
 )
-"""Values of served options that this version refuses by name."""
+"""Values that this version refuses by name, with the option that will take them."""
 
 STRATEGIES = ("auto", *StrategySections.model_fields)
 """What ``strategy`` may be, beside what other packages have installed."""
 
-STRATEGY_GROUP = "accel_nb.strategies"
-"""The entry points under which strategies are installed."""
-
 
 def _strategy(value: str) -> str:
-    if value not in STRATEGIES and value not in entry_points(group=STRATEGY_GROUP).names:
+    if value not in STRATEGIES and value not in installed(STRATEGY_GROUP).names:
         raise ValueError("not a strategy")
     return value
 
 
-class Config(StrategySections):
-    """All options of a run, each within its own limits.
-
-    ``resolve`` builds it from layers and checks what must hold between options; a Config that is built by hand is
-    checked field by field only.
-    """
+class _Options(Section):
+    """The options of a run that belong to no strategy."""
 
     checkpoint: CheckpointOptions = Field(
         default_factory=CheckpointOptions, description="Where checkpoints go and how many stay."
@@ -230,21 +223,38 @@ class Config(StrategySections):
     )
 
 
+if TYPE_CHECKING:
+    _Strategies = StrategySections
+else:
+    _Strategies = with_installed_sections(StrategySections, _Options.model_fields)
+
+STRATEGY_SECTIONS = tuple(_Strategies.model_fields)
+"""The names of the sections of strategies, those that other packages have installed included."""
+
+
+class Config(_Options, _Strategies):
+    """All options of a run, each within its own limits.
+
+    ``resolve`` builds it from layers and checks what must hold between options; a Config that is built by hand is
+    checked field by field only.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One leaf of the schema: its dotted name and all that is known about it."""
+    """One option of the schema: its dotted name and its field."""
 
     name: str
     field: FieldInfo
 
     @property
     def section(self) -> str | None:
-        """The section that the option stands in, such as a strategy's; None at the root."""
+        """The section of the option, such as a strategy's; None at the root."""
         return self.name.rpartition(".")[0] or None
 
     @property
     def extra(self) -> Mapping[str, Any]:
-        """The machine-readable facts beside the type: unit, flag, metavar, allowed."""
+        """Facts that the type does not hold: unit, flag, metavar, allowed, scope."""
         extra = self.field.json_schema_extra
         return extra if isinstance(extra, dict) else {}
 
@@ -260,12 +270,12 @@ class Option:
 
     @property
     def is_of_training(self) -> bool:
-        """Whether the option changes how a cell trains, and not just how it is run and shown."""
+        """Whether the option changes how a cell trains, not only how it is run and shown."""
         return self.extra.get("scope") != "cell"
 
     @property
     def default(self) -> Any:
-        """The value when no layer gives one."""
+        """The value if no layer sets one."""
         return self.field.default
 
     @property
@@ -275,12 +285,12 @@ class Option:
 
     @property
     def allowed(self) -> str:
-        """What may be given, in words."""
+        """The allowed values, in words."""
         return _in_words(self._json_schema)
 
     @property
     def metavar(self) -> str:
-        """What stands for the value in the usage text; empty for a switch."""
+        """The placeholder of the value in the usage text; empty for a switch."""
         return "" if self.is_switch else self.extra.get("metavar") or _metavar(self._json_schema)
 
     @property
@@ -304,7 +314,7 @@ def _leaves(model: type[Section], prefix: str = "") -> dict[str, Option]:
 
 
 def is_section(field: FieldInfo) -> bool:
-    """Whether the field is a group of options rather than an option."""
+    """Whether the field is a section of options rather than an option."""
     return isinstance(field.annotation, type) and issubclass(field.annotation, Section)
 
 

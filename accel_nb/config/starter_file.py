@@ -1,4 +1,4 @@
-"""The file of options to begin with: what this machine suggests, and every other option behind a comment sign."""
+"""The first file of options: settings for this machine, and every other option commented out."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDTH = 100
 
 
 def starter_file(num_gpus: int, num_cores: int) -> str:
-    """Return a file that `read_file` takes, with the workers and the precision that fit such a machine."""
+    """Return a file that `read_file` takes, with workers and precision for such a machine."""
     suggested = _suggested(num_gpus, num_cores)
     lines = [*dumps(suggested).splitlines(), "", "# Everything else, with its default. Remove the sign to set it."]
     lines += _commented((option for option in OPTIONS.values() if option.section is None), suggested)

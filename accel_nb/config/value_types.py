@@ -1,7 +1,7 @@
-"""How the values of options are read, and the types that they have.
+"""Types of options' values, and functions that read them from text.
 
-Flags and environment variables bring text, files and code bring values. Each reader turns text into a value and leaves
-anything else alone, so that the strict types behind them decide (True is not 1, 4.0 is not 4).
+Flags and environment variables are text; files and code hold values. Each reader converts text to a value and returns
+anything else unchanged, for the strict types to check (True is not 1, 4.0 is not 4).
 """
 
 import re
@@ -29,7 +29,7 @@ def read_text(value: object) -> object:
 
 
 def read_whole(value: object) -> object:
-    """Return the whole number that a text says."""
+    """Return the whole number that a text is; other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
         return int(value) if _WHOLE.fullmatch(value) else read_text(value)
@@ -37,7 +37,7 @@ def read_whole(value: object) -> object:
 
 
 def read_real(value: object) -> object:
-    """Return the number that a text says."""
+    """Return the number that a text is; other values unchanged."""
     if isinstance(value, str):
         value = value.strip()
         return float(value) if _REAL.fullmatch(value) else read_text(value)
@@ -45,7 +45,7 @@ def read_real(value: object) -> object:
 
 
 def read_switch(value: object) -> object:
-    """Return what a word such as ``yes`` or ``off`` says."""
+    """Return the truth value of a word such as ``yes`` or ``off``; other values unchanged."""
     return _SWITCH.get(value.strip().lower(), value) if isinstance(value, str) else value
 
 
@@ -62,7 +62,7 @@ def read_parts(value: object) -> object:
 
 
 def read_ranks(value: object) -> object:
-    """Return the numbers of a comma list, or of one number; the words ``all`` and ``none`` are kept and read."""
+    """Return the numbers of a comma list, or of one number; ``all`` is kept, ``none`` becomes None."""
     if isinstance(value, int) and not isinstance(value, bool):
         return (value,)
     if isinstance(value, str):
@@ -74,12 +74,12 @@ def read_ranks(value: object) -> object:
 
 
 def unique(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:
-    """Return a tuple without what it repeats."""
+    """Return a tuple without duplicates; other values unchanged."""
     return tuple(dict.fromkeys(value)) if isinstance(value, tuple) else value
 
 
 def as_run_name(value: str | None) -> str | None:
-    """Raise ValueError for what is no name of a run."""
+    """Return a name of a run; raise ValueError if it is none."""
     if value is None:
         return None
     if not value.isprintable() or value != value.strip() or set(value) & set("/\\") or value in (".", ".."):
@@ -88,14 +88,14 @@ def as_run_name(value: str | None) -> str | None:
 
 
 def as_duration(value: int | str | None) -> int | str | None:
-    """Raise ValueError for what is no duration, or longer than a month."""
+    """Return a duration; raise ValueError if it is none, or longer than a month."""
     if isinstance(value, str) and not 0 < seconds_of(value) <= MONTH_S:
         raise ValueError("not a duration")
     return value
 
 
 def seconds_of(duration: str) -> float:
-    """Return how long a duration such as ``30s``, ``10min``, ``1.5h`` or ``2d`` is; raises ValueError for no such."""
+    """Return the seconds of a duration such as ``30s``, ``10min``, ``1.5h``, ``2d``; raise ValueError if it is none."""
     found = _DURATION.fullmatch(duration.strip())
     if found is None:
         raise ValueError("not a duration")
@@ -103,7 +103,7 @@ def seconds_of(duration: str) -> float:
 
 
 def bytes_of(size: str) -> int:
-    """Return ``80GiB`` (2^30) or ``80GB`` (10^9) in bytes; raises ValueError for no such size."""
+    """Return the bytes of a size such as ``80GiB`` (2^30) or ``80GB`` (10^9); raise ValueError if it is none."""
     found = int(TypeAdapter(ByteSize).validate_python(size))
     if not 0 < found < 2**63:
         raise ValueError("not a size")
@@ -111,42 +111,42 @@ def bytes_of(size: str) -> int:
 
 
 def as_size(value: str | None) -> str | None:
-    """Raise ValueError for what is no size."""
+    """Return a size; raise ValueError if it is none."""
     if value is not None:
         bytes_of(value)
     return value
 
 
 def as_path(value: str | None) -> str | None:
-    """Raise ValueError for a path with characters that cannot be shown."""
+    """Return a path; raise ValueError if it has unprintable characters."""
     if value is not None and not value.isprintable():
         raise ValueError("not a path")
     return value
 
 
 def as_module_name(value: str) -> str:
-    """Raise ValueError for what is no dotted name of a module."""
+    """Return the dotted name of a module; raise ValueError if it is none."""
     if not all(part.isidentifier() or part.isdecimal() for part in value.split(".")):
         raise ValueError("not a module's name")
     return value
 
 
 def as_address(value: str | None) -> str | None:
-    """Raise ValueError for what is no host and port."""
+    """Return host and port; raise ValueError for other text."""
     if value is not None and not _ADDRESS.fullmatch(value):
         raise ValueError("not HOST:PORT")
     return value
 
 
 def as_url(value: str | None) -> str | None:
-    """Raise ValueError for what is no address of the web."""
+    """Return an http or https URL; raise ValueError for other text."""
     if value is not None and not _URL.fullmatch(value):
         raise ValueError("not a URL")
     return value
 
 
 def as_identifier(value: str) -> str:
-    """Raise ValueError for what is no name in Python."""
+    """Return a Python name; raise ValueError for other text."""
     if not value.isidentifier() or iskeyword(value):
         raise ValueError("not a Python name")
     return value

@@ -41,7 +41,7 @@ from accel_nb.data.sampler import set_epoch
 from accel_nb.data.streams import Cutter, read_own, read_whole
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.process import rng
-from accel_nb.runtime.tensors.instance_class import make_instance_class
+from accel_nb.runtime.tensors.instance_patching import make_instance_class
 from accel_nb.runtime.tensors.nested import first_batch_size, to_device
 
 if TYPE_CHECKING:

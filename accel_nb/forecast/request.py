@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from accel_nb.config import Config, Layer, environment_layer, parse_flags, resolve
-from accel_nb.config.layers import quoted
+from accel_nb.config.message_text import quoted
 from accel_nb.config.value_types import bytes_of
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import ROOM_SHARE, Setting

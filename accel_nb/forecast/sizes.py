@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from accel_nb.config.layers import did_you_mean
+from accel_nb.config.message_text import did_you_mean
 from accel_nb.errors import ConfigError
 
 

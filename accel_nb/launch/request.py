@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from accel_nb.config import OPTIONS, Layer, parse_flags, resolve
-from accel_nb.config.layers import did_you_mean, quoted
+from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.errors import ConfigError
 from accel_nb.launch.rank_task import Target
 from accel_nb.launch.target import check_target

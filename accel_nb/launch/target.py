@@ -12,7 +12,7 @@ from importlib.machinery import PathFinder
 from typing import Any
 
 from accel_nb.config import Layer, resolve
-from accel_nb.config.layers import did_you_mean, quoted
+from accel_nb.config.message_text import did_you_mean, quoted
 from accel_nb.errors import ConfigError
 from accel_nb.launch.rank_task import Target
 

@@ -17,10 +17,10 @@ from accel_nb.config import (
     Resolved,
     ambient_layers,
     environment_layer,
-    giving_way,
     parse_flags,
     resolve,
     usage,
+    without_overridden,
 )
 from accel_nb.config.deepspeed_report import show_deepspeed
 from accel_nb.errors import AccelNbError, CellSyntaxError, ConfigError, PoolError
@@ -157,7 +157,7 @@ class AccelerateMagics(Magics):
 
     def _layers(self, flags: Layer) -> list[Layer]:
         launched = ambient_layers()  # the options of an `accel-nb launch` of this notebook
-        given = giving_way(flags, launched)
+        given = without_overridden(flags, launched)
         return [environment_layer(option_variables()), *self.session.notebook_layers, given, *launched]
 
     def _command(self, line: str) -> None:

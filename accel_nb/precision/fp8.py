@@ -1,7 +1,7 @@
 """8-bit floating point by torchao: linear layers multiply in float8, everything else computes as in bf16.
 
-A layer keeps its class, its weight and the weight's dtype; only what runs when it is called is another function. Scales
-are found anew for each tensor (or row), so there is no state to save.
+A layer keeps its class, its weight and the weight's dtype; only its forward is replaced. Scales are computed for each
+tensor (or row) in each call, so there is no state to save.
 """
 
 from __future__ import annotations
@@ -11,14 +11,15 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Any, Literal, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from accel_nb.config.sections import Fp8Options
 from accel_nb.errors import ConfigError
-from accel_nb.strategies.instance_patching import give_forward, plain_class, take_forward_back
+from accel_nb.runtime.tensors.instance_patching import give_forward, plain_class, take_forward_back
 
 MULTIPLE = 16
 """What both dims of a weight must be divisible by: the instruction of the hardware multiplies tiles of that size."""
@@ -31,37 +32,13 @@ _TRIAL_RUNS = 6
 _PASSES_PER_RUN = 4
 
 
-class Fp8Options(Protocol):
-    """The section of the configuration about fp8."""
-
-    @property
-    def recipe(self) -> Literal["tensorwise", "rowwise", "rowwise_with_gw_hp"]:
-        """What shares a scale; torchao's own names."""
-        ...
-
-    @property
-    def emulate(self) -> bool:
-        """Round to float8, and multiply in float32."""
-        ...
-
-    @property
-    def skip_modules(self) -> Sequence[str] | None:
-        """Names of layers that stay in bfloat16; None: the first and the last."""
-        ...
-
-    @property
-    def trial_rows(self) -> int:
-        """On how many rows the layers are timed before training; 0: not at all."""
-        ...
-
-
 @dataclass(frozen=True)
 class Casting:
-    """How a weight becomes float8 with one scale for all of it, in parts that are cast apart."""
+    """How a weight is cast to float8 with one scale for all of it, in parts that are cast separately."""
 
     dtype: torch.dtype
     settings: Any
-    """torchao's, for multiplying by it."""
+    """torchao's settings of a multiplication by the weight."""
 
     def scales(self, largest: Tensor) -> Tensor:
         """Return the scales of weights, from the largest absolute value of each."""
@@ -77,7 +54,7 @@ class Casting:
         return made._data
 
     def whole(self, values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-        """Return the weight that float8 values stand for, as a layer multiplies by it; it shows as one of ``dtype``."""
+        """Return torchao's tensor of float8 values, by which a layer multiplies; its shown dtype is ``dtype``."""
         from torchao.float8 import float8_training_tensor
 
         kind: Any = float8_training_tensor.Float8TrainingTensor
@@ -86,12 +63,12 @@ class Casting:
 
 
 def casting_of(module: nn.Module) -> Casting | None:
-    """Return how the weight of a converted layer is cast by who gathers it; None for other modules and recipes."""
+    """Return how an all-gather casts the weight of a converted layer; None for other modules and recipes."""
     return getattr(type(module), _CASTING, None)
 
 
 class Float8Layers:
-    """Lets the linear layers of models multiply in float8, in place.
+    """Makes the linear layers of models multiply in float8, in place.
 
     Raises `ConfigError` where torchao is not installed, and on hardware without float8 unless it is emulated.
     """
@@ -112,7 +89,7 @@ class Float8Layers:
         self._trials: dict[int, str] = {}
 
     def apply(self, model: nn.Module, compiled: Callable[[Any], Any] = lambda function: function) -> None:
-        """Convert a model's layers, before it is compiled and wrapped; ``compiled`` is what a trial times them as."""
+        """Convert a model's layers, before it is compiled and wrapped; ``compiled`` compiles what a trial times."""
         if id(model) in self._converted:
             return
         layers = self._converted[id(model)] = find_layers(model, self._options.skip_modules)
@@ -124,13 +101,13 @@ class Float8Layers:
             setattr(type(layer), _CASTING, self._casting)
 
     def undo(self, model: nn.Module) -> None:
-        """Give the layers their own forward back; after the model is unwrapped and no longer compiled."""
+        """Restore the forward of the layers; after the model is unwrapped and no longer compiled."""
         self._trials.pop(id(model), None)
         for layer in self._converted.pop(id(model), ()):
             take_forward_back(layer)
 
     def describe(self, model: nn.Module) -> list[str]:
-        """Say what of a model computes in float8, and what a trial has found; nothing for a model that is not known."""
+        """Return lines about the layers in float8 and the result of a trial; none for a model not converted."""
         layers = self._converted.get(id(model))
         if layers is None:
             return []
@@ -162,7 +139,7 @@ class Float8Layers:
 
 
 def why_not(device: torch.device, recipe: str) -> str | None:
-    """Say why a device does not multiply in float8 by a recipe; None where it does."""
+    """Return why a device does not multiply in float8 by a recipe; None if it does."""
     if device.type != "cuda":
         return f"the {device.type} has no float8 arithmetic"
     found, first = torch.cuda.get_device_capability(device), _FIRST_CAPABILITY[recipe]
@@ -191,7 +168,7 @@ def find_layers(model: nn.Module, skip: Sequence[str] | None) -> list[nn.Linear]
 
 
 def _linears(model: nn.Module) -> dict[str, nn.Linear]:
-    # Of subclasses nobody knows that calling them is all that is done with their weights.
+    # Subclasses are left out: they may use their weights in other ways than by calling the layer.
     return {
         name: part
         for name, part in model.named_modules()
@@ -213,9 +190,9 @@ def _forward(layer: nn.Linear, multiply: Callable[[Tensor, Tensor], Tensor]) -> 
 
 
 def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Tensor], Casting | None]:
-    """Return what multiplies rows by a weight, (..., inputs) x (outputs, inputs), with gradients in float8 as well.
+    """Return a function that multiplies rows by a weight, (..., inputs) x (outputs, inputs), gradients in float8 too.
 
-    With it how a weight is cast apart from that, for recipes whose every use of it has one and the same scale.
+    Also how a weight is cast separately, for recipes in which every use of a weight has the same scale.
     """
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
@@ -238,7 +215,7 @@ def _multiplication(options: Fp8Options) -> tuple[Callable[[Tensor, Tensor], Ten
 
 
 def _seconds(way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor, device: torch.device) -> float:
-    """Return how long a forward and backward pass takes: the quickest of several runs, after those that warm up."""
+    """Return the seconds of a forward and backward pass: the fastest of several runs, the first of which warm up."""
     times: list[float] = []
     for _ in range(_TRIAL_RUNS):
         start = time.perf_counter()

@@ -4,60 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 
+from accel_nb.config.sections import AutocastOptions, ScalerOptions
 from accel_nb.errors import ConfigError
 from accel_nb.precision.policy import Precision, PrecisionPolicy
 from accel_nb.runtime.devices.device import choose_precision
 from accel_nb.runtime.tensors.nested import map_tensors
-
-
-class AutocastOptions(Protocol):
-    """The section of the configuration about autocast; PyTorch's own names."""
-
-    @property
-    def enabled(self) -> bool:
-        """Compute in the run's precision."""
-        ...
-
-    @property
-    def cache_enabled(self) -> bool:
-        """Keep low precision copies of weights."""
-        ...
-
-
-class ScalerOptions(Protocol):
-    """The section of the configuration about loss scaling; PyTorch's own names."""
-
-    @property
-    def init_scale(self) -> float:
-        """The first scale."""
-        ...
-
-    @property
-    def growth_factor(self) -> float:
-        """The factor of growth."""
-        ...
-
-    @property
-    def backoff_factor(self) -> float:
-        """The factor after an overflow."""
-        ...
-
-    @property
-    def growth_interval(self) -> int:
-        """Steps without overflow before the scale grows."""
-        ...
-
-    @property
-    def enabled(self) -> bool:
-        """Scale at all."""
-        ...
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 
 class Full:
@@ -100,7 +59,7 @@ class BFloat16(Full):
     policy = PrecisionPolicy("bf16", compute=torch.bfloat16, output=torch.float32)
 
     def __init__(self, device: torch.device, autocast: AutocastOptions | None = None) -> None:
-        self._autocast = _autocast(device, torch.bfloat16, autocast)
+        self._autocast = _autocast(device, torch.bfloat16, autocast or AutocastOptions())
 
     def autocast(self) -> AbstractContextManager[Any]:
         """Return torch's autocast for bfloat16."""
@@ -108,7 +67,7 @@ class BFloat16(Full):
 
 
 class Float8(BFloat16):
-    """What is beside the layers that `accel_nb.precision.fp8` lets multiply in float8: bfloat16 under autocast."""
+    """Computes in bfloat16 under autocast, except the layers that `accel_nb.precision.fp8` converts to float8."""
 
     policy = PrecisionPolicy("fp8", compute=torch.bfloat16, output=torch.float32)
 
@@ -121,8 +80,8 @@ class Float16:
     def __init__(
         self, device: torch.device, autocast: AutocastOptions | None = None, scaler: ScalerOptions | None = None
     ) -> None:
-        self._autocast = _autocast(device, torch.float16, autocast)
-        self._scaler = GradScaler(device.type) if scaler is None else _scaler(device, scaler)
+        self._autocast = _autocast(device, torch.float16, autocast or AutocastOptions())
+        self._scaler = _scaler(device, scaler or ScalerOptions())
         self._unscaled: set[int] = set()
         self._steppables: dict[int, _Steppable] = {}
         self._must_update = False
@@ -138,12 +97,12 @@ class Float16:
 
     def scale(self, loss: Tensor) -> Tensor:
         """Return the scaled loss."""
-        if self._must_update or (self._unscaled and self._was_abandoned()):
+        if self._must_update or (self._unscaled and self._were_gradients_dropped()):
             self._update()
         return self._scaler.scale(loss)
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the scale, and look for infinities and NaN among them."""
+        """Divide the gradients by the scale, and check them for infinities and NaN."""
         if id(optimizer) not in self._unscaled:
             self._scaler.unscale_(self._steppable(optimizer))
             self._unscaled.add(id(optimizer))
@@ -152,7 +111,7 @@ class Float16:
         """Step the optimizer unless its gradients overflowed."""
         steppable = self._steppable(optimizer)
         if not has_gradient(optimizer):
-            optimizer.step()  # nothing to unscale, which the scaler would complain about
+            optimizer.step()  # the scaler raises if there is nothing to unscale
             return True
         self.unscale_(optimizer)
         steppable.ran = False
@@ -167,23 +126,23 @@ class Float16:
         return self._scaler.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on with the scale of ``state``."""
+        """Load the scale and its history."""
         if self._must_update:
             self._update()
         self._scaler.load_state_dict(state)
 
     def _update(self) -> None:
-        """Adapt the scale after a step.
+        """Adapt the scale after a step, before the next backward pass.
 
-        It waits for the next backward pass: optimizers that step after the same backward pass have gradients of the
+        Not earlier: optimizers that step after the same backward pass have gradients of the
         same scale, and would be unscaled by another one if the first step had changed it.
         """
         self._scaler.update()
         self._unscaled.clear()
         self._must_update = False
 
-    def _was_abandoned(self) -> bool:
-        """Whether unscaled gradients were thrown away instead of stepped with."""
+    def _were_gradients_dropped(self) -> bool:
+        """Whether unscaled gradients were dropped without a step."""
         return not any(has_gradient(self._steppables[key].optimizer) for key in self._unscaled)
 
     def _steppable(self, optimizer: Optimizer) -> Any:
@@ -194,10 +153,10 @@ class Float16:
 
 
 class _Steppable:
-    """What the scaler sees of an optimizer; notes whether the scaler let the step happen.
+    """The optimizer as torch's scaler gets it; records whether the scaler ran the step.
 
-    It does not offer to skip by itself, as fused optimizers do: then nobody could tell whether it did, and learning
-    rate schedules must know.
+    It does not support skipping inside of the step, as fused optimizers do: then it would be unknown whether the step
+    was skipped, which learning rate schedules depend on.
     """
 
     def __init__(self, optimizer: Optimizer) -> None:
@@ -215,12 +174,12 @@ class _Steppable:
 
 def has_gradient(optimizer: Optimizer) -> bool:
     """Whether any parameter of the optimizer has a gradient."""
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
+    return any(value.grad is not None for value in stepped_parameters(optimizer))
 
 
-def _autocast(device: torch.device, dtype: torch.dtype, options: AutocastOptions | None) -> Callable[[], Any]:
+def _autocast(device: torch.device, dtype: torch.dtype, options: AutocastOptions) -> Callable[[], Any]:
     """Return a function that makes torch's autocast contexts."""
-    is_enabled, has_cache = (True, None) if options is None else (options.enabled, options.cache_enabled)
+    is_enabled, has_cache = options.enabled, options.cache_enabled
     return lambda: torch.autocast(device.type, dtype=dtype, enabled=is_enabled, cache_enabled=has_cache)
 
 

@@ -1,4 +1,4 @@
-"""What a precision is: a frozen record of dtypes, and six calls."""
+"""The interface of a precision, and its record of dtypes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 @dataclass(frozen=True, slots=True)
 class PrecisionPolicy:
-    """Dtypes of one precision; None leaves what is there.
+    """Dtypes of one precision; None leaves the dtype as it is.
 
     ``param`` is what weights are stored in, ``compute`` what the forward and backward pass use, ``reduce`` what
     gradients are averaged in, ``output`` what a model returns. Strategies with native precision translate this record.
@@ -29,7 +29,7 @@ class PrecisionPolicy:
 
 
 class Precision(Protocol):
-    """How a strategy without native precision applies a policy."""
+    """What a strategy calls to apply a policy."""
 
     policy: PrecisionPolicy
 
@@ -47,17 +47,17 @@ class Precision(Protocol):
         ...
 
     def unscale_(self, optimizer: Optimizer) -> None:
-        """Undo `scale` in the gradients of the optimizer's parameters; again before the next step does nothing."""
+        """Undo `scale` in the optimizer's gradients; a second call before the next step does nothing."""
         ...
 
     def step(self, optimizer: Optimizer) -> bool:
-        """Step the optimizer; False if the gradients overflowed and the step was left out."""
+        """Step the optimizer; return False if the gradients overflowed and the step was skipped."""
         ...
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs: plain numbers."""
+        """Return the state that a resumed run needs, as plain numbers."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from `state_dict`."""
+        """Load what `state_dict` returned."""
         ...

@@ -1,4 +1,4 @@
-"""Strategies: how the ranks of a world train one model together."""
+"""Strategies: ways in which the ranks of a world train one model together."""
 
 from accel_nb.strategies.base import Bundle as Bundle
 from accel_nb.strategies.base import Capabilities as Capabilities

@@ -1,4 +1,4 @@
-"""The seam between the accelerator and a way of training on many devices."""
+"""The interface between the accelerator and a strategy, and the parts that strategies share."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from accel_nb.runtime.devices.device import use
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import local
 from accel_nb.runtime.tensors.state_tree import map_state
+from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 
 StepOutcome = Literal["ran", "skipped"]
@@ -26,20 +28,21 @@ def _use_device_of(world: World) -> torch.device:
     return use(world.device)
 
 
-def _nothing() -> None:
+def _no_problem() -> None:
     return None
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a strategy can do; the accelerator asks these, never a name or a type.
+    """What a strategy can do. The accelerator decides by these, never by a name or a type.
 
-    ``rank`` orders the strategies that fit a world when the user leaves the choice open: the highest is taken.
-    ``native_step`` says that `Strategy.step` does more than the precision does: without it and without loss scaling
-    the optimizer's own step is called. ``keeps_local`` says that `Strategy.keep_local` is served. ``places_batches``
-    says that batches get to the device by `Strategy.place`, and not by being moved there as they are. ``open_device``
-    makes a world's device this process's current one and returns it. ``problem`` says what the machine lacks, if
-    anything, and what to do about it.
+    ``rank`` orders the strategies that fit a world where the user leaves the choice open: the highest is used.
+    ``shards_params``: each rank holds a part of the parameters. ``native_step``: `Strategy.step` does more than the
+    precision; without it and without loss scaling the optimizer's own step is called. ``keeps_local``:
+    `Strategy.keep_local` is supported. ``hides_gradients``: gradients are not in ``parameter.grad``. ``steps_in``: the
+    only dtype of weights that can be stepped; None for any. ``places_batches``: batches are moved to the device by
+    `Strategy.place`. ``open_device`` makes a world's device the current one of this process and returns it.
+    ``problem`` returns what the machine lacks and what to do about it; None where it lacks nothing.
     """
 
     min_world: int = 1
@@ -54,14 +57,14 @@ class Capabilities:
     steps_in: torch.dtype | None = None
     places_batches: bool = False
     open_device: Callable[[World], torch.device] = _use_device_of
-    problem: Callable[[], str | None] = _nothing
+    problem: Callable[[], str | None] = _no_problem
 
     def fits(self, world: World) -> bool:
         """Whether the strategy can run in this world."""
         return self.reason_against(world) is None
 
     def reason_against(self, world: World) -> str | None:
-        """Say why the strategy cannot run in this world; None if it can."""
+        """Return why the strategy cannot run in this world; None if it can."""
         if world.size < self.min_world:
             return f"it needs at least {self.min_world} workers, and there is {world.size}"
         if self.max_world is not None and world.size > self.max_world:
@@ -85,7 +88,7 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Bundle:
-    """What is trained together: handed to a strategy as one, since some must see all of it."""
+    """Models, optimizers and schedulers that are trained together; a strategy gets all of them in one call."""
 
     models: tuple[nn.Module, ...] = ()
     optimizers: tuple[Optimizer, ...] = ()
@@ -107,10 +110,11 @@ class Bundle:
 
 
 class Strategy(Protocol):
-    """Built as ``cls(options, precision)``, where ``options`` is the strategy's section of the configuration.
+    """A way in which ranks train together, made as ``cls(options, precision)``.
 
-    Every rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state`
-    and `write_state` may wait for other ranks.
+    ``options`` is the section of the configuration under the strategy's name; None takes the section's defaults. Every
+    rank makes the same calls in the same order. Only `wrap`, `backward`, `clip_grad_norm`, `step`, `read_state` and
+    `write_state` may wait for other ranks.
     """
 
     name: ClassVar[str]
@@ -118,18 +122,18 @@ class Strategy(Protocol):
     precision: Precision
 
     def __init__(self, options: Any, precision: Precision) -> None:
-        """Keep the options; touch no device and no other rank."""
+        """Store the options; use no device and no other rank."""
         ...
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Say why a bundle cannot be prepared, beside what is prepared already; None where it can.
+        """Return why a bundle cannot be prepared in addition to what is prepared already; None if it can.
 
-        One rank may ask alone, also of a strategy that was not opened.
+        One rank may call alone, also before `open`.
         """
         ...
 
     def open(self, world: World, comm: Communicator) -> None:
-        """Enter a world; before anything else but `refusal`."""
+        """Enter a world; called before everything but `refusal`."""
         ...
 
     def model_init(self) -> AbstractContextManager[Any]:
@@ -139,7 +143,7 @@ class Strategy(Protocol):
     def wrap(self, bundle: Bundle) -> Bundle:
         """Prepare models, optimizers and schedulers jointly, in place, and return the same objects.
 
-        Where it fails on a rank, `unwrap` leaves each model of the bundle there as it was, without other ranks.
+        Where it fails on a rank, `unwrap` restores each model of the bundle there without other ranks.
         """
         ...
 
@@ -148,43 +152,43 @@ class Strategy(Protocol):
         ...
 
     def data_coords(self) -> tuple[int, int]:
-        """Return which share of the data this rank reads, and how many shares there are."""
+        """Return the index of the share of the data that this rank reads, and the number of shares."""
         ...
 
     def place(self, batch: Any) -> Any:
-        """Return a batch as the model takes it; called only where ``capabilities.places_batches`` is set."""
+        """Return a batch on the device; called only where ``capabilities.places_batches`` is set."""
         ...
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Say whether gradients of the next forward and backward passes are to be averaged over ranks."""
+        """Set whether the next forward and backward passes average gradients over ranks."""
         ...
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Leave the model's gradients on each rank, in backward passes and before steps, until told otherwise."""
+        """Set whether the model's gradients stay on each rank, in backward passes and before steps."""
         ...
 
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
-        """Compute gradients of ``loss``, averaged over ranks unless `grad_sync` said otherwise."""
+        """Compute gradients of ``loss``, averaged over ranks unless `grad_sync` switched that off."""
         ...
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Before clipping and stepping: average what is not averaged yet, and multiply by ``factor``."""
+        """Average what is not averaged yet, and multiply all by ``factor``; before clipping and stepping."""
         ...
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Forget the gradients of the bundle's optimizers, and what waits to be averaged into them."""
+        """Drop the gradients of the bundle's optimizers, those that wait to be averaged included."""
         ...
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Make the gradients of an optimizer readable, where the precision scales losses."""
+        """Undo loss scaling in the gradients of an optimizer."""
         ...
 
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip the gradients of ``parameters`` (none given: of the bundle's) jointly, and return their norm before."""
+        """Clip the gradients of ``parameters`` (default: the bundle's) to a joint norm; return the norm before."""
         ...
 
     def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
@@ -196,25 +200,25 @@ class Strategy(Protocol):
         ...
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return all training state, as a copy or as it is in memory; every rank calls.
+        """Return all training state, copied or as it is in memory; every rank calls.
 
-        A tensor of which this rank holds a part is a `Slice` of it.
+        A tensor of which this rank holds a part is returned as a `Slice`.
         """
         ...
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Put the state of `read_state` back; every rank calls.
+        """Load the state that `read_state` returned; every rank calls.
 
-        Where ``capabilities.shards_params`` is set, tensors may be handles of a checkpoint that are not read yet.
+        Where ``capabilities.shards_params`` is set, tensors may be `StoredTensor`s, which are not read yet.
         """
         ...
 
     def hidden_bytes(self) -> tuple[int, int]:
-        """Return what gradients, and what optimizers, take on this rank beside what their objects show."""
+        """Return the bytes of gradients and of optimizer state on this rank that are not in the objects' tensors."""
         ...
 
     def describe(self) -> dict[str, Any]:
-        """Return what the receipt shows: plain values."""
+        """Return what the receipt shows, as plain values by name."""
         ...
 
     def close(self) -> None:
@@ -223,7 +227,7 @@ class Strategy(Protocol):
 
 
 class Stepping:
-    """The part that strategies share which leave scaling and stepping to the precision."""
+    """Base of strategies that leave loss scaling and stepping to the precision."""
 
     def __init__(self, options: Any, precision: Precision) -> None:
         self.options = options
@@ -234,26 +238,24 @@ class Stepping:
         return None
 
     def hidden_bytes(self) -> tuple[int, int]:
-        """Return nothing: parameters have their gradients, and optimizers their state."""
+        """Return zero: all gradients and state are in the objects' tensors."""
         return 0, 0
 
     def place(self, batch: Any) -> Any:
-        """Return the batch: whoever reads it has moved it."""
+        """Return the batch, which the loader has moved to the device."""
         return batch
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Forget gradients, although an accumulation window may hold them back."""
-        for optimizer in bundle.optimizers:
-            for group in optimizer.param_groups:
-                for parameter in group["params"]:
-                    parameter.grad = None
+        """Drop gradients, also those of an accumulation window that is not complete."""
+        for parameter in stepped_parameters(*bundle.optimizers):
+            parameter.grad = None
 
     def unscale(self, optimizer: Optimizer) -> None:
         """Divide the optimizer's gradients by the loss scale, once for each step."""
         self.precision.unscale_(optimizer)
 
     def clip_grad_value(self, bundle: Bundle, clip_value: float, parameters: Iterable[Tensor]) -> None:
-        """Clip each element of a gradient, once it is readable."""
+        """Undo loss scaling, and clip each element of a gradient."""
         for optimizer in bundle.optimizers:
             self.unscale(optimizer)
         torch.nn.utils.clip_grad.clip_grad_value_(parameters, clip_value)
@@ -264,10 +266,10 @@ class Stepping:
 
 
 class ReplicaStrategy(Stepping):
-    """The part that strategies share whose every rank holds the whole model: clipping and state."""
+    """Base of strategies in which every rank holds the whole model: clipping and state."""
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Refuse models that have no values: nothing here fills them."""
+        """Refuse models on the meta device, which have no values."""
         for model in bundle.models:
             name = next((name for name, value in model.named_parameters() if value.is_meta), None)
             if name is not None:
@@ -288,8 +290,8 @@ class ReplicaStrategy(Stepping):
         return torch.nn.utils.clip_grad.clip_grad_norm_(clipped, max_norm, norm_type)
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return every state dict, as a copy or as it is in memory."""
-        take = copied_state if copied else _as_it_is
+        """Return every state dict, copied or as it is in memory."""
+        take = copied_state if copied else _unchanged
         return {
             "models": [take(model.state_dict()) for model in bundle.models],
             "optimizers": [take(optimizer.state_dict()) for optimizer in bundle.optimizers],
@@ -298,7 +300,7 @@ class ReplicaStrategy(Stepping):
         }
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load every state dict back."""
+        """Load every state dict."""
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(values)
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
@@ -309,30 +311,33 @@ class ReplicaStrategy(Stepping):
 
 
 def multiply_gradients(bundle: Bundle, factor: float | Tensor) -> None:
-    """Multiply every gradient of the bundle's optimizers by ``factor``, in place; reads no number from a device."""
+    """Multiply every gradient of the bundle's optimizers by ``factor``, in place; no tensor is copied to the host."""
     if not isinstance(factor, Tensor) and factor == 1.0:
         return
     gradients = {
         id(parameter): local(parameter.grad)
-        for optimizer in bundle.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
+        for parameter in stepped_parameters(*bundle.optimizers)
         if parameter.grad is not None
     }
     multiply(gradients.values(), factor)
 
 
 def multiply(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
-    """Multiply tensors in place, those of one dtype and device by one call; reads no number from a device."""
-    alike: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
+    """Multiply tensors in place, those of one dtype and device in one call; no tensor is copied to the host."""
+    has_foreach = is_checked("foreach")
+    groups: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
-        alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
-    for (dtype, device), found in alike.items():
-        own = factor.to(device, dtype) if isinstance(factor, Tensor) else factor
-        torch._foreach_mul_(found, own)  # pyright: ignore[reportPrivateImportUsage]
+        groups.setdefault((tensor.dtype, tensor.device), []).append(tensor)
+    for (dtype, device), found in groups.items():
+        scale = factor.to(device, dtype) if isinstance(factor, Tensor) else factor
+        if has_foreach:
+            torch._foreach_mul_(found, scale)  # pyright: ignore[reportPrivateImportUsage]
+        else:
+            for tensor in found:
+                tensor.mul_(scale)
 
 
-def _as_it_is(state: Any) -> Any:
+def _unchanged(state: Any) -> Any:
     return state
 
 

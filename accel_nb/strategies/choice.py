@@ -1,4 +1,4 @@
-"""Choosing a strategy for a world."""
+"""Choice of a strategy for a world."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ AUTO = "auto"
 def choose(requested: str, world: World, registry: Registry) -> type[Strategy]:
     """Return the strategy class to run with in this world.
 
-    ``auto`` takes, among those whose capabilities fit, the one that ranks highest. Raises `ConfigError` if the
+    ``auto`` chooses, among those whose capabilities fit, the one of the highest ``rank``. Raises `ConfigError` if the
     requested one does not fit, or none does.
     """
     if requested != AUTO:

@@ -1,21 +1,15 @@
-"""Finding strategies: each is one entry point of the group ``accel_nb.strategies``."""
+"""Registry of strategies: each is one entry point of the group ``accel_nb.strategies``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from typing import Any
 
-from accel_nb.config.schema import STRATEGY_GROUP
+from accel_nb.config.installed import STRATEGY_GROUP, installed
 from accel_nb.errors import ConfigError
 from accel_nb.strategies.base import Strategy
-
-
-@cache
-def _installed() -> tuple[EntryPoint, ...]:
-    """Return the group's entry points. Reading them opens a file of every installed package: once is enough."""
-    return tuple(entry_points(group=STRATEGY_GROUP))
 
 
 @cache
@@ -25,10 +19,10 @@ def _load(point: EntryPoint) -> type[Strategy]:
 
 
 class Registry:
-    """The strategies that are installed, by name; a strategy's module is imported when it is asked for."""
+    """The installed strategies by name; the module of a strategy is imported by `get`."""
 
     def __init__(self, points: Iterable[EntryPoint] | None = None) -> None:
-        found = _installed() if points is None else points
+        found = installed(STRATEGY_GROUP) if points is None else points
         self._points: Mapping[str, EntryPoint] = {point.name: point for point in found}
 
     @property

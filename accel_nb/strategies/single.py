@@ -8,14 +8,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 
 class Single(ReplicaStrategy):
-    """Trains as plain PyTorch does; a model is touched only if the precision asks for it."""
+    """Trains as plain PyTorch does; a model is changed only if the precision needs it."""
 
     name: ClassVar[str] = "single"
     capabilities: ClassVar[Capabilities] = Capabilities(max_world=1, rank=100)
@@ -29,15 +30,15 @@ class Single(ReplicaStrategy):
         return nullcontext()
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Let models compute in the precision's dtype."""
+        """Make the forward passes of models compute in the precision's dtype."""
         if self.precision.policy.compute is not None:
             for model in bundle.models:
                 if id(model) not in self._wrapped:
-                    self._wrapped[id(model)] = give_forward(model, plain_forward(model, self.precision))
+                    self._wrapped[id(model)] = give_forward(model, forward_in_precision(model, self.precision))
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Give the model its plain class back."""
+        """Restore the class of the model."""
         if self._wrapped.pop(id(model), None) is not None:
             take_forward_back(model)
         return model
@@ -47,10 +48,10 @@ class Single(ReplicaStrategy):
         return 0, 1
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Do nothing: there is nobody to average with."""
+        """Do nothing: there are no other ranks."""
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Do nothing: gradients are nowhere else."""
+        """Do nothing: there are no other ranks."""
 
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
@@ -63,7 +64,7 @@ class Single(ReplicaStrategy):
         multiply_gradients(bundle, factor)
 
     def describe(self) -> dict[str, Any]:
-        """Return nothing: there is nothing to add."""
+        """Return no facts."""
         return {}
 
     def close(self) -> None:

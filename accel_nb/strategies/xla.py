@@ -1,7 +1,7 @@
 """PyTorch/XLA: operations are recorded, compiled as one program for each step, and run on every chip of a process.
 
 One process owns all chips that it sees (SPMD): tensors are whole as far as the program can tell, a batch is divided
-along its first dim over a mesh of the chips, and the compiler adds what they must tell each other. Several processes,
+along its first dim over a mesh of the chips, and the compiler inserts the collectives between them. Several processes,
 each with a chip of its own, average gradients through the communicator instead.
 
 A step's program is compiled when its shapes are first seen, so nothing here may depend on numbers, only on shapes.
@@ -11,20 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from accel_nb.config.sections import XlaOptions
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import filled_gradients
 from accel_nb.runtime.process.environment import prepare_for_xla
 from accel_nb.runtime.process.hardware import why_no_xla
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
 from accel_nb.runtime.tensors.state_tree import map_state
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import (
     Bundle,
@@ -33,29 +37,12 @@ from accel_nb.strategies.base import (
     StepOutcome,
     multiply_gradients,
 )
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
 
 _AXIS = "chips"
 
 
-class XlaOptions(Protocol):
-    """The section of the configuration that this strategy reads."""
-
-    @property
-    def shard_params(self) -> bool:
-        """Divide parameters, gradients and optimizer state among the chips as well."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultXlaOptions:
-    """The defaults, for use without a configuration."""
-
-    shard_params: bool = False
-
-
 def _open_device(world: World) -> torch.device:
-    """Load torch_xla and return the device that stands for every chip of this process."""
+    """Load torch_xla and return the device that represents every chip of this process."""
     prepare_for_xla(on_processor=torch.device(world.device).type == "cpu")
     import torch_xla  # pyright: ignore[reportMissingImports]
     import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
@@ -78,8 +65,9 @@ def _open_device(world: World) -> torch.device:
 
 
 class Xla(ReplicaStrategy):
-    """Trains on the chips of this process as on one device; see the module."""
+    """Trains on the chips of this process as on one device."""
 
+    options: XlaOptions
     name: ClassVar[str] = "xla"
     capabilities: ClassVar[Capabilities] = Capabilities(
         rank=10,
@@ -91,7 +79,7 @@ class Xla(ReplicaStrategy):
     )
 
     def __init__(self, options: XlaOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultXlaOptions(), precision)
+        super().__init__(options or XlaOptions(), precision)
         if precision.policy.loss_scaling:
             raise ConfigError(
                 "precision fp16 cannot run under the strategy 'xla', which would have to wait for the device in every "
@@ -99,7 +87,7 @@ class Xla(ReplicaStrategy):
             )
         self._wrapped: dict[int, nn.Module] = {}
         self._local: set[int] = set()
-        # How many tensors of its state an optimizer had when they were divided last.
+        # The size of an optimizer's state when it was divided last, by the id of the optimizer.
         self._num_divided: dict[int, int] = {}
 
     def open(self, world: World, comm: Communicator) -> None:
@@ -122,7 +110,7 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Let models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its part."""
+        """Make models compute in the precision's dtype; every rank gets rank 0's weights, and every chip its part."""
         for model in bundle.models:
             if id(model) in self._wrapped:
                 continue
@@ -130,13 +118,13 @@ class Xla(ReplicaStrategy):
                 for value in (*model.parameters(), *model.buffers()):
                     self._comm.broadcast(value)
             if self.precision.policy.compute is not None:
-                give_forward(model, plain_forward(model, self.precision))
+                give_forward(model, forward_in_precision(model, self.precision))
             self._wrapped[id(model)] = model
             self._divide(model.parameters())
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Give the model its plain class back; it stays on the device."""
+        """Restore the class of the model, which stays on the device."""
         if self._wrapped.pop(id(model), None) is not None and self.precision.policy.compute is not None:
             take_forward_back(model)
         return model
@@ -148,7 +136,7 @@ class Xla(ReplicaStrategy):
     def place(self, batch: Any) -> Any:
         """End the program of the batch before, and return this one on the device, divided among the chips.
 
-        A batch whose length the number of chips does not divide is on each of them whole: equal, and slower.
+        A batch whose length is not divisible by the number of chips is replicated on each: same result, but slower.
         """
         self._xla.sync()
         batch = to_device(batch, self._device)
@@ -162,7 +150,7 @@ class Xla(ReplicaStrategy):
         """Do nothing: gradients of several processes are averaged once, before the step."""
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Leave the model's gradients on each rank, or average them again."""
+        """Set whether the model's gradients stay on each rank."""
         (self._local.add if enabled else self._local.discard)(id(model))
 
     def backward(
@@ -179,7 +167,7 @@ class Xla(ReplicaStrategy):
         multiply_gradients(bundle, factor)
 
     def step(self, optimizer: Optimizer) -> StepOutcome:
-        """Step the optimizer, and send off everything that was recorded since the last step as one program."""
+        """Step the optimizer, and run everything recorded since the last step as one program."""
         outcome = super().step(optimizer)
         if self._num_divided.get(id(optimizer)) != len(optimizer.state):
             self._divide_state(optimizer)
@@ -187,7 +175,7 @@ class Xla(ReplicaStrategy):
         return outcome
 
     def read_state(self, bundle: Bundle, *, copied: bool = True) -> dict[str, Any]:
-        """Return every state dict in the host's memory: tensors on this device have no addresses to tell them by."""
+        """Return every state dict in host memory: the device has no addresses that show which tensors are shared."""
         self._xla.sync()
         host = _Host(copied)
         weights = [model.state_dict(keep_vars=True) for model in bundle.models]
@@ -202,7 +190,7 @@ class Xla(ReplicaStrategy):
 
     @torch.no_grad()
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load every state dict back, and divide again what was."""
+        """Load every state dict, and divide again what was divided."""
         super().write_state(bundle, state)
         for model in bundle.models:
             self._divide(model.parameters())
@@ -226,19 +214,15 @@ class Xla(ReplicaStrategy):
 
     def _average(self, bundle: Bundle) -> None:
         """Average the gradients that the bundle's optimizers step; a rank that has none counts as zero."""
-        stepped = {id(value) for item in bundle.optimizers for group in item.param_groups for value in group["params"]}
+        stepped = set(map(id, stepped_parameters(*bundle.optimizers)))
         models = [model for key, model in self._wrapped.items() if key not in self._local]
         found = {id(value): value for model in models for value in model.parameters() if id(value) in stepped}
         trained = [value for value in found.values() if value.requires_grad]
-        present = torch.tensor([value.grad is not None for value in trained], dtype=torch.int32)
-        anywhere = self._comm.all_reduce(present, "max").tolist()
         by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for value, is_needed in zip(trained, anywhere, strict=True):
-            if is_needed:
-                value.grad = torch.zeros_like(value) if value.grad is None else value.grad
-                by_dtype.setdefault(value.grad.dtype, []).append(value.grad)
+        for gradient in filled_gradients(self._comm, trained):
+            by_dtype.setdefault(gradient.dtype, []).append(gradient)
         for gradients in by_dtype.values():
-            # On the host in one piece: each transfer ends the program that is being recorded.
+            # On the host, in one tensor: each transfer ends the program that is being recorded.
             flat = torch.cat([gradient.flatten() for gradient in gradients]).cpu()
             means = self._comm.all_reduce(flat, "mean").to(self._device)
             sizes = [gradient.numel() for gradient in gradients]
@@ -246,7 +230,7 @@ class Xla(ReplicaStrategy):
                 gradient.copy_(mean.view_as(gradient))
 
     def _divide(self, tensors: Iterable[Tensor]) -> None:
-        """Divide tensors along the largest dim that the chips divide, where the options ask for it."""
+        """Divide tensors along the largest dim that the chips divide, if the options say so."""
         if not self._is_dividing:
             return
         for tensor in tensors:
@@ -269,7 +253,7 @@ class Xla(ReplicaStrategy):
 
 
 class _Host:
-    """Copies states into the host's memory; what is one tensor stays one."""
+    """Copies states into host memory; a tensor that appears twice is copied once."""
 
     def __init__(self, copied: bool) -> None:
         self._copied = copied

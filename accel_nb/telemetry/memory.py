@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from accel_nb.runtime.devices.device import memory
 from accel_nb.runtime.distributed.sharded import local
 from accel_nb.runtime.tensors.nested import find_tensors
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.telemetry.events import MemorySample, Sink
 
 PERIOD_S = 0.2
@@ -84,8 +85,7 @@ class MemoryMeter:
         if counted_for == self._counted_for:
             return
         parameters = {id(value): value for model in models for value in model.parameters()}
-        for optimizer in optimizers:
-            parameters.update({id(value): value for group in optimizer.param_groups for value in group["params"]})
+        parameters.update({id(value): value for value in stepped_parameters(*optimizers)})
         buffers = [value for model in models for value in model.buffers()]
         self._parameters = storage_bytes([*parameters.values(), *buffers])
         self._gradients = storage_bytes([value.grad for value in parameters.values() if value.grad is not None])

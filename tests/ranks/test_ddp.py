@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.accelerator import Accelerator
+from accel_nb.runtime import torch_private
 from accel_nb.runtime.world import World
 from tests.ranks.launch import run_ranks
 
@@ -56,6 +57,16 @@ def train_both(world: World, options: dict[str, object]) -> None:
 @pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["short way", "torch's own way"])
 def test_weights_and_buffers_are_those_of_ddp(options: dict[str, object]) -> None:
     run_ranks(train_both, 2, options)
+
+
+def train_on_an_unchecked_torch(world: World, options: dict[str, object]) -> None:
+    torch_private.torch_version = lambda: "9.9"
+    train_both(world, options)
+
+
+@pytest.mark.parametrize("options", [{}, {"find_unused_parameters": True}], ids=["plain", "unused"])
+def test_weights_are_those_of_ddp_without_private_names(options: dict[str, object]) -> None:
+    run_ranks(train_on_an_unchecked_torch, 2, options)
 
 
 def profile_a_step(world: World) -> bool:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from accel_nb.cli.main import main
-from accel_nb.config.files import read_file
+from accel_nb.config.layers import read_file
 from accel_nb.config.starter_file import starter_file
 
 

@@ -14,8 +14,9 @@ from accel_nb.cli.main import main
 from accel_nb.config import Layer, resolve
 from accel_nb.config.deepspeed_import import import_deepspeed
 from accel_nb.config.deepspeed_report import show_deepspeed
-from accel_nb.config.deepspeed_settings import DefaultDeepspeedOptions, settings_for
-from accel_nb.config.files import read_file
+from accel_nb.config.deepspeed_settings import settings_for
+from accel_nb.config.layers import read_file
+from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import ConfigError
 
 
@@ -25,7 +26,7 @@ def settings(num_elements: int = 1000, **options: Any) -> dict[str, Any]:
 
 
 def test_the_defaults_of_the_schema_are_those_without_a_configuration() -> None:
-    assert settings() == settings_for(DefaultDeepspeedOptions(), 1000, pins_memory=False)
+    assert settings() == settings_for(DeepspeedOptions(), 1000, pins_memory=False)
 
 
 @pytest.mark.parametrize("stage", [1, 2, 3])

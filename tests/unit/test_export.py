@@ -8,7 +8,7 @@ import nbformat
 import pytest
 
 from accel_nb.cli.main import main
-from accel_nb.config.files import read_file
+from accel_nb.config.layers import read_file
 from accel_nb.errors import ConfigError
 from accel_nb.notebook.export.script import Exported, Source, executed, export, write_script
 

@@ -18,6 +18,7 @@ from accel_nb.errors import ConfigError, PoolError
 from accel_nb.notebook.reports.doctor import diagnose
 from accel_nb.pool.device_assignment import Claims, place_workers
 from accel_nb.pool.engine import WorkerSpec
+from accel_nb.runtime import torch_private
 from accel_nb.runtime.process.hardware import (
     Gpu,
     count_tpu_chips,
@@ -147,6 +148,14 @@ def test_the_doctor_says_what_a_platform_and_its_devices_mean():
     lines = "\n".join(map(str, diagnose(machine, Signals({"TPU_ACCELERATOR_TYPE": "v3-8"}, KERNEL))))
     assert (why := why_no_xla()) is not None
     assert f"[WARN] v3-8: {why}; or use --cpus N" in lines
+
+
+def test_the_doctor_says_that_torch_is_unchecked_and_what_runs_then(monkeypatch: pytest.MonkeyPatch):
+    assert "is not checked" not in "\n".join(map(str, diagnose()))
+    monkeypatch.setattr(torch_private, "torch_version", lambda: "2.99")
+    [line] = [str(finding) for finding in diagnose() if "is not checked" in finding.text]
+    assert line.startswith("[note] torch 2.99 is not checked")
+    assert "torch's own forward pass of DistributedDataParallel" in line
 
 
 def test_the_command_line_has_a_doctor(capsys: pytest.CaptureFixture[str]):

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.distributed.fsdp import FSDPModule
 
+from accel_nb.config.sections import FsdpOptions
 from accel_nb.precision.half import build_precision
 from accel_nb.strategies.base import Bundle
 from accel_nb.strategies.fsdp.sharded_model import _groups_of
-from accel_nb.strategies.fsdp.strategy import DefaultFsdpOptions, Fsdp
+from accel_nb.strategies.fsdp.strategy import Fsdp
 
 
 @pytest.mark.parametrize(
@@ -30,7 +30,7 @@ def test_the_groups_of_a_unit_are_found_under_either_name(state: dict[str, objec
 
 def test_an_option_that_this_pytorch_does_not_have_is_refused(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delattr(FSDPModule, "set_reduce_scatter_unused_params")
-    options = replace(DefaultFsdpOptions(), average_unused=True)
+    options = FsdpOptions(average_unused=True)
     refused = Fsdp(options, build_precision("no", torch.device("cpu"))).refusal(Bundle())
     assert refused is not None
     assert "fsdp.average_unused needs a newer PyTorch" in str(refused)

@@ -15,8 +15,8 @@ from typing import Any, Literal, Protocol
 
 from accel_nb.config import Layer
 from accel_nb.config.deepspeed_import import import_deepspeed
-from accel_nb.config.files import read_document
 from accel_nb.config.import_report import Imported
+from accel_nb.config.yaml_documents import read_document
 from accel_nb.errors import ConfigError
 
 _DATA = ("dispatch_batches", "even_batches", "use_seedable_sampler", "data_seed", "non_blocking")

@@ -45,6 +45,7 @@ from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.data.loader import Share, is_sharded
 from accel_nb.errors import UnsyncedGradientError
 from accel_nb.runtime.distributed import sharded
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 
 _FACTORIES = (
     "arange", "as_tensor", "empty", "empty_like", "eye", "full", "full_like", "linspace", "logspace", "ones",
@@ -294,7 +295,9 @@ class PlainCells:
         behind = {id(scheduler.optimizer): scheduler.optimizer for scheduler in kinds.schedulers}
         optimizers = [*kinds.optimizers, *(item for key, item in behind.items() if key not in known)]
         inside = {id(part) for model in kinds.models for part in model.modules() if part is not model}
-        stepped = {id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in _parameters(item)}
+        stepped = {
+            id(value) for item in (*optimizers, *self._stepper.bundle.optimizers) for value in stepped_parameters(item)
+        }
         roots = [model for model in kinds.models if id(model) not in inside and model not in prepared]
         return Found(
             modules=tuple(model for model in roots if not _is_skeleton(model, stepped)),
@@ -329,10 +332,12 @@ class PlainCells:
         within = list(trained_objects(local))
         self._release_unreachable([*within, *pending, *iterated])
         found = self._unprepared([*within, *pending])
-        stepped = {id(value) for optimizer in found.optimizers for value in _parameters(optimizer)}
+        stepped = {id(value) for optimizer in found.optimizers for value in stepped_parameters(optimizer)}
         owners = [model for model in found.modules if any(id(value) in stepped for value in model.parameters())]
         owned = {id(value) for model in owners for value in model.parameters()} | self._stepper.known_parameters
-        optimizers = [item for item in found.optimizers if any(id(value) in owned for value in _parameters(item))]
+        optimizers = [
+            item for item in found.optimizers if any(id(value) in owned for value in stepped_parameters(item))
+        ]
         steps = {id(item) for item in optimizers} | self._stepper.gates.keys()
         schedulers = [item for item in found.schedulers if id(item.optimizer) in steps]
         found_here = {id(item) for item in found.optimizers}
@@ -471,10 +476,6 @@ def _is_skeleton(model: nn.Module, stepped: Collection[int]) -> bool:
 def _has_batches(loader: DataLoader[Any]) -> bool:
     """Whether the loader itself puts samples together: what a dataset gives may be one sample, or many."""
     return loader.batch_sampler is not None or isinstance(loader.sampler, BatchSampler)
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _refuse_unprepared(accelerator: Accelerator) -> Callable[..., None]:

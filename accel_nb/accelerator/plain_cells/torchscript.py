@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 from torch.jit import _builtins
 
-from accel_nb.strategies.instance_patching import plain_class, plain_view
+from accel_nb.runtime.tensors.instance_patching import plain_class, plain_view
 
 
 @contextmanager
@@ -36,7 +36,7 @@ def of_plain_model(plain: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(plain)
     def compile_plainly(*args: Any, **kwargs: Any) -> Any:
         if args and isinstance(args[0], nn.Module) and plain_class(args[0]) is not type(args[0]):
-            return plain(plain_view(args[0], None), *args[1:], **kwargs)
+            return plain(plain_view(args[0]), *args[1:], **kwargs)
         return plain(*args, **kwargs)
 
     return compile_plainly

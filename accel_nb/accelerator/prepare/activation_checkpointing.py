@@ -9,8 +9,8 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from accel_nb.accelerator.prepare.compiling import forward_of
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
-from accel_nb.strategies.instance_patching import give_forward, take_forward_back
 
 
 class Recomputer:

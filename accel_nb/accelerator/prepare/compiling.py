@@ -3,44 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
 
+from accel_nb.config.sections import CompileOptions
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.strategies.fsdp.wrap_policy import repeated_blocks
-from accel_nb.strategies.instance_patching import give_forward, take_forward_back
 
 _DYNAMIC = {"auto": None, "yes": True, "no": False}
-
-
-class CompileOptions(Protocol):
-    """The configuration's section about compiling, with PyTorch's names."""
-
-    @property
-    def backend(self) -> str:
-        """The backend's name, or ``no``."""
-        ...
-
-    @property
-    def mode(self) -> str:
-        """The mode of torch.compile."""
-        ...
-
-    @property
-    def fullgraph(self) -> bool:
-        """Whether graph breaks raise an error."""
-        ...
-
-    @property
-    def dynamic(self) -> str:
-        """``auto``, ``yes`` or ``no``."""
-        ...
-
-    @property
-    def regional(self) -> bool:
-        """Whether to compile repeated blocks only."""
-        ...
 
 
 class Compiler:

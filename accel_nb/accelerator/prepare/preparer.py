@@ -33,14 +33,15 @@ from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.config.schema import Config
 from accel_nb.data.loader import BatchMeaning, shard, unshard
 from accel_nb.errors import MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import shape_of
 from accel_nb.runtime.process import rng
+from accel_nb.runtime.tensors.instance_patching import give_forward, plain_class, take_forward_back
 from accel_nb.runtime.tensors.tied import move_tied
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.instance_patching import give_forward, plain_class, plain_forward, take_forward_back
 
 _CLAIM = "_accel_nb_claim"
 
@@ -317,7 +318,7 @@ class Preparer:
         self._move(model, ())
         self._compile(model)
         if precision.policy.compute is not None:
-            give_forward(model, plain_forward(model, precision))
+            give_forward(model, forward_in_precision(model, precision))
             self._claim_models([model])
         self._evaluated.add(id(model))
         self._objects[id(model)] = model

@@ -37,6 +37,7 @@ from accel_nb.data.position import Position
 from accel_nb.errors import CheckpointError, MisuseError, NoCheckpoint
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import have_gradients
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.process.secrets import redact, redacted
 from accel_nb.runtime.tensors.state_tree import map_state
@@ -420,8 +421,7 @@ class TrainingState:
             for name, value in model.named_parameters()
             if value.requires_grad
         ]
-        present = torch.tensor([value.grad is not None for _, _, value in parameters], dtype=torch.int32)
-        anywhere = self._comm.all_reduce(present, "max").tolist()
+        anywhere = have_gradients(self._comm, [value for _, _, value in parameters])
         found: list[dict[str, Slice]] = [{} for _ in self._stepper.bundle.models]
         for (index, name, value), is_there in zip(parameters, anywhere, strict=True):
             if not is_there:

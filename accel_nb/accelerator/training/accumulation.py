@@ -8,33 +8,10 @@ over ranks, and do optimizers step.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal, Protocol
 
+from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.loader import Share
-
-
-class WindowOptions(Protocol):
-    """The configuration's section about accumulation windows."""
-
-    @property
-    def tail(self) -> Literal["step", "carry", "drop"]:
-        """What happens to a window that the end of the loader cuts short."""
-        ...
-
-    @property
-    def sync_each_batch(self) -> bool:
-        """Whether to average gradients after every micro-batch."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultWindowOptions:
-    """Steps at the end of a short window, and averages gradients once for each window."""
-
-    tail: Literal["step", "carry", "drop"] = "step"
-    sync_each_batch: bool = False
 
 
 class Window:
@@ -47,7 +24,7 @@ class Window:
         on_sync: Callable[[bool], None],
         *,
         on_drop: Callable[[], None] = lambda: None,
-        options: WindowOptions | None = None,
+        options: AccumulationOptions | None = None,
     ) -> None:
         self.number = 0
         self._num_ended = 0
@@ -71,7 +48,7 @@ class Window:
         self._world_size = world_size
         self._on_sync = on_sync
         self._on_drop = on_drop
-        self._options = options or DefaultWindowOptions()
+        self._options = options or AccumulationOptions()
         self._num_held = 0
         self._is_last = False
         self._in_block = False

@@ -18,8 +18,10 @@ from accel_nb.accelerator.training.stepper import Stepper
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed.collectives import Collectives, all_reduce_together
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import filled_gradients
 from accel_nb.runtime.process import serialization
-from accel_nb.strategies.base import Bundle
+from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.strategies.base import Bundle, multiply
 
 _REFUSAL = "inside of join_uneven_inputs other ranks may have ended and would not answer; call it after the block"
 
@@ -114,18 +116,9 @@ class _UnevenRun:
         """Replace the gradients of an optimizer by their mean over the micro-batches of all ranks."""
         total = sum(row[2] if row[0] else row[3 + index] for row in rows)
         parameters = self._parameters(index)
-        has_gradient = [parameter.grad is not None for parameter in parameters]
-        device = parameters[0].device if parameters else torch.device("cpu")
-        anywhere = self._comm.all_reduce(torch.tensor(has_gradient, dtype=torch.int32, device=device), "max").tolist()
-        gradients: list[Tensor] = []
-        for parameter, is_needed in zip(parameters, anywhere, strict=True):
-            if is_needed:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                gradients.append(parameter.grad)
+        gradients = filled_gradients(self._comm, parameters)
         all_reduce_together(self._comm, gradients)
-        if gradients:
-            torch._foreach_mul_(gradients, self._stepper.window.size / total)  # pyright: ignore[reportPrivateImportUsage]
+        multiply(gradients, self._stepper.window.size / total)
 
     def _drop(self, index: int) -> None:
         self._num_rest[index] = 0
@@ -133,8 +126,7 @@ class _UnevenRun:
             parameter.grad = None
 
     def _parameters(self, index: int) -> list[Tensor]:
-        groups = self._proxies[index].optimizer.param_groups
-        return [parameter for group in groups for parameter in group["params"] if parameter.requires_grad]
+        return [value for value in stepped_parameters(self._proxies[index].optimizer) if value.requires_grad]
 
 
 def _sendable(state: Mapping[str, Any]) -> dict[str, Any]:

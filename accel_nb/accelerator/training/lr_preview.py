@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.accelerator.training.pure_function import follows_from_arguments
 from accel_nb.accelerator.training.stepper import Stepper
-from accel_nb.strategies.instance_patching import innermost_class
+from accel_nb.runtime.tensors.instance_patching import innermost_class
 from accel_nb.telemetry.events import RatePlanned, Sink
 
 logger = logging.getLogger(__name__)

@@ -18,8 +18,8 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, ReduceLROnPlateau
 
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.instance_patching import plain_class, restore, specialise
 from accel_nb.strategies.base import Bundle
-from accel_nb.strategies.instance_patching import plain_class, restore, specialise
 
 
 class Stepping(Protocol):

@@ -13,16 +13,17 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
-from accel_nb.accelerator.training.accumulation import Window, WindowOptions
+from accel_nb.accelerator.training.accumulation import Window
 from accel_nb.accelerator.training.first_step_checks import FirstStep, fingerprint
 from accel_nb.accelerator.training.loss_weighting import LossReader, Reading, Weighed, WindowWeights
 from accel_nb.accelerator.training.optimizer_proxy import OptimizerGate
+from accel_nb.config.sections import AccumulationOptions
 from accel_nb.data.loader import Share
 from accel_nb.errors import MisuseError, UnsyncedGradientError
 from accel_nb.precision.half import has_gradient
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Strategy
 from accel_nb.telemetry.memory import MemoryMeter
@@ -42,7 +43,7 @@ class Stepper:
         clip: float | None,
         meter: StepMeter,
         memory: MemoryMeter,
-        window: WindowOptions | None = None,
+        window: AccumulationOptions | None = None,
         has_sentinels: bool = False,
     ) -> None:
         self.strategy = strategy
@@ -217,7 +218,7 @@ class Stepper:
         if proxy.finished_in != number:
             self._finish(proxy, number, factor)
         if self._clip is not None:
-            self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, _parameters(proxy.optimizer))
+            self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
         sentinel = self._sentinel(proxy) if proxy.is_unproven else None
         ran = proxy.step_plainly() if self._steps_plainly else proxy.run(self.strategy.step) == "ran"
         self._end_step(proxy, number, ran)
@@ -294,7 +295,7 @@ class Stepper:
 
     def stepped_models(self) -> list[nn.Module]:
         """Return the models of which an optimizer steps parameters: not loss modules, teachers or averaged copies."""
-        stepped = {id(value) for optimizer in self.bundle.optimizers for value in _parameters(optimizer)}
+        stepped = {id(value) for optimizer in self.bundle.optimizers for value in stepped_parameters(optimizer)}
         return [model for model in self.bundle.models if any(id(value) in stepped for value in model.parameters())]
 
     @property
@@ -346,7 +347,7 @@ class Stepper:
             _, number, factor = self.window.attempt()
             self._finish(proxy, number, factor)
             if self._clip is not None:
-                self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, _parameters(proxy.optimizer))
+                self.strategy.clip_grad_norm(proxy.bundle, self._clip, 2.0, stepped_parameters(proxy.optimizer))
             return loss
 
         # The strategy's step is not called: it returns no loss, and there is nothing to scale.
@@ -419,7 +420,7 @@ class Stepper:
         return [
             proxy
             for proxy in self.gates.values()
-            if any(id(parameter) in wanted for parameter in _parameters(proxy.optimizer))
+            if any(id(parameter) in wanted for parameter in stepped_parameters(proxy.optimizer))
         ]
 
     def _exchanges(self, reading: Weighed) -> bool:
@@ -547,10 +548,6 @@ _NO_MODEL = (
 
 def _trainable_in(model: nn.Module) -> set[int]:
     return {id(value) for value in model.parameters() if value.requires_grad}
-
-
-def _parameters(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _name_in(models: Iterable[nn.Module], parameter: Tensor) -> str | None:

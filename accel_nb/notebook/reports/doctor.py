@@ -10,6 +10,7 @@ from typing import Literal
 
 from accel_nb.runtime.process.hardware import Machine, cuda_of_torch, inspect_machine, why_no_xla, why_unusable
 from accel_nb.runtime.process.platforms import Signals, detect_platform, find_signals, find_tpu
+from accel_nb.runtime.torch_private import why_unchecked
 
 GIB = 1024**3
 SMALL_SHM = 1 * GIB
@@ -55,6 +56,8 @@ def _packages() -> Iterator[Finding]:
             if name == "torch":
                 yield Finding("warning", "torch is not installed: pip install torch")
             continue
+        if name == "torch" and (unchecked := why_unchecked()) is not None:
+            yield Finding("note", unchecked)
         if name == "torch_xla" and (why := why_no_xla()) is not None:
             yield Finding("warning", why)
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from accel_nb.config import Config
-from accel_nb.config.layers import did_you_mean
+from accel_nb.config.message_text import did_you_mean
 from accel_nb.errors import ConfigError
 from accel_nb.forecast.plans import Forecast
 from accel_nb.forecast.request import Request, find_setting

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.tensors.overlap import overwrite
+from accel_nb.runtime.torch_private import is_checked
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,7 +84,14 @@ def local(tensor: Any) -> Any:
     part = flat_part(tensor)
     if part is not None:
         return tensor if part.held is None else part.held[: part.ranges[part.rank][1]]
-    return tensor._local_tensor if is_sharded(tensor) else tensor
+    if not is_sharded(tensor):
+        return tensor
+    if is_checked("dtensor.local"):
+        return tensor._local_tensor
+    import torch
+
+    with torch.no_grad():  # with gradients it would be a view that autograd records
+        return tensor.to_local()
 
 
 def num_parts(tensor: Any) -> int:

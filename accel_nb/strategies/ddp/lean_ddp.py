@@ -1,7 +1,8 @@
-"""DistributedDataParallel with a forward pass that costs Python little.
+"""DistributedDataParallel with a forward pass of little Python overhead.
 
-torch's own labels each pass for the profiler, notes statistics, and asks in every pass what was settled when it was
-built; that costs a small model as much as its layers. What has an effect on a replica on one device are five calls.
+torch's own forward pass labels each pass for the profiler, collects statistics, and checks in every pass what was fixed
+when the object was made; for a small model that takes as long as its layers. Five of its calls have an effect on a
+replica on one device.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ class LeanDdp(DistributedDataParallel):
     """Averages gradients of the parameters of ``module``, and computes by calling ``module.forward`` without hooks.
 
     Call `forward` with gradients on. Where torch has more to do (the first pass, unused parameters, a static graph) or
-    a profiler listens, torch's own forward pass runs.
+    a profiler is active, torch's own forward pass runs. It uses private names of torch: see `torch_private`.
     """
 
     _plain_forward: Callable[..., Any]
 
     def __init__(self, module: torch.nn.Module, **options: Any) -> None:
         named = [*module.named_parameters(), *module.named_buffers()]
-        # torch's broadcast cannot write into these. A trained one is left to the optimizer, which cannot either.
+        # torch's broadcast cannot write into these. For a trained one the optimizer raises, which cannot either.
         self._overlapping = {name for name, value in named if not value.requires_grad and has_overlap(value)}
         if self._overlapping:
             module._ddp_params_and_buffers_to_ignore = self._overlapping  # type: ignore[assignment]
@@ -52,7 +53,7 @@ class LeanDdp(DistributedDataParallel):
             self.modules_buffers += [distinct(buffers[name]) for name in self._overlapping & buffers.keys()]
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute ``module.forward`` and make the reducer wait for a backward pass, if that is to be averaged."""
+        """Compute ``module.forward``, and prepare the reducer for a backward pass if that averages gradients."""
         if not (self._is_simple and self._lazy_init_ran) or torch.autograd._profiler_enabled():  # pyright: ignore[reportPrivateImportUsage]
             return super().forward(*args, **kwargs)
         reducer, is_averaged = self.reducer, self.require_backward_grad_sync
@@ -62,7 +63,7 @@ class LeanDdp(DistributedDataParallel):
             self._has_rebuilt_buckets = True
         if self.will_sync_module_buffers():
             self._sync_buffers()
-        outer = DistributedDataParallel._active_ddp_module  # torch.compile asks for it
+        outer = DistributedDataParallel._active_ddp_module  # torch.compile reads it
         DistributedDataParallel._active_ddp_module = self
         try:
             output = self._plain_forward(*args, **kwargs)

@@ -1,7 +1,8 @@
 """PyTorch's DistributedDataParallel: one replica of the model on each rank, gradients averaged during backward.
 
-Gradients that DDP did not see are averaged before the step instead: those of a model that was trained through a
-method other than its forward, in evaluation mode, or by a second backward pass. DDP would let the replicas drift.
+Gradients that DDP did not reduce are averaged before the step instead: those of a model that was trained through a
+method other than its forward, in evaluation mode, or by a second backward pass. With DDP alone the replicas would drift
+apart.
 """
 
 from __future__ import annotations
@@ -11,71 +12,36 @@ import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch._C._distributed_c10d import BuiltinCommHookType
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_nb.config.sections import DdpOptions
 from accel_nb.errors import MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.distributed.gradients import filled_gradients
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
+from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.runtime.torch_private import is_checked
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, ReplicaStrategy, multiply_gradients
-from accel_nb.strategies.ddp.comm_hooks import HookOptions, register_hook
+from accel_nb.strategies.ddp.comm_hooks import average_buckets, register_hook
 from accel_nb.strategies.ddp.lean_ddp import LeanDdp
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
-
-
-class DdpOptions(Protocol):
-    """The section of the configuration that this strategy reads; PyTorch's own names."""
-
-    @property
-    def find_unused_parameters(self) -> bool:
-        """Look in every backward pass for parameters that took no part."""
-        ...
-
-    @property
-    def bucket_cap_mb(self) -> int:
-        """Size of the buckets that are reduced together, in MiB."""
-        ...
-
-    @property
-    def static_graph(self) -> bool:
-        """Promise that every step uses the same parameters in the same order."""
-        ...
-
-    @property
-    def broadcast_buffers(self) -> bool:
-        """Copy rank 0's buffers to every rank before each forward pass."""
-        ...
-
-    @property
-    def comm_hook(self) -> str:
-        """What compresses gradients on their way between ranks."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultDdpOptions:
-    """PyTorch's defaults, for use without a configuration."""
-
-    find_unused_parameters: bool = False
-    bucket_cap_mb: int = 25
-    static_graph: bool = False
-    broadcast_buffers: bool = True
-    comm_hook: str = "no"
 
 
 class Ddp(ReplicaStrategy):
-    """Trains a replica on each rank; see the module."""
+    """Trains a replica of each model on each rank."""
 
+    options: DdpOptions
     name: ClassVar[str] = "ddp"
     capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=50)
 
     def __init__(self, options: DdpOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultDdpOptions(), precision)
+        super().__init__(options or DdpOptions(), precision)
         self._replicas: dict[int, _Replica] = {}
         self._owners: dict[int, tuple[Bundle, list[_Replica]]] = {}
         self._window = _Window()
@@ -92,12 +58,12 @@ class Ddp(ReplicaStrategy):
         return nullcontext()
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Give every model with trainable parameters a replica; rank 0's weights become everyone's."""
+        """Make a replica for every model with trainable parameters, with the weights of rank 0."""
         self._owners.clear()
         for model in bundle.models:
             if id(model) in self._replicas:
                 continue
-            forward = plain_forward(model, self.precision)
+            forward = forward_in_precision(model, self.precision)
             if any(parameter.requires_grad for parameter in model.parameters()):
                 replica = _Replica(model, forward, self._window, self.options)
                 try:
@@ -112,7 +78,7 @@ class Ddp(ReplicaStrategy):
         return bundle
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Give the model its plain class back and end its replica."""
+        """Restore the class of the model and close its replica."""
         self._owners.clear()
         replica = self._replicas.pop(id(model), None)
         if replica is not None:
@@ -125,13 +91,13 @@ class Ddp(ReplicaStrategy):
         return self._world.rank, self._world.size
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Say whether the next backward pass averages the model's gradients."""
+        """Set whether the next backward pass averages the model's gradients."""
         replica = self._replicas.get(id(model))
         if replica is not None and replica.ddp is not None:
             replica.ddp.require_backward_grad_sync = enabled
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Take the model past DDP, so that nothing is averaged, or through it again."""
+        """Set whether calls of the model bypass DDP, so that nothing is averaged."""
         replica = self._replicas.get(id(model))
         if replica is not None:
             replica.is_local = enabled
@@ -139,7 +105,7 @@ class Ddp(ReplicaStrategy):
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
-        """Compute gradients of the scaled loss; DDP averages them on the way."""
+        """Compute gradients of the scaled loss; DDP averages them in the backward pass."""
         self._has_new_gradients = True
         was_seen = False
         for replica in self._replicas.values():
@@ -153,16 +119,16 @@ class Ddp(ReplicaStrategy):
                     replica.has_local_gradients = True
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
-        """Average the gradients that DDP did not see, and multiply all by ``factor``."""
-        if self._has_new_gradients:  # optimizers that step after the same backward pass close the same window
+        """Average the gradients that DDP did not reduce, and multiply all by ``factor``."""
+        if self._has_new_gradients:  # optimizers that step after one backward pass close the same window
             self._has_new_gradients = False
             self._closing = self._window.number
             self._window.number += 1
         for replica in self._replicas_of(bundle):
             if replica.is_local:
                 continue
-            if replica.ddp is None or replica.synchronised_in != self._closing or replica.has_local_gradients:
-                owned = _parameters_of(bundle)
+            if replica.ddp is None or replica.reduced_in_window != self._closing or replica.has_local_gradients:
+                owned = set(map(id, stepped_parameters(*bundle.optimizers)))
                 self._average(replica, [value for value in replica.parameters if id(value) in owned])
             elif not replica.is_checked:
                 self._look_for_unused(replica)
@@ -173,13 +139,8 @@ class Ddp(ReplicaStrategy):
 
     def describe(self) -> dict[str, Any]:
         """Return the options that differ from PyTorch's defaults."""
-        defaults = DefaultDdpOptions()
-        names = ("find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers", "comm_hook")
-        return {
-            name: getattr(self.options, name)
-            for name in names
-            if getattr(self.options, name) != getattr(defaults, name)
-        }
+        names = {"find_unused_parameters", "bucket_cap_mb", "static_graph", "broadcast_buffers", "comm_hook"}
+        return self.options.model_dump(include=names, exclude_defaults=True)
 
     def close(self) -> None:
         """Unwrap every model."""
@@ -187,10 +148,10 @@ class Ddp(ReplicaStrategy):
             self.unwrap(replica.model)
 
     def _replicas_of(self, bundle: Bundle) -> list[_Replica]:
-        """Return the replicas that the bundle's optimizers own parameters of, remembered for each bundle."""
+        """Return the replicas whose parameters the bundle's optimizers step, cached for each bundle."""
         known = self._owners.get(id(bundle))
         if known is None or known[0] is not bundle:
-            owned = _parameters_of(bundle)
+            owned = set(map(id, stepped_parameters(*bundle.optimizers)))
             replicas = [
                 replica
                 for replica in self._replicas.values()
@@ -200,10 +161,10 @@ class Ddp(ReplicaStrategy):
         return known[1]
 
     def _look_for_unused(self, replica: _Replica) -> None:
-        """After the first backward pass: if parameters took no part, have DDP look for such in every pass.
+        """After the first backward pass: if parameters took no part, make DDP look for such in every pass.
 
-        On one device they are no error. DDP by itself would leave their whole bucket unaveraged, and say so only in
-        the next pass; averaging again what it has averaged changes nothing.
+        On one device they are no error. DDP alone would leave their whole bucket unaveraged, and raise only in the
+        next pass. Averaging a second time changes nothing.
         """
         replica.is_checked = True
         unused = replica.unused_names()
@@ -223,68 +184,52 @@ class Ddp(ReplicaStrategy):
 
     @torch.no_grad()
     def _average(self, replica: _Replica, parameters: list[nn.Parameter]) -> None:
-        """Average gradients over ranks; a rank that has none counts as zero if another has one."""
+        """Average gradients over ranks; a missing gradient counts as zero if any rank has one."""
         replica.has_local_gradients = False
-        has_gradient = [parameter.grad is not None for parameter in parameters]
-        present = torch.tensor(has_gradient, dtype=torch.int32, device=parameters[0].device)
-        anywhere = self._comm.all_reduce(present, "max").tolist()
-        for parameter, is_needed in zip(parameters, anywhere, strict=True):
-            if not is_needed:
-                continue
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-            self._comm.all_reduce(parameter.grad, "mean")
+        for gradient in filled_gradients(self._comm, parameters):
+            self._comm.all_reduce(gradient, "mean")
 
 
 @dataclass
 class _Window:
-    """The number of the accumulation window that forward passes now belong to."""
+    """The number of the accumulation window that is open."""
 
     number: int = 0
 
 
-def _parameters_of(bundle: Bundle) -> set[int]:
-    return {
-        id(parameter)
-        for optimizer in bundle.optimizers
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-    }
-
-
 class _Replica:
-    """One model and the DDP object that its calls go through; none for a model without trainable parameters."""
+    """One model and the DDP object that runs its calls; a model without trainable parameters has no DDP object."""
 
     def __init__(
         self, model: nn.Module, forward: Callable[..., Any], window: _Window, options: DdpOptions | None
     ) -> None:
         self.model = model
         self.parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        # A forward pass has made DDP wait for the gradients of a backward pass.
+        # A forward pass has prepared DDP to reduce the gradients of a backward pass.
         self.is_armed = False
-        # Gradients stay on this rank: the caller has a way of its own to keep the replicas equal.
+        # Gradients stay on this rank: the caller keeps the replicas equal itself.
         self.is_local = False
-        # The last window with such a forward pass.
-        self.synchronised_in = -1
+        # The last window with a forward pass that armed DDP.
+        self.reduced_in_window = -1
         self._window = window
-        # A backward pass that should have been averaged was not seen by DDP.
+        # A backward pass that should have averaged gradients was not reduced by DDP.
         self.has_local_gradients = False
         self.is_checked = options is None or options.find_unused_parameters or options.static_graph
         self.is_trained = options is not None
-        # None too where DDP cannot follow the model's gradients: they are averaged before each step.
-        self.ddp: LeanDdp | None = None
+        # Also None where DDP cannot reduce the model's gradients: then they are averaged before each step.
+        self.ddp: DistributedDataParallel | None = None
         self._plain_forward = forward
         self._options = options
         if options is not None:
             self._build(options, options.find_unused_parameters)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the model: through DDP while training, directly otherwise, so that one rank may evaluate alone."""
+        """Run the model: by DDP in training mode, directly otherwise, so that one rank may evaluate alone."""
         if self.is_local or self.ddp is None or not (self.model.training and torch.is_grad_enabled()):
             return self._plain_forward(*args, **kwargs)
         if self.ddp.require_backward_grad_sync:
             self.is_armed = True
-            self.synchronised_in = self._window.number
+            self.reduced_in_window = self._window.number
         try:
             return self._ddp_forward(*args, **kwargs)
         except RuntimeError as error:
@@ -313,13 +258,14 @@ class _Replica:
         return True
 
     def look_for_unused(self) -> None:
-        """Build DDP anew so that it looks for unused parameters; every rank must call."""
+        """Replace the DDP object by one that looks for unused parameters; every rank must call."""
         assert self._options is not None, "a replica without options has no DDP"
         self.close()
         self._build(self._options, True)
 
     def _build(self, options: DdpOptions, find_unused: bool) -> None:
-        self.ddp = LeanDdp(
+        kind = LeanDdp if is_checked("ddp.forward") else DistributedDataParallel
+        self.ddp = kind(
             _Shim(self.model, self._plain_forward),
             find_unused_parameters=find_unused,
             bucket_cap_mb=options.bucket_cap_mb,
@@ -328,15 +274,15 @@ class _Replica:
             **_buffer_option(options.broadcast_buffers),
         )
         if options.comm_hook != "no":
-            register_hook(self.ddp, cast(HookOptions, options))  # divides as the builtin one below does
+            register_hook(self.ddp, options)  # divides as the builtin one below does
         elif not options.static_graph:
-            # DDP divides gradients as they enter a bucket, and by a hook of its own only as the bucket is reduced. The
-            # second way leaves those of a bucket that is never full as they are: they are averaged afterwards.
-            self.ddp._register_builtin_comm_hook(BuiltinCommHookType.ALLREDUCE)
+            # Without a hook DDP divides gradients when they enter a bucket; with one, when the bucket is reduced. Then
+            # gradients of a bucket that never fills are left unchanged, and are averaged afterwards.
+            average_buckets(self.ddp)
         self._ddp_forward = self.ddp.forward
 
     def close(self) -> None:
-        """Let go of DDP's reducer now: its hooks sit on the parameters until it is gone."""
+        """Release DDP's reducer, whose hooks stay on the parameters for as long as it exists."""
         if self.ddp is not None:
             vars(self.ddp).update(reducer=None, logger=None)
             self.ddp = None
@@ -350,7 +296,7 @@ _REMEDY = (
 
 
 def _buffer_option(is_on: bool) -> dict[str, Any]:
-    """Return the argument that switches the broadcast of buffers off, by the name that this torch wants."""
+    """Return the argument that switches the broadcast of buffers off, by the name that this version of torch uses."""
     if is_on:
         return {}
     names = inspect.signature(DistributedDataParallel.__init__).parameters
@@ -358,7 +304,7 @@ def _buffer_option(is_on: bool) -> dict[str, Any]:
 
 
 class _Shim(nn.Module):
-    """What DDP takes for the model: it has the model's parameters, and calls its plain forward without hooks."""
+    """The module that DDP wraps: it has the model's parameters, and calls its plain forward without hooks."""
 
     def __init__(self, model: nn.Module, forward: Callable[..., Any]) -> None:
         super().__init__()

@@ -1,10 +1,9 @@
-"""Models and their optimizer in the hands of a DeepSpeed engine, and back.
+"""Models and their optimizer in a DeepSpeed engine, and their restoration.
 
-The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of that. Here it gets a
-copy of the optimizer for this, so that the optimizer that the model came with keeps the model's parameters, and who
-holds it or sets its learning rate goes on to do so; tensors of the state are shown there as parts of the whole. Models
-stay the objects that they are. Everything that belongs to DeepSpeed alone and not to its documented interface is in
-this file.
+The engine divides what an optimizer steps: it flattens parameters, and each rank steps a part of the flat tensors. Here
+the engine steps a copy of the optimizer, so that the user's optimizer keeps the model's parameters and its learning
+rate can be set as before; its state shows this rank's parts. Models stay the same objects. All uses of undocumented
+parts of DeepSpeed are in this file.
 """
 
 from __future__ import annotations
@@ -36,8 +35,9 @@ from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
+from accel_nb.runtime.tensors.instance_patching import innermost_class
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
-from accel_nb.strategies.instance_patching import innermost_class
 
 _OF_INSTANCE = ("step", "zero_grad")
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -48,22 +48,22 @@ _group: Any = None
 
 
 def join(device: torch.device) -> None:
-    """Let DeepSpeed use the open default process group, and this device; again after another group was opened."""
+    """Make DeepSpeed use the open default process group and this device; call again for another group."""
     global _group
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
-    # DeepSpeed's exchanges go by names that torch calls deprecated: said in every step, and nothing for a user to mend.
+    # DeepSpeed calls collectives that torch has deprecated: a warning in every step that no user can act on.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
     if device.type == "cpu":
         set_accelerator(CPU_Accelerator())
     if _group is dist.group.WORLD:
         return
-    # Its collectives over shared memory would be compiled on first use, for a minute; gloo does without. What else can
-    # be compiled here would be found by running compilers: it is known to be nothing before that is asked.
+    # Its collectives over shared memory would be compiled on first use, for a minute; gloo needs none. DeepSpeed
+    # finds what else it can compile here by running compilers: an empty result in its cache prevents that.
     ops: Any = deepspeed.ops
     vars(ops)["__compatible_ops__"] = vars(ops).get("__compatible_ops__", {})
     their_comm.cdb = None
     their_groups._release_process_group_references()
-    # Else it makes a second group of all ranks, with connections of its own.
+    # Otherwise it makes a second group of all ranks, with connections of its own.
     their_groups._WORLD_GROUP = dist.group.WORLD
     _import_muon()
     deepspeed.init_distributed(dist_init_required=False, verbose=False)
@@ -71,8 +71,8 @@ def join(device: torch.device) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a parameter's elements lie in a flat tensor of this rank: from ``start`` on, as many as its part has."""
+class _FlatSlot:
+    """The position of this rank's part of a parameter in a flat tensor: the index of its first element."""
 
     parameter: nn.Parameter
     start: int
@@ -80,10 +80,10 @@ class _Place:
 
 
 class ZeroModel:
-    """Models that one optimizer steps, divided; making it divides, `undo` gives them back. Every rank must do both.
+    """Divided models of one optimizer: making it divides, `undo` restores. Every rank must do both.
 
-    Weights must be the same on all ranks. Those without values come from ``fillings``, of which each rank reads its
-    part; in stage 3.
+    Weights must be the same on all ranks. In stage 3 those without values come from ``fillings``, of which each rank
+    reads its part.
     """
 
     def __init__(
@@ -98,7 +98,7 @@ class ZeroModel:
         self.optimizer = optimizer
         self.settings = settings
         self.has_gradients = False
-        # What gradients have taken when the last window closed.
+        # Bytes of gradients when the last window closed.
         self.gradient_bytes = 0
         self._comm = comm
         self._stage: int = settings["zero_optimization"]["stage"]
@@ -107,8 +107,8 @@ class ZeroModel:
             {id(value): value for model in models for value in model.parameters()}.values()
         )
         whole = models[0] if len(models) == 1 else nn.ModuleList(models)
-        if self._stage < 3:  # nothing but what is stepped is touched: another optimizer may step the rest of a model
-            stepped = {id(value) for group in optimizer.param_groups for value in group["params"]}
+        if self._stage < 3:  # only what is stepped is changed: another optimizer may step the rest of a model
+            stepped = set(map(id, stepped_parameters(optimizer)))
             self._parameters = [value for value in self._parameters if id(value) in stepped]
             whole = nn.ParameterList(self._parameters)
         self._modules = list(whole.modules())
@@ -127,7 +127,7 @@ class ZeroModel:
         try:
             self._divide(whole, _twin_of(optimizer, chosen), fillings)
         except BaseException:
-            self._forget_names()
+            self._remove_attributes()
             for value, data, gradient, known in before:
                 sharded.forget_flat(value)
                 value.data, value.grad = data, gradient
@@ -152,10 +152,10 @@ class ZeroModel:
         if self._stage < 3:
             self._engine.module_forward_pre_hook.remove()
             self._engine.module_forward_post_hook.remove()
-        else:  # who clips computes the norm, and once; `compute_grad_norm` says so in the other stages
+        else:  # clipping computes the norm, once; in the other stages `compute_grad_norm` switches this off
             norm = torch.zeros((), device=self._comm.world.device)
             self._zero._get_norm_groups = lambda: [norm]
-        self._flats: list[tuple[Any, list[_Place]]] = list(self._find_flats())
+        self._flats: list[tuple[Any, list[_FlatSlot]]] = list(self._find_flats())
         for part in self._modules:
             if new := set(vars(part)) - self._known_names[id(part)]:
                 vars(part)["_accel_nb_hidden"] = frozenset({*new, *_LATER})
@@ -163,9 +163,9 @@ class ZeroModel:
             value.__getstate__ = dict  # type: ignore[method-assign]  # pickled without what DeepSpeed keeps on it
             if self._stage == 3:
                 sharded.note_flat(value, self._part_of(value, value.ds_tensor))
-        self._adopt(self.optimizer.state)
+        self._load_state(self.optimizer.state)
         self._versions = self._version()
-        # What a state has once for all of a flat part is shown anew whenever it is read.
+        # Entries that a flat part has once, such as a step count, are copied whenever the state is read.
         self._on_read = self.optimizer.register_state_dict_pre_hook(lambda _: self._show_singles())
 
     @property
@@ -180,21 +180,21 @@ class ZeroModel:
 
     @property
     def master_bytes(self) -> int:
-        """How much the copies take of the weights that this rank steps; none where it steps those of the model."""
+        """Bytes of the copies of weights that this rank steps; 0 where it steps those of the model."""
         shown = {value.ds_tensor.untyped_storage().data_ptr() for value in self._parameters} if self._stage == 3 else ()
         return sum(flat.nbytes for flat, _ in self._flats if flat.untyped_storage().data_ptr() not in shown)
 
     def begin_backward(self) -> None:
-        """Get ready for a backward pass, whose gradients add to those that are there."""
+        """Prepare a backward pass, whose gradients are added to existing ones."""
         self._engine.set_gradient_accumulation_boundary(False)
         self._zero.clear_backward_seen_flag()
         if self._stage == 3:
-            self._zero.micro_step_id = 1  # add: `_clear` has set all to zero
+            self._zero.micro_step_id = 1  # add: `_zero_sums` has set all to zero
         self._zero.backward_prologue()
         self._zero.enter_backward()
 
     def end_backward(self) -> None:
-        """Average what the backward pass has left, where the stage divides gradients; every rank must call."""
+        """Average the rest of the gradients, if the stage divides gradients; every rank must call."""
         self.has_gradients = True
         if self._stage > 1:
             self._engine.allreduce_gradients()
@@ -202,7 +202,7 @@ class ZeroModel:
         self._zero.exit_backward()
 
     def finish(self) -> None:
-        """Average what is not averaged yet, and put this rank's part where `gradients` finds it; every rank calls."""
+        """Average what is not averaged yet, and prepare this rank's part for `gradients`; every rank calls."""
         held = [value.nbytes for value in self._parameters if value.requires_grad]
         self.gradient_bytes = sum(held) if self._stage == 1 else sum(flat.nbytes for flat, _ in self._flats)
         if self._stage == 1:
@@ -213,7 +213,7 @@ class ZeroModel:
             self._zero.finalize_gradient_accumulation_boundary()
 
     def gradients(self) -> Iterator[tuple[nn.Parameter, Tensor]]:
-        """Yield this rank's part of each gradient, flat, after `finish`; changing it in place counts."""
+        """Yield this rank's part of each gradient, flat, after `finish`; changes in place have effect."""
         if not self.has_gradients:
             return
         for number, (flat, places) in enumerate(self._flats):
@@ -229,28 +229,28 @@ class ZeroModel:
                 yield from zip(here, parts, strict=False)
 
     def step(self) -> bool:
-        """Step this rank's part, and share the result; False if DeepSpeed left the step out."""
+        """Step this rank's part, and gather the result; return False if DeepSpeed skipped the step."""
         if len(self.optimizer.param_groups) != self._num_groups:
             raise MisuseError(
                 f"the {type(self.optimizer).__name__} has {len(self.optimizer.param_groups)} groups, and had "
                 f"{self._num_groups} when it was prepared: DeepSpeed divides them once. Prepare model and optimizer "
                 "anew after add_param_group (free_memory(model, optimizer) first)"
             )
-        self._take_over()
+        self._apply_loaded()
         if not self.has_gradients:
             return True
         for group, index in zip(self.inner.param_groups, self._indices, strict=True):
             outer = self.optimizer.param_groups[index]
             group.update({name: value for name, value in outer.items() if name != "params"})
         self._zero.step()
-        self._clear()
+        self._zero_sums()
         if not self._is_shown:
-            self._publish()
+            self._show_parts()
         self._versions = self._version()
         return not self._zero.overflow
 
     def drop(self) -> None:
-        """Forget gradients."""
+        """Drop gradients."""
         if self.has_gradients:
             self._zero.zero_grad(set_to_none=True)
             for number in range(len(self._flats)):
@@ -264,17 +264,17 @@ class ZeroModel:
                 if self._offloads:
                     self._zero.reset_cpu_buffers()
                     self._zero._offload_accumulated_param_ids = set()
-            self._clear()
+            self._zero_sums()
 
     def load_optimizer(self, states: Mapping[nn.Parameter, Mapping[str, Any]], whole: Callable[[Any], Any]) -> None:
-        """Take the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
+        """Load the optimizer's state from ``states``; ``whole`` reads one of its tensors. Every rank must call."""
         self.optimizer.state.clear()
         self.inner.state.clear()
-        self._adopt(states, whole)
+        self._load_state(states, whole)
 
     def undo(self) -> None:
-        """Make models and optimizer whole; every rank must call."""
-        self._take_over()
+        """Restore models and optimizer; every rank must call."""
+        self._apply_loaded()
         self._show_singles()
         self._on_read.remove()
         weights = [sharded.gather(value, self._comm) for value in self._parameters] if self._stage == 3 else []
@@ -296,13 +296,13 @@ class ZeroModel:
         for value, found in zip(self._parameters, weights or [v.data.clone() for v in self._parameters], strict=True):
             value.data = found
             value.grad = None
-        self._forget_names()
+        self._remove_attributes()
         for parameter, values in states.items():
             if values:
                 self.optimizer.state[parameter] = values
 
-    def _forget_names(self) -> None:
-        """Take away what DeepSpeed has put on modules and parameters."""
+    def _remove_attributes(self) -> None:
+        """Remove the attributes that DeepSpeed has set on modules and parameters."""
         for item in (*self._modules, *self._parameters):
             names = vars(item)
             if "_original_parameters" in names:
@@ -315,7 +315,7 @@ class ZeroModel:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Let parameters be whole in the block, and take what it has put there; every rank must call."""
+        """Make parameters whole in the block, and keep what the block writes into them; every rank must call."""
         if self._stage < 3:
             yield
             return
@@ -330,7 +330,7 @@ class ZeroModel:
                 value.data = data
 
     def refresh(self) -> None:
-        """Step on from the weights as they are now, where they were changed by somebody else; every rank must call."""
+        """Update DeepSpeed's copies of the weights if other code has changed the weights; every rank must call."""
         if self._version() == self._versions:
             return
         if self._stage == 3 and self._zero.persistent_parameters:
@@ -341,9 +341,9 @@ class ZeroModel:
         self._versions = self._version()
 
     def twin(self, model: nn.Module, *, is_whole: bool = False) -> nn.Module:
-        """Return a model like one of these, without anything of DeepSpeed's, that has the same parameters.
+        """Return a copy of one of these models, without anything of DeepSpeed's, that has the same parameters.
 
-        With ``is_whole`` those of which this rank holds a part are other ones, which are whole.
+        With ``is_whole`` parameters of which this rank holds a part are replaced by whole ones.
         """
         known: dict[int, Any] = {}
         for value in model.parameters() if is_whole else ():
@@ -357,7 +357,7 @@ class ZeroModel:
         theirs = deepspeed.zero.Init(config_dict_or_path=self.settings, mem_efficient_linear=False)
         empty: list[Any] = list(filling.parameters())
         for value in empty:
-            give_memory(value, torch.empty(value.shape, dtype=value.dtype))  # let go of before it is written to
+            give_memory(value, torch.empty(value.shape, dtype=value.dtype))  # freed before it is written to
             theirs._convert_to_deepspeed_param(value)
             value.partition()
             start, length = self._part_of(value, None).ranges[self._comm.world.rank]
@@ -365,16 +365,16 @@ class ZeroModel:
             filling.fill_elements(value, start, values)
             value.ds_tensor[:length].copy_(values)
 
-    # --- where things lie ---
+    # --- positions in flat tensors ---
 
-    def _find_flats(self) -> Iterator[tuple[Tensor, list[_Place]]]:
-        """Yield the flat tensors that this rank steps, each with what lies in it."""
+    def _find_flats(self) -> Iterator[tuple[Tensor, list[_FlatSlot]]]:
+        """Yield the flat tensors that this rank steps, each with the parameters in it."""
         zero, world = self._zero, self._comm.world
         if self._stage == 3:
             for flat, parameters in zip(zero.fp32_partitioned_groups_flat, zero.fp16_groups, strict=True):
                 start, places = 0, []
                 for value in parameters:
-                    places.append(_Place(value, start, self._part_of(value, None)))
+                    places.append(_FlatSlot(value, start, self._part_of(value, None)))
                     start += value.partition_numel()
                 yield flat, places
             return
@@ -386,7 +386,7 @@ class ZeroModel:
                     low, high = max(offset, rank * size), min(offset + value.numel(), (rank + 1) * size)
                     ranges.append((low - offset, high - low) if high > low else (0, 0))
                 part = FlatPart(tuple(value.shape), tuple(ranges), world.rank)
-                places.append(_Place(value, min(max(0, offset - world.rank * size), size), part))
+                places.append(_FlatSlot(value, min(max(0, offset - world.rank * size), size), part))
                 offset += value.numel()
             yield flat, places
 
@@ -398,18 +398,18 @@ class ZeroModel:
 
     # --- the optimizer's state ---
 
-    def _take_over(self) -> None:
-        """Take what was loaded into the model or the optimizer since the last step."""
+    def _apply_loaded(self) -> None:
+        """Apply what was loaded into the model or the optimizer since the last step."""
         self.refresh()
         if self.optimizer.state is not self._seen and any(self.optimizer.state.values()):
             states = {value: dict(entries) for value, entries in self.optimizer.state.items()}
             self.inner.state.clear()
-            self._adopt(states)
+            self._load_state(states)
 
-    def _adopt(
+    def _load_state(
         self, states: Mapping[Any, Mapping[str, Any]], whole: Callable[[Any], Any] = lambda value: value
     ) -> None:
-        """Copy state, by parameter, into the flat tensors; what is not there counts as zero."""
+        """Copy state, by parameter, into the flat tensors; missing entries count as zero."""
         for flat, places in self._flats:
             known = [states[place.parameter] for place in places if states.get(place.parameter)]
             if not known:
@@ -435,10 +435,10 @@ class ZeroModel:
                     start, length = place.part.ranges[place.part.rank]
                     own = sharded.local(value) if sharded.is_sharded(value) else value.reshape(-1)[start:][:length]
                     _narrow(buffer, place).copy_(own)
-        self._publish()
+        self._show_parts()
 
     @staticmethod
-    def _has_elements(name: str, places: list[_Place], states: Mapping[Any, Mapping[str, Any]]) -> bool:
+    def _has_elements(name: str, places: list[_FlatSlot], states: Mapping[Any, Mapping[str, Any]]) -> bool:
         """Whether an entry of the state has one number for each element of a parameter."""
         found = [
             (place.part.shape, states[place.parameter].get(name)) for place in places if states.get(place.parameter)
@@ -448,8 +448,8 @@ class ZeroModel:
             return name not in _SINGLE
         return any(hasattr(value, "shape") and _shape_of(value) == shape for shape, value in sized)
 
-    def _publish(self) -> None:
-        """Show this rank's parts of the state at the optimizer that the user holds."""
+    def _show_parts(self) -> None:
+        """Set this rank's parts of the state in the user's optimizer."""
         state = self._seen = self.optimizer.state
         self._is_shown = any(self.inner.state.values())
         for flat, places in self._flats:
@@ -467,7 +467,7 @@ class ZeroModel:
                         own = value.clone() if isinstance(value, Tensor) else value
                         self.optimizer.state[place.parameter][name] = own
 
-    def _clear(self) -> None:
+    def _zero_sums(self) -> None:
         """Set sums of gradients to zero that DeepSpeed would add to."""
         self.has_gradients = False
         if self._stage == 3:
@@ -477,15 +477,15 @@ class ZeroModel:
                 flat.grad.zero_()
 
     def _version(self) -> tuple[int, ...]:
-        """Return what changes when somebody other than DeepSpeed writes into the weights."""
+        """Return version counters, which change when code other than DeepSpeed writes into the weights."""
         held = [value.ds_tensor for value in self._parameters] if self._stage == 3 else self._parameters
         return tuple([value._version for value in held])
 
 
 def _import_muon() -> None:
-    """Import DeepSpeed's own Muon, of which every engine asks whether it is what steps, without a compiler.
+    """Import DeepSpeed's Muon, for whose class every engine checks its optimizer, without loading a compiler.
 
-    Its module compiles kernels when it is imported, which loads the compiler, for seconds: here on their first call.
+    The module compiles kernels on import, which loads the compiler for seconds; here they are compiled on first call.
     """
     kept = their_compiler.compile
     their_compiler.compile = lambda: _compiled_late
@@ -505,7 +505,7 @@ def _compiled_late(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
-    """Mark parameters as ones that DeepSpeed does not share out: it fails at those that are a single number."""
+    """Mark parameters so that DeepSpeed does not broadcast them: it fails for those of a single number."""
     for value in parameters:
         value.ds_optim_param = None
     try:
@@ -516,9 +516,9 @@ def _without_broadcast(parameters: Sequence[Any]) -> Iterator[None]:
 
 
 def _groups_of(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.Parameter]]]:
-    """Return what an optimizer steps of its own here, each with the number of its group.
+    """Return the parameters of an optimizer that are in ``own``, each list with the number of its group.
 
-    A group is taken apart where its parameters have been stepped unequally often: a flat part has one count.
+    A group is split where its parameters have different step counts: a flat part has one count.
     """
     found: list[tuple[int, list[nn.Parameter]]] = []
     for index, group in enumerate(optimizer.param_groups):
@@ -532,7 +532,7 @@ def _groups_of(optimizer: Optimizer, own: set[int]) -> list[tuple[int, list[nn.P
 
 
 def _twin_of(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter]]]) -> Optimizer:
-    """Return an optimizer of the same rule for some parameters, by the number of their group; with no state."""
+    """Return a copy of an optimizer for the chosen parameters, by the number of their group, without state."""
     twin = object.__new__(type(optimizer))
     vars(twin).update({name: value for name, value in vars(optimizer).items() if name not in _OF_INSTANCE})
     twin.state = defaultdict(dict)
@@ -540,12 +540,12 @@ def _twin_of(optimizer: Optimizer, chosen: Sequence[tuple[int, list[nn.Parameter
     return twin
 
 
-def _narrow(flat: Tensor, place: _Place) -> Tensor:
+def _narrow(flat: Tensor, place: _FlatSlot) -> Tensor:
     return flat.detach().narrow(0, place.start, place.part.ranges[place.part.rank][1])
 
 
 def _is_single(value: Any, flat: Tensor) -> bool:
-    """Whether an entry of the state stands for all of a flat tensor; the others have a number for each element."""
+    """Whether an entry of the state is one for all of a flat tensor, and not one number for each element."""
     return not isinstance(value, Tensor) or value.shape != flat.shape
 
 
@@ -554,7 +554,7 @@ def _shape_of(value: Any) -> tuple[int, ...]:
 
 
 def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Module]) -> nn.Module:
-    """Return a copy of a tree of modules with other parameters, and without what an engine has put on it."""
+    """Return a copy of a tree of modules with other parameters, and without what an engine has set on it."""
     if id(module) in done:
         return done[id(module)]
     twin = done[id(module)] = object.__new__(innermost_class(module))
@@ -566,7 +566,7 @@ def _twin(module: nn.Module, parameters: dict[int, Any], done: dict[int, nn.Modu
         name: None if part is None else _twin(part, parameters, done) for name, part in module._modules.items()
     }
     for name in _HOOKS:
-        kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_theirs(hook))
+        kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_of_deepspeed(hook))
         for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
             if extra in kept:
                 kept[extra] = OrderedDict((key, flag) for key, flag in kept[extra].items() if key in kept[name])
@@ -582,6 +582,6 @@ def _drop_hooks(module: nn.Module, name: str, known: set[int]) -> None:
             vars(module).get(extra, {}).pop(key, None)
 
 
-def _is_theirs(hook: Any) -> bool:
+def _is_of_deepspeed(hook: Any) -> bool:
     function = hook.func if hasattr(hook, "func") else hook
     return isinstance(function, types.FunctionType) and function.__module__.startswith("deepspeed.")

@@ -1,4 +1,4 @@
-"""What DeepSpeed cannot train, said before anything is divided."""
+"""What DeepSpeed cannot train; checked before anything is divided."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from accel_nb.config.deepspeed_settings import DeepspeedOptions
+from accel_nb.config.sections import DeepspeedOptions
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.strategies.base import Refusal
 
 STEPPED = torch.float32
-"""The only format of weights that are stepped."""
+"""The only dtype of weights that DeepSpeed steps here."""
 
 _ELEMENTWISE = (
     torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW, torch.optim.NAdam, torch.optim.RAdam, torch.optim.Adamax,
@@ -23,7 +24,7 @@ _ELEMENTWISE = (
 
 def stepped_by(optimizer: Optimizer, models: Iterable[nn.Module]) -> tuple[list[nn.Module], set[int]]:
     """Return the models of which an optimizer trains a part, and which parameters those are, by id."""
-    owned = {id(value) for group in optimizer.param_groups for value in group["params"] if value.requires_grad}
+    owned = {id(value) for value in stepped_parameters(optimizer) if value.requires_grad}
     return [model for model in models if any(id(value) in owned for value in model.parameters())], owned
 
 

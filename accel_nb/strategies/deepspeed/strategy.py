@@ -1,7 +1,7 @@
 """DeepSpeed's ZeRO: optimizer state, gradients and parameters are divided among the ranks, by stage.
 
-The engine divides and exchanges. What a window, a clipped norm, a precision and a checkpoint are is the same here as
-for all strategies: losses are scaled, and gradients clipped, outside of the engine, which is told nothing of either.
+The engine divides and communicates. Accumulation windows, clipping, precision and checkpoints are those of all
+strategies: losses are scaled and gradients clipped outside of the engine, whose own settings for them are off.
 """
 
 from __future__ import annotations
@@ -22,25 +22,27 @@ from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.full_tensors import whole_weights
 from accel_nb.checkpoint.load import StoredTensor, materialise
-from accel_nb.config.deepspeed_settings import DeepspeedOptions, DefaultDeepspeedOptions, settings_for
+from accel_nb.config.deepspeed_settings import settings_for
+from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
-from accel_nb.runtime.tensors.state_tree import map_state
-from accel_nb.runtime.world import World
-from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
-from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
-from accel_nb.strategies.fsdp.meta_weights import Filling
-from accel_nb.strategies.instance_patching import (
+from accel_nb.runtime.tensors.instance_patching import (
     give_forward,
     plain_class,
-    plain_forward,
     specialise,
     take_forward_back,
     without_class_check,
 )
+from accel_nb.runtime.tensors.state_tree import map_state
+from accel_nb.runtime.tensors.stepped import stepped_parameters
+from accel_nb.runtime.world import World
+from accel_nb.strategies.base import Bundle, Capabilities, Refusal, StepOutcome, Stepping, copied_state, multiply
+from accel_nb.strategies.deepspeed.limits import STEPPED, problems, stepped_by
+from accel_nb.strategies.fsdp.meta_weights import Filling
 
 if TYPE_CHECKING:
     from accel_nb.strategies.deepspeed.engine import ZeroModel
@@ -56,8 +58,9 @@ def _why_no_deepspeed() -> str | None:
 
 
 class Deepspeed(Stepping):
-    """Trains models whose optimizers are divided among the ranks; see the module."""
+    """Trains models whose optimizer state, gradients or parameters are divided among the ranks."""
 
+    options: DeepspeedOptions
     name: ClassVar[str] = "deepspeed"
     capabilities: ClassVar[Capabilities] = Capabilities(
         min_world=2, rank=30, shards_params=True, native_step=True, keeps_local=False, hides_gradients=True,
@@ -65,12 +68,12 @@ class Deepspeed(Stepping):
     )  # fmt: skip
 
     def __init__(self, options: DeepspeedOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultDeepspeedOptions(), precision)
+        super().__init__(options or DeepspeedOptions(), precision)
         self._prepared: dict[int, nn.Module] = {}
-        # Of models without values, where these come from, until they are divided.
+        # For models on the meta device: where their values come from, until the models are divided.
         self._fillings: dict[int, Filling] = {}
         self._optimizers: dict[int, weakref.ref[Optimizer]] = {}
-        # By the optimizer, in the order in which they came, which is the same on every rank.
+        # By the id of the optimizer, in the order of `wrap`, which is the same on every rank.
         self._zeros: dict[int, ZeroModel] = {}
         self._scaled: dict[int, Any] = {}
 
@@ -78,18 +81,18 @@ class Deepspeed(Stepping):
         """Enter the world; its default process group must be open."""
         self._world, self._comm, self._device = world, comm, torch.device(world.device)
         set_local_rank(world)  # DeepSpeed reads it when it starts, and in stage 3 in forward passes
-        # Asked in words what it runs on, DeepSpeed does not warn of what it has found.
+        # With this variable DeepSpeed does not warn about the accelerator that it detects.
         with patch_environment(ds_accelerator=self._device.type):
             from accel_nb.strategies.deepspeed.engine import join
 
             join(self._device)
 
     def model_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are built without memory, if there are weights to fill them from."""
+        """Return a context in which models are built on the meta device if ``deepspeed.weights`` is set."""
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Take models and optimizers; what an optimizer steps is divided once both are there."""
+        """Prepare models and optimizers; what an optimizer steps is divided once both are prepared."""
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
@@ -108,7 +111,7 @@ class Deepspeed(Stepping):
         return bundle
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Say why models and optimizers cannot be divided together, and with those that are here."""
+        """Return why models and optimizers cannot be divided together, or with those that are prepared already."""
         models = [model for model in bundle.models if id(model) not in self._prepared]
         waiting = self._undivided()
         new = [item for item in bundle.optimizers if id(item) not in {*self._zeros, *map(id, waiting)}]
@@ -116,7 +119,7 @@ class Deepspeed(Stepping):
         return next(problems(self.options, models, [*waiting, *new], self._prepared.values(), divided), None)
 
     def unwrap(self, model: nn.Module) -> nn.Module:
-        """Give a model back, with those that share its optimizer, whole on every rank; every rank must call."""
+        """Restore a model, and those that share its optimizer, whole on every rank; every rank must call."""
         if self._prepared.pop(id(model), None) is None:
             return model
         self._fillings.pop(id(model), None)
@@ -127,7 +130,7 @@ class Deepspeed(Stepping):
                 zero.undo()
                 for part in zero.models:
                     self._adapt(part)
-        _plain_again(model)
+        _restore_plain_class(model)
         return model
 
     def data_coords(self) -> tuple[int, int]:
@@ -138,7 +141,7 @@ class Deepspeed(Stepping):
         """Do nothing: stage 1 averages once a window, before the step, and the others with every backward pass."""
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Refuse: a gradient is divided among the ranks."""
+        """Raise MisuseError: gradients are divided among the ranks."""
         raise MisuseError(
             "gradients cannot stay on each rank under the strategy 'deepspeed', whose ranks hold parts of them: use ddp"
         )
@@ -163,23 +166,23 @@ class Deepspeed(Stepping):
                     multiply((gradient for _, gradient in zero.gradients()), factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Forget the gradients of the bundle's optimizers."""
+        """Drop the gradients of the bundle's optimizers."""
         for zero in self._zeros_of(bundle):
             zero.drop()
 
     def unscale(self, optimizer: Optimizer) -> None:
-        """Divide the gradients by the loss scale, once for each step, and have all ranks know of an overflow on one."""
+        """Divide the gradients by the loss scale, once for each step, and share an overflow with all ranks."""
         zero = self._zeros.get(id(optimizer))
         if zero is not None and self.precision.policy.loss_scaling and zero.has_gradients:
             scaled = self._scaled.setdefault(id(optimizer), _Scaled(zero))
-            scaled.look(self._comm, self._device)
+            scaled.share_overflow(self._comm, self._device)
             self.precision.unscale_(scaled)
 
     @torch.no_grad()
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one message of one number."""
+        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one collective of one number."""
         chosen = list(self._chosen(bundle, parameters))
         own = torch.zeros((), device=self._device)
         if chosen:
@@ -203,7 +206,7 @@ class Deepspeed(Stepping):
         zero = self._zeros.get(id(optimizer))
         if zero is None:
             return super().step(optimizer)
-        vars(optimizer)["_opt_called"] = True  # what a scheduler looks at for its warning
+        vars(optimizer)["_opt_called"] = True  # which schedulers read, to warn if the optimizer was not stepped
         if not self.precision.policy.loss_scaling or not zero.has_gradients:
             return "ran" if zero.step() else "skipped"
         self.unscale(optimizer)
@@ -227,7 +230,7 @@ class Deepspeed(Stepping):
 
     @torch.no_grad()
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load state back: of tensors that are not read yet, each is read by itself, and divided at once."""
+        """Load state; tensors that are not read yet are read one at a time, and divided at once."""
         for model, values in zip(bundle.models, state["models"], strict=True):
             named: dict[str, Any] = dict(model.named_parameters(remove_duplicate=False))
             named.update(model.named_buffers(remove_duplicate=False))
@@ -247,7 +250,7 @@ class Deepspeed(Stepping):
                 optimizer.load_state_dict(copied_state({**rest, "state": own}))
                 continue
             optimizer.load_state_dict(copied_state({**rest, "state": {}}))
-            parameters = [value for group in optimizer.param_groups for value in group["params"]]
+            parameters = stepped_parameters(optimizer)
             zero.load_optimizer({parameters[key]: kept for key, kept in values["state"].items()}, self._whole)
         for scheduler, values in zip(bundle.schedulers, state["schedulers"], strict=True):
             scheduler.load_state_dict(copied_state(materialise(values)))
@@ -259,26 +262,20 @@ class Deepspeed(Stepping):
         return sum(zero.gradient_bytes for zero in zeros), sum(zero.master_bytes for zero in zeros)
 
     def describe(self) -> dict[str, Any]:
-        """Return the stage, and options that were chosen."""
-        defaults = DefaultDeepspeedOptions()
-        facts: dict[str, Any] = {"zero_stage": self.options.zero_stage}
-        for name in DefaultDeepspeedOptions.__dataclass_fields__:
-            value = getattr(self.options, name)
-            if value != getattr(defaults, name):
-                facts[name] = value
-        return facts
+        """Return the stage, and the options that are not at their default."""
+        return {"zero_stage": self.options.zero_stage, **self.options.model_dump(mode="json", exclude_defaults=True)}
 
     def settings(self) -> list[dict[str, Any]]:
         """Return the dictionary that each of DeepSpeed's engines was given."""
         return [zero.settings for zero in self._zeros.values()]
 
     def close(self) -> None:
-        """Make every model whole."""
+        """Restore every model."""
         for model in list(self._prepared.values()):
             self.unwrap(model)
 
     def _prepare(self, model: nn.Module) -> None:
-        """Let a model that nothing is known to step compute in the run's precision, with rank 0's weights."""
+        """Give a model the weights of rank 0 and the run's precision, before an optimizer of it is prepared."""
         if any(value.is_meta for value in model.parameters()):
             filling = self._fillings[id(model)] = Filling(model, open_checkpoint(self.options.weights))
             filling.fill_whole(self._device)
@@ -288,16 +285,16 @@ class Deepspeed(Stepping):
         self._adapt(model)
 
     def _adapt(self, model: nn.Module) -> None:
-        """Let a model do what its engines want done in another way, and compute in the run's precision."""
-        _plain_again(model)
+        """Override the methods of a model that its engine changes, and set the run's precision."""
+        _restore_plain_class(model)
         zero = next((zero for zero in self._zeros.values() if any(model is part for part in zero.models)), None)
-        if zero is not None:  # where there are more, they differ in nothing that is asked
+        if zero is not None:  # several engines of one model need the same methods
             specialise(model, _methods_over(plain_class(model), zero))
         if self.precision.policy.compute is not None:
-            give_forward(model, plain_forward(model, self.precision))
+            give_forward(model, forward_in_precision(model, self.precision))
 
     def _undivided(self) -> list[Optimizer]:
-        """Return the optimizers that have no engine, yet or since none of their models is here."""
+        """Return the optimizers that have no engine: none of their models is prepared, or not yet."""
         living = [optimizer for held in self._optimizers.values() if (optimizer := held()) is not None]
         return [optimizer for optimizer in living if id(optimizer) not in self._zeros]
 
@@ -308,8 +305,8 @@ class Deepspeed(Stepping):
         from accel_nb.strategies.deepspeed.engine import ZeroModel
 
         for model in models:
-            _plain_again(model)
-        trained = {id(value): value for group in optimizer.param_groups for value in group["params"]}
+            _restore_plain_class(model)
+        trained = {id(value): value for value in stepped_parameters(optimizer)}
         count = sum(value.numel() for key, value in trained.items() if key in owned)
         settings = settings_for(self.options, count, pins_memory=self._device.type == "cuda")
         fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
@@ -336,7 +333,7 @@ class Deepspeed(Stepping):
                     yield gradient
 
     def _whole(self, value: Any) -> Any:
-        """Return all of a tensor, wherever its parts are; every rank must call."""
+        """Return the whole tensor of a `Slice`, a stored or a divided tensor; every rank must call."""
         if isinstance(value, Slice):
             return dict(whole_weights({"": value}, self._comm))[""]
         if isinstance(value, StoredTensor):
@@ -363,7 +360,7 @@ class Deepspeed(Stepping):
 
 
 class _Scaled:
-    """What a gradient scaler sees of a divided optimizer: this rank's gradients, and whether any rank's overflowed."""
+    """A divided optimizer for torch's gradient scaler: this rank's gradients, and whether any rank's overflowed."""
 
     def __init__(self, zero: ZeroModel) -> None:
         self.ran = False
@@ -372,17 +369,17 @@ class _Scaled:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """One group of stand-ins for parameters, which have the gradients."""
+        """One group of tensors whose ``grad`` is this rank's gradients."""
         return [{"params": [_holding(value) for value in (self._found, *self._gradients())]}]
 
-    def look(self, comm: Communicator, device: torch.device) -> None:
-        """Let a gradient that is infinite on any rank be so on all; every rank must call."""
+    def share_overflow(self, comm: Communicator, device: torch.device) -> None:
+        """Find out whether any rank has an infinite gradient; every rank must call."""
         finite = all(bool(value.isfinite().all()) for value in self._gradients())
         seen = comm.all_reduce(torch.tensor([0.0 if finite else 1.0], device=device), "max")
         self._found = torch.where(seen > 0, math.inf, 0.0)
 
     def step(self) -> None:
-        """Step, if the scaler lets it."""
+        """Step; called by the scaler if no gradient overflowed."""
         self.ran = self._zero.step()
 
     def _gradients(self) -> Iterator[Tensor]:
@@ -395,13 +392,13 @@ def _holding(gradient: Tensor) -> Tensor:
     return holder
 
 
-def _plain_again(model: nn.Module) -> None:
+def _restore_plain_class(model: nn.Module) -> None:
     while plain_class(model) is not type(model):
         take_forward_back(model)
 
 
 def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
-    """Return what a divided module does in another way than one of its plain class."""
+    """Return the methods of a divided module that differ from those of its plain class."""
 
     def state_dict(self: Any, *, destination: Any = None, prefix: str = "", keep_vars: bool = False) -> Any:
         """Return the parameters, whole where ranks read together, as in a plain cell; refuse elsewhere.
@@ -415,7 +412,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load whole tensors, of which each rank takes its part."""
+        """Load whole tensors, of which each rank uses its part."""
         if assign:
             raise MisuseError("a divided model cannot be given other tensors: load_state_dict without assign=True")
         with zero.whole():
@@ -426,7 +423,7 @@ def _methods_over(plain: Any, zero: ZeroModel) -> dict[str, Callable[..., Any]]:
         return twin
 
     def __call__(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
-        zero.refresh()  # what was written into weights counts before anything computes with them
+        zero.refresh()  # so that what was written into weights has effect before they are used
         return plain.__call__(self, *args, **kwargs)
 
     more = {"__call__": __call__} if zero.divides_weights else {}

@@ -1,9 +1,10 @@
-"""Gathering the weights of float8 layers in float8: half the bytes of bf16 between ranks.
+"""All-gather of the weights of float8 layers in float8: half the bytes of bf16 between ranks.
 
-`fully_shard` asks the part of a parameter that a rank holds how it is sent and put together; here the answers are given
-as attributes of that tensor. So weights stay plain tensors of their own dtype for optimizers, checkpoints and copies,
-and only what is gathered for a layer's multiplication is float8, as torchao's tensor. All parts of a weight share one
-scale, which needs the largest value of all ranks: one message for all weights, when the model is called.
+`fully_shard` calls the methods ``fsdp_pre_all_gather`` and ``fsdp_post_all_gather`` of the tensor that holds a rank's
+part of a parameter; here they are attributes of that tensor. So weights stay plain tensors of their own dtype for
+optimizers, checkpoints and copies, and only what is gathered for a layer's multiplication is torchao's float8 tensor.
+All parts of a weight share one scale, which needs the largest value of all ranks: one collective for all weights, when
+the model is called.
 """
 
 from __future__ import annotations
@@ -19,12 +20,13 @@ from torch import Tensor
 
 from accel_nb.precision.fp8 import Casting, casting_of
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.torch_private import is_checked
 
 
 class Float8Gather:
-    """The weights of one divided model that are gathered in float8; every rank makes it, and uses it alike.
+    """The weights of one divided model that are gathered in float8; every rank makes one, and makes the same calls.
 
-    ``params`` are `fully_shard`'s own records. Weights that something else than float8 layers uses are left out.
+    ``params`` are the `FSDPParam`s of the model. Weights that other modules than float8 layers use are left out.
     """
 
     def __init__(self, params: Iterable[Any], comm: Communicator) -> None:
@@ -41,7 +43,7 @@ class Float8Gather:
         return len(self._weights)
 
     def wrapped(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a function that computes with the weights and finds their scales first."""
+        """Return a function that computes the scales of the weights, then calls ``function``."""
 
         @wraps(function)
         def with_scales(*args: Any, **kwargs: Any) -> Any:
@@ -52,7 +54,7 @@ class Float8Gather:
 
     @contextmanager
     def computing(self) -> Iterator[None]:
-        """Find the scales, unless a call around this one, or the one whose backward pass this is, has found them."""
+        """Compute the scales, unless an outer call, or the forward pass of this backward pass, has computed them."""
         if not self._depth and torch._C._current_graph_task_id() == -1:
             self._find_scales()
         self._depth += 1
@@ -62,7 +64,7 @@ class Float8Gather:
             self._depth -= 1
 
     def undo(self) -> None:
-        """Let weights be gathered as others are."""
+        """Make `fully_shard` gather the weights in their own dtype again."""
         for param, _ in self._weights:
             names = vars(param._sharded_local_tensor)
             names.pop("fsdp_pre_all_gather", None)
@@ -70,9 +72,13 @@ class Float8Gather:
 
     @torch.no_grad()
     def _find_scales(self) -> None:
-        if self._weights:  # parts of equal size: where a rank has fewer rows, the rest is zero
+        if self._weights:  # parts of equal size: a rank with fewer rows has zeros in the rest
             parts = [param._sharded_param_data for param, _ in self._weights]
-            largest = torch.stack(torch._foreach_norm(parts, math.inf))  # pyright: ignore[reportPrivateImportUsage]
+            if is_checked("foreach"):
+                norms = torch._foreach_norm(parts, math.inf)  # pyright: ignore[reportPrivateImportUsage]
+            else:
+                norms = [torch.linalg.vector_norm(part, math.inf) for part in parts]
+            largest = torch.stack(tuple(norms))
             self._scales = list(self._weights[0][1].scales(self._comm.all_reduce(largest, "max")))
 
     def _extend(self, number: int, param: Any, casting: Casting) -> None:
@@ -81,7 +87,7 @@ class Float8Gather:
         ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
             scale = self._scales[number]
             part = param._sharded_param_data.view(param.padded_sharded_param_size)
-            return (casting.cast(part, scale).view(torch.uint8),), (scale,)  # as bytes, which every backend carries
+            return (casting.cast(part, scale).view(torch.uint8),), (scale,)  # as bytes, which every backend can send
 
         def fsdp_post_all_gather(
             outputs: tuple[Tensor, ...], scales: tuple[Tensor, ...], dtype: torch.dtype, *, out: Any = None
@@ -95,7 +101,7 @@ class Float8Gather:
         held = param._sharded_local_tensor
         held.fsdp_pre_all_gather = fsdp_pre_all_gather
         held.fsdp_post_all_gather = fsdp_post_all_gather
-        param._init_extensions()  # it has looked for them when it was made
+        param._init_extensions()  # it has looked for the attributes when it was made
 
 
 def _casting_for(param: Any) -> Casting | None:

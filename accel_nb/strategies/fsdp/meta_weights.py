@@ -14,9 +14,9 @@ from accel_nb.runtime.distributed import sharded
 
 
 class Filling:
-    """What of a model has no values yet, and where they lie in a checkpoint.
+    """The tensors of a model that have no values yet, and where a checkpoint stores them.
 
-    Raises `ConfigError`, before anything is changed, with all that the checkpoint does not hold in the right shape.
+    Raises `ConfigError`, before anything is changed, with every tensor that is missing or of another shape.
     """
 
     def __init__(self, model: nn.Module, checkpoint: Checkpoint) -> None:
@@ -48,7 +48,7 @@ class Filling:
 
     @torch.no_grad()
     def fill_whole(self, device: torch.device) -> None:
-        """Read what is not divided: buffers, and parameters that are a single number."""
+        """Read the tensors that are not divided: buffers, and parameters of a single number."""
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None and buffer.is_meta:
@@ -59,7 +59,7 @@ class Filling:
 
     @torch.no_grad()
     def take_memory(self, device: torch.device) -> None:
-        """Give the parameters, which are divided by now, memory for this rank's part."""
+        """Allocate this rank's part of the parameters, which are divided by now."""
         root: Any = self._model
         root._apply(lambda value: torch.empty_like(value, device=device) if value.is_meta else value)
 
@@ -91,5 +91,5 @@ class Filling:
 
 
 def give_memory(parameter: nn.Parameter, values: Tensor) -> None:
-    """Let a parameter on the meta device be one that holds ``values``, the object staying what it is."""
+    """Make a parameter on the meta device hold ``values``; the object stays the same."""
     torch.utils.swap_tensors(parameter, nn.Parameter(values, parameter.requires_grad))

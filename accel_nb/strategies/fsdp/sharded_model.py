@@ -1,8 +1,8 @@
 """One model whose parameters are divided among ranks by PyTorch's `fully_shard`, and back.
 
-`fully_shard` puts distributed tensors in the place of parameters, and has no way back. Here the parameters that the
-model came with are kept, without their memory, and take their place again in the end: who holds them holds the trained
-ones then. Everything that belongs to `fully_shard` alone and not to its documented interface is in this file.
+`fully_shard` replaces parameters by distributed tensors, and cannot undo it. Here the model's original parameters are
+kept, without their memory, and put back in the end, so that references to them are references to the trained ones. All
+uses of undocumented parts of `fully_shard` are in this file.
 """
 
 from __future__ import annotations
@@ -25,11 +25,17 @@ from accel_nb.bigmodel.safetensors_reader import Checkpoint
 from accel_nb.errors import MisuseError
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
-from accel_nb.runtime.tensors.instance_class import PLAIN_CLASS
+from accel_nb.runtime.distributed.gradients import have_gradients
+from accel_nb.runtime.tensors.instance_patching import (
+    PLAIN_CLASS,
+    reduce_plainly,
+    restore,
+    specialise,
+    without_class_check,
+)
 from accel_nb.strategies.base import Refusal
 from accel_nb.strategies.fsdp.float8_gather import Float8Gather
 from accel_nb.strategies.fsdp.meta_weights import Filling, give_memory
-from accel_nb.strategies.instance_patching import reduce_plainly, restore, specialise, without_class_check
 
 _SOURCE = "torch.distributed.fsdp._fully_shard"
 _HOOKS = (
@@ -43,8 +49,8 @@ _MARKS = ("_is_fsdp_managed_module", "_fsdp_use_orig_params", STATE_KEY, REGISTR
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a parameter stands in a model, and what stood there at first."""
+class _Slot:
+    """A name of a parameter in a module, and the parameter that it had before sharding."""
 
     module: nn.Module
     name: str
@@ -52,13 +58,13 @@ class _Place:
 
 
 class ShardedModel:
-    """A model in its sharded form; making it divides the model, `undo` makes it whole. Every rank must do both.
+    """A sharded model: making it divides the model, `undo` restores it. Every rank must do both.
 
-    Until `commit` the whole values are kept, and `abandon` goes back to them without other ranks; so does an error.
+    Until `commit` the whole values are kept, and `abandon` restores them without other ranks; so does an error.
 
-    ``settings`` go to `fully_shard` for the units, ``root_settings`` for what is left of the model. Rank 0's values
-    become everyone's; what has none is read from ``weights``, by each rank its part. ``float8`` gathers what float8
-    layers multiply by in that.
+    ``settings`` are arguments of `fully_shard` for the units, ``root_settings`` for the rest of the model. All ranks
+    get the values of rank 0; of tensors without values each rank reads its part from ``weights``. ``float8`` gathers
+    the weights of float8 layers in float8.
     """
 
     def __init__(
@@ -75,18 +81,18 @@ class ShardedModel:
     ) -> None:
         self.model = model
         self.syncs = True
-        # Gradients of backward passes that were not averaged wait on this rank.
+        # This rank holds gradients of backward passes that were not averaged.
         self.is_pending = False
         self._comm = comm
-        self._places = [
-            _Place(module, name, value)
+        self._slots = [
+            _Slot(module, name, value)
             for module in model.modules()
             for name, value in module._parameters.items()
             if value is not None
         ]
         # A single number cannot be divided: each rank has it, and its gradient is averaged before a step.
-        self.replicated = list({id(p.original): p.original for p in self._places if p.original.dim() == 0}.values())
-        # Where there is memory for the parts: with offloading that is not the device.
+        self.replicated = list({id(p.original): p.original for p in self._slots if p.original.dim() == 0}.values())
+        # The device that stores the parts: with offloading the CPU.
         self._home = torch.device("cpu") if "offload_policy" in settings else device
         filling = None if weights is None else Filling(model, weights)
         if filling is not None:
@@ -107,7 +113,7 @@ class ShardedModel:
                     _call_with(unit, self.float8)
             if filling is not None:
                 filling.take_memory(self._home)
-            for place in self._places:
+            for place in self._slots:
                 now = place.module._parameters[place.name]
                 if now is not None and now is not place.original:
                     self.changed[id(place.original)] = now
@@ -118,8 +124,8 @@ class ShardedModel:
             raise
 
     def commit(self) -> None:
-        """Free the whole values. Nothing here fails: either all ranks have freed them or none."""
-        for place in self._places:
+        """Free the whole values. Nothing here can fail, so that either all ranks free them or none."""
+        for place in self._slots:
             now = self.changed.get(id(place.original))
             if now is not None:
                 if place.original.is_meta:
@@ -130,7 +136,7 @@ class ShardedModel:
                 place.original.data = place.original.data.new_empty(0)
 
     def abandon(self) -> None:
-        """Make the model what it was before it was divided, on this rank alone; before `commit`."""
+        """Restore the model as it was before it was divided, on this rank alone; before `commit`."""
         if self.float8 is not None:
             self.float8.undo()
         for unit, plain in zip(self._units, self._classes, strict=True):
@@ -139,29 +145,29 @@ class ShardedModel:
 
     @property
     def num_units(self) -> int:
-        """How many units are gathered one at a time, what is left of the model included."""
+        """The number of units that are gathered one at a time, including the rest of the model."""
         return len(self._units)
 
     def parameters(self) -> Iterator[tuple[nn.Parameter, nn.Parameter]]:
-        """Yield each sharded parameter that is still there with what stands for it outside, in the same order."""
+        """Yield each sharded parameter that is still in the model with its original, in the order of the model."""
         here = {id(value) for value in self.model.parameters()}
         seen: set[int] = set()
-        for place in self._places:
+        for place in self._slots:
             now = self.changed.get(id(place.original))
             if now is not None and id(now) in here and id(now) not in seen:
                 seen.add(id(now))
                 yield now, place.original
 
     def sync(self, enabled: bool) -> None:
-        """Say whether the next backward passes average gradients."""
+        """Set whether the next backward passes average gradients."""
         if enabled != self.syncs:
             self.syncs = enabled
             self._root.set_requires_gradient_sync(enabled)
 
     def average_pending(self) -> None:
-        """Average what backward passes have left on this rank; every rank must call.
+        """Average the gradients that backward passes have left on this rank; every rank must call.
 
-        What was left in a process group that is gone is forgotten.
+        Those of a process group that is closed are dropped.
         """
         if not self.is_pending:
             return
@@ -178,7 +184,7 @@ class ShardedModel:
                 group.reduce_grads = reduces
 
     def drop_pending(self) -> None:
-        """Forget what backward passes have left on this rank."""
+        """Drop the gradients that backward passes have left on this rank."""
         self.is_pending = False
         for group in self._groups():
             for param in group.fsdp_params:
@@ -188,13 +194,12 @@ class ShardedModel:
 
     @torch.no_grad()
     def undo(self) -> dict[int, nn.Parameter]:
-        """Make the model whole, and return what takes the place of each sharded parameter, by its id."""
+        """Restore the model, and return the original of each sharded parameter by the id of the latter."""
         for group in self._groups():
             group._to_sharded()  # also where an interrupt has left them gathered
         back: dict[int, nn.Parameter] = {}
         pairs = list(self.parameters())
-        present = torch.tensor([now.grad is not None for now, _ in pairs], dtype=torch.int32)
-        has_gradient = self._comm.all_reduce(present, "max").tolist() if pairs else []
+        has_gradient = have_gradients(self._comm, [now for now, _ in pairs])
         for (now, original), is_needed in zip(pairs, has_gradient, strict=True):
             original.data = sharded.gather(now, self._comm)
             original.requires_grad_(now.requires_grad)
@@ -210,11 +215,11 @@ class ShardedModel:
         return back
 
     def _put_originals_back(self) -> None:
-        for module in {id(place.module): place.module for place in self._places}.values():
+        for module in {id(place.module): place.module for place in self._slots}.values():
             _clean(module)
         for module in self._units:
             _clean(module)
-        for place in self._places:
+        for place in self._slots:
             vars(place.original).pop("_fsdp_orig_uid", None)
             if place.name in place.module._parameters:
                 place.module._parameters[place.name] = place.original
@@ -229,7 +234,7 @@ class ShardedModel:
 
     @torch.no_grad()
     def _share_values(self, device: torch.device) -> None:
-        for value in {id(p.original): p.original for p in self._places if not p.original.is_meta}.values():
+        for value in {id(p.original): p.original for p in self._slots if not p.original.is_meta}.values():
             if not value.is_contiguous():
                 value.data = value.data.contiguous()
             self._comm.broadcast(value.data)
@@ -240,7 +245,7 @@ class ShardedModel:
 
 
 def refusal_of(model: nn.Module, weights: str | None) -> Refusal | None:
-    """Say why a model cannot be divided; None where it can."""
+    """Return why a model cannot be divided; None if it can."""
     empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
     if empty is not None and weights is None:
         return Refusal(
@@ -261,7 +266,7 @@ def repoint(
     changed: dict[int, nn.Parameter],
     convert: Callable[[nn.Parameter, Tensor], Tensor],
 ) -> None:
-    """Let an optimizer step the parameters that took the place of its own, and convert its state of their shape."""
+    """Replace parameters of an optimizer by ``changed``, new by id of old, and convert state of their shape."""
     for group in optimizer.param_groups:
         for index, old in enumerate(group["params"]):
             new = changed.get(id(old))
@@ -282,33 +287,34 @@ def _shard(unit: nn.Module, settings: dict[str, Any]) -> None:
     if plain.__module__ != unit.__class__.__module__ or PLAIN_CLASS in vars(plain):
         _forget_class(plain)
     for part in unit.modules():
-        # They say so to torch's compiler of old, and would travel to the notebook as attributes of the user's.
+        # Marks for old versions of torch.compile, which would reach the notebook as attributes of the user's module.
         for name in _MARKS[:2]:
             vars(part).pop(name, None)
-        # It answers to load_state_dict(assign=True), which is refused, and holds what cannot be copied.
+        # The hook serves load_state_dict(assign=True), which is refused, and cannot be copied.
         _drop_hooks(part, ("_load_state_dict_post_hooks",))
     for group in _groups_of(_state_of(unit)):
-        # Hooks of state dicts that cannot be copied either: it takes these for registered. `_methods_over` do it.
+        # Hooks of state dicts that cannot be copied either: with these entries `fully_shard` registers none.
+        # `_methods_over` does their work.
         group._module_to_pre_save_state_dict_hook_handle = {unit: None}
         group._module_to_pre_load_state_dict_hook_handle = {unit: None}
     specialise(unit, _methods_over(plain), plain)
 
 
 def _call_with(unit: nn.Module, gather: Float8Gather) -> None:
-    """Let calls of a unit find the scales of what is gathered for it."""
+    """Make calls of a unit compute the scales of the weights that are gathered for it."""
     made: Any = type(unit)
     made.__call__ = gather.wrapped(made.__call__)
 
 
 def _forget_class(plain: type) -> None:
-    """A class that was made for one instance is not to be remembered for ever."""
+    """Remove a class that was made for one instance from the registry of `fully_shard`."""
     from torch.distributed.fsdp._fully_shard._fully_shard import cls_to_fsdp_cls
 
     cls_to_fsdp_cls.pop(plain, None)
 
 
 def _is_pending(param: Any) -> bool:
-    """Whether a whole gradient waits on this rank: in the format that it is averaged in, or that of the parameter."""
+    """Whether this rank holds a gradient that is not averaged, in the dtype of averaging or of the parameter."""
     return param.unsharded_accumulated_grad is not None or (
         hasattr(param, "_unsharded_param") and param._unsharded_param.grad is not None
     )
@@ -326,16 +332,16 @@ def _groups_of(state: Any) -> Sequence[Any]:
 
 
 def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
-    """Return what a sharded module does in another way than one of its plain class."""
+    """Return the methods of a sharded module that differ from those of its plain class."""
 
     def named_parameters(self: Any, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the sharded parameters, also where an evaluation has left some gathered."""
-        _rest(self)
+        """Yield the sharded parameters, also after an evaluation that has left some gathered."""
+        _reshard_idle(self)
         return plain.named_parameters(self, *args, **kwargs)
 
     def state_dict(self: Any, *args: Any, **kwargs: Any) -> Any:
-        """Return the parameters: whole where ranks read together, as in a plain cell, else sharded."""
-        _rest(self)
+        """Return the parameters: whole where all ranks read together, as in a plain cell, else sharded."""
+        _reshard_idle(self)
         state = plain.state_dict(self, *args, **kwargs)
         if sharded.is_reading() and not args and kwargs.get("destination") is None:
             for name, value in state.items():
@@ -343,7 +349,7 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
         return state
 
     def load_state_dict(self: nn.Module, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
-        """Load whole tensors, of which each rank takes its part."""
+        """Load whole tensors, of which each rank uses its part."""
         if assign:
             raise MisuseError("a sharded model cannot be given other tensors: load_state_dict without assign=True")
         return plain.load_state_dict(self, divided_state(self, state_dict), strict)
@@ -358,8 +364,8 @@ def _methods_over(plain: Any) -> dict[str, Callable[..., Any]]:
     }
 
 
-def _rest(unit: Any) -> None:
-    """Let go of parameters that are gathered although nothing computes with them."""
+def _reshard_idle(unit: Any) -> None:
+    """Free parameters that are gathered although nothing computes with them."""
     for state in _state_of(unit)._state_ctx.all_states:
         if state._training_state.name == "IDLE":
             for group in _groups_of(state):
@@ -386,7 +392,7 @@ def _reduce(self: nn.Module, protocol: Any) -> Any:
 
 
 def _reduce_in_place(self: nn.Module, protocol: Any = 5) -> Any:
-    """Reduce to an object of the plain class whose parameters are still these; who pickles them reads them whole."""
+    """Reduce to an object of the plain class with the same parameters, which the pickler reads whole."""
     sharded.require_reading()
     make, arguments, state, *rest = without_class_check(reduce_plainly(self, protocol))
     return make, arguments, _without_marks(state), *rest
@@ -409,12 +415,12 @@ def _without_marks(state: Any) -> Any:
     kept = {name: value for name, value in state.items() if name not in _MARKS}
     for name in _HOOKS:
         if name in kept:
-            kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_theirs(hook))
+            kept[name] = OrderedDict((key, hook) for key, hook in kept[name].items() if not _is_of_fully_shard(hook))
     return kept
 
 
 def _clean(module: nn.Module) -> None:
-    """Take everything away that `fully_shard` has put on a module."""
+    """Remove everything that `fully_shard` has added to a module."""
     _drop_hooks(module, _HOOKS)
     for name in _MARKS:
         vars(module).pop(name, None)
@@ -424,11 +430,11 @@ def _clean(module: nn.Module) -> None:
 def _drop_hooks(module: nn.Module, names: Iterable[str]) -> None:
     for name in names:
         hooks = vars(module)[name]
-        for key in [key for key, hook in hooks.items() if _is_theirs(hook)]:
+        for key in [key for key, hook in hooks.items() if _is_of_fully_shard(hook)]:
             del hooks[key]
             for extra in (f"{name}_with_kwargs", f"{name}_always_called"):
                 vars(module).get(extra, {}).pop(key, None)
 
 
-def _is_theirs(hook: Any) -> bool:
+def _is_of_fully_shard(hook: Any) -> bool:
     return str(getattr(getattr(hook, "hook", hook), "__module__", "")).startswith(_SOURCE)

@@ -1,7 +1,7 @@
 """PyTorch's `fully_shard`: each rank holds a part of every parameter, its gradient and its optimizer state.
 
-Parameters are gathered one unit at a time, just before it computes, and let go of after it; gradients are averaged and
-divided as they come. An optimizer stays the object that it is: it is given the divided parameters in place of its own.
+Parameters are gathered one unit at a time, before the unit computes, and freed after it; gradients are averaged and
+divided in the backward pass. Optimizers stay the same objects: their groups get the sharded parameters.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from __future__ import annotations
 import math
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,110 +23,32 @@ from accel_nb.bigmodel.safetensors_reader import open_checkpoint
 from accel_nb.checkpoint.encoding import Slice
 from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialise
+from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
+from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
 from accel_nb.runtime.tensors.state_tree import map_state
+from accel_nb.runtime.tensors.stepped import stepped_parameters
 from accel_nb.runtime.world import World
 from accel_nb.strategies.base import Bundle, Capabilities, Refusal, Stepping, copied_state, multiply, multiply_gradients
 from accel_nb.strategies.fsdp.sharded_model import ShardedModel, refusal_of, repoint
-from accel_nb.strategies.fsdp.wrap_policy import Wrap, units_of
-from accel_nb.strategies.instance_patching import give_forward, plain_forward, take_forward_back
-
-
-class FsdpOptions(Protocol):
-    """The section of the configuration that this strategy reads."""
-
-    @property
-    def wrap(self) -> Wrap:
-        """What is gathered at a time."""
-        ...
-
-    @property
-    def min_params(self) -> int:
-        """How many parameters a unit has by size."""
-        ...
-
-    @property
-    def classes(self) -> Sequence[str]:
-        """Class names of units."""
-        ...
-
-    @property
-    def reshard_after_forward(self) -> bool:
-        """Let go of a unit's parameters between forward and backward."""
-        ...
-
-    @property
-    def hybrid_shard_size(self) -> int | None:
-        """How many ranks share one copy of the model; None: all."""
-        ...
-
-    @property
-    def cpu_offload(self) -> bool:
-        """Keep the parts in host memory."""
-        ...
-
-    @property
-    def autocast(self) -> bool:
-        """Apply the run's precision as on one device."""
-        ...
-
-    @property
-    def reduce_dtype(self) -> Literal["fp32", "compute"]:
-        """What gradients are averaged in."""
-        ...
-
-    @property
-    def float8_gather(self) -> bool:
-        """Gather the weights of float8 layers in float8."""
-        ...
-
-    @property
-    def average_unused(self) -> bool:
-        """Count parameters that took no part on a rank as zero gradients there."""
-        ...
-
-    @property
-    def weights(self) -> str | None:
-        """Safetensors that models on the meta device are filled from."""
-        ...
-
-    @property
-    def forward_methods(self) -> Sequence[str]:
-        """Methods other than forward that compute with a model's parameters."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class DefaultFsdpOptions:
-    """The defaults, for use without a configuration."""
-
-    wrap: Wrap = "blocks"
-    min_params: int = 1_000_000
-    classes: tuple[str, ...] = ()
-    reshard_after_forward: bool = True
-    hybrid_shard_size: int | None = None
-    cpu_offload: bool = False
-    autocast: bool = False
-    reduce_dtype: Literal["fp32", "compute"] = "fp32"
-    float8_gather: bool = False
-    average_unused: bool = False
-    weights: str | None = None
-    forward_methods: tuple[str, ...] = ()
+from accel_nb.strategies.fsdp.wrap_policy import units_of
 
 
 class Fsdp(Stepping):
-    """Trains one model that is divided among the ranks; see the module."""
+    """Trains models whose parameters are divided among the ranks."""
 
+    options: FsdpOptions
     name: ClassVar[str] = "fsdp"
     capabilities: ClassVar[Capabilities] = Capabilities(min_world=2, rank=40, shards_params=True, keeps_local=False)
 
     def __init__(self, options: FsdpOptions | None, precision: Precision) -> None:
-        super().__init__(options or DefaultFsdpOptions(), precision)
+        super().__init__(options or FsdpOptions(), precision)
         self._models: dict[int, ShardedModel] = {}
-        # In the order in which they came, which is the same on every rank.
+        # In the order of `wrap`, which is the same on every rank.
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._mesh: Any = None
 
@@ -145,11 +66,11 @@ class Fsdp(Stepping):
         self._num_replicas = world.size // size
 
     def model_init(self) -> AbstractContextManager[Any]:
-        """Return a context in which models are built without memory, if there are weights to fill them from."""
+        """Return a context in which models are built on the meta device if ``fsdp.weights`` is set."""
         return nullcontext() if self.options.weights is None else torch.device("meta")
 
     def refusal(self, bundle: Bundle) -> Refusal | None:
-        """Say why a model cannot be divided, or not in this way."""
+        """Return why a model cannot be divided, or not with these options."""
         if self.options.float8_gather and self.options.cpu_offload:
             why = "what lies in host memory is gathered in the format of the computation, and not in float8"
             return Refusal(why, "leave out one of fsdp.float8_gather and fsdp.cpu_offload")
@@ -160,7 +81,7 @@ class Fsdp(Stepping):
         return next(filter(None, (refusal_of(model, self.options.weights) for model in new)), None)
 
     def wrap(self, bundle: Bundle) -> Bundle:
-        """Divide every model that has parameters, and let the optimizers step the parts."""
+        """Divide every model that has parameters, and make the optimizers step the parts."""
         refused = self.refusal(bundle)
         if refused is not None:
             raise MisuseError(str(refused))
@@ -168,9 +89,9 @@ class Fsdp(Stepping):
             model for model in bundle.models if id(model) not in self._models and any(True for _ in model.parameters())
         ]
         made: list[ShardedModel] = []
-        known = {id(optimizer) for optimizer in self._living()}
+        known = {id(optimizer) for optimizer in self._live_optimizers()}
         optimizers = [item for item in bundle.optimizers if id(item) not in known]
-        stepped = [(item, _stepped_by(item)) for item in (*self._living(), *optimizers)]
+        stepped = [(item, _groups_and_state(item)) for item in (*self._live_optimizers(), *optimizers)]
         try:
             for model in new:
                 made.append(self._divide(model))
@@ -178,10 +99,10 @@ class Fsdp(Stepping):
             changed = {key: new for part in (*self._models.values(), *made) for key, new in part.changed.items()}
             for optimizer, _ in stepped:
                 repoint(optimizer, changed, _divided)
-            self._comm.barrier()  # until here an error on any rank leaves all of them with whole models
+            self._comm.barrier()  # after an error on any rank up to here, all ranks have whole models
         except BaseException:
             for optimizer, before in stepped:
-                _step_again(optimizer, before)
+                _restore_groups(optimizer, before)
             for part in reversed(made):
                 self._adapt_no_more(part)
                 part.abandon()
@@ -205,7 +126,7 @@ class Fsdp(Stepping):
         return ShardedModel(model, units, self._comm, self._device, *settings, weights, float8=options.float8_gather)
 
     def _adapt(self, part: ShardedModel) -> None:
-        """Register a divided model's other forward methods, and set its precision, as the options say."""
+        """Register a divided model's other forward methods, and set its precision, by the options."""
         options, model = self.options, part.model
         root: Any = model
         for name in options.forward_methods:
@@ -215,7 +136,7 @@ class Fsdp(Stepping):
         if options.average_unused:
             root.set_reduce_scatter_unused_params(True)
         if options.autocast and self.precision.policy.compute is not None:
-            give_forward(model, plain_forward(model, self.precision))
+            give_forward(model, forward_in_precision(model, self.precision))
 
     def _adapt_no_more(self, part: ShardedModel) -> None:
         for name in self.options.forward_methods:
@@ -231,7 +152,7 @@ class Fsdp(Stepping):
         self._adapt_no_more(part)
         part.average_pending()
         back = part.undo()
-        for optimizer in self._living():
+        for optimizer in self._live_optimizers():
             repoint(optimizer, back, lambda new, value: self._whole(value))
         return model
 
@@ -240,13 +161,13 @@ class Fsdp(Stepping):
         return self._world.rank, self._world.size
 
     def grad_sync(self, model: nn.Module, enabled: bool) -> None:
-        """Say whether the next backward pass averages the model's gradients."""
+        """Set whether the next backward pass averages the model's gradients."""
         part = self._models.get(id(model))
         if part is not None:
             part.sync(enabled)
 
     def keep_local(self, model: nn.Module, enabled: bool) -> None:
-        """Refuse: a gradient is divided among the ranks as it comes."""
+        """Raise MisuseError: gradients are divided among the ranks in the backward pass."""
         raise MisuseError(
             "gradients cannot stay on each rank under the strategy 'fsdp', whose ranks hold a part of each: use ddp"
         )
@@ -254,15 +175,14 @@ class Fsdp(Stepping):
     def backward(
         self, loss: Tensor, bundle: Bundle, *, retain_graph: bool | None = None, create_graph: bool = False
     ) -> None:
-        """Compute gradients of the scaled loss; they are averaged and divided on the way."""
+        """Compute gradients of the scaled loss; they are averaged and divided in the backward pass."""
         for part in self._models.values():
             part.is_pending = part.is_pending or not part.syncs
         torch.autograd.backward(self.precision.scale(loss), None, retain_graph, create_graph)
 
     def finish_gradients(self, bundle: Bundle, factor: float | Tensor) -> None:
         """Average what was not averaged in a backward pass, and multiply all by ``factor``."""
-        groups = [group for optimizer in bundle.optimizers for group in optimizer.param_groups]
-        owned = {id(value) for group in groups for value in group["params"]}
+        owned = set(map(id, stepped_parameters(*bundle.optimizers)))
         for part in self._models.values():
             part.average_pending()
             for value in part.replicated:
@@ -272,7 +192,7 @@ class Fsdp(Stepping):
         multiply_gradients(bundle, factor)
 
     def drop_gradients(self, bundle: Bundle) -> None:
-        """Forget gradients, those of whole parameters that wait on each rank included."""
+        """Drop gradients, including whole ones that wait on each rank to be averaged."""
         super().drop_gradients(bundle)
         for part in self._models.values():
             part.drop_pending()
@@ -281,7 +201,7 @@ class Fsdp(Stepping):
     def clip_grad_norm(
         self, bundle: Bundle, max_norm: float, norm_type: float, parameters: Iterable[Tensor] | None = None
     ) -> Tensor:
-        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one message of one number."""
+        """Clip to ``max_norm`` and return the norm over all parts, before clipping; one collective of one number."""
         for optimizer in bundle.optimizers:
             self.precision.unscale_(optimizer)
         clipped = list(bundle.parameters()) if parameters is None else list(parameters)
@@ -315,11 +235,11 @@ class Fsdp(Stepping):
         }
 
     def write_state(self, bundle: Bundle, state: Mapping[str, Any]) -> None:
-        """Load state back: of tensors that are whole, or not read yet, this rank takes its part only."""
+        """Load state; of tensors that are whole, or not read yet, this rank uses its part only."""
         for model, values in zip(bundle.models, state["models"], strict=True):
             model.load_state_dict(_placed(values, dict(model.named_parameters(remove_duplicate=False))))
         for optimizer, values in zip(bundle.optimizers, state["optimizers"], strict=True):
-            parameters = [value for group in optimizer.param_groups for value in group["params"]]
+            parameters = stepped_parameters(optimizer)
             own = {key: _placed(kept, dict.fromkeys(kept, parameters[key])) for key, kept in values["state"].items()}
             rest = materialise({key: value for key, value in values.items() if key != "state"})
             optimizer.load_state_dict(copied_state({**rest, "state": own}))
@@ -328,17 +248,13 @@ class Fsdp(Stepping):
         self.precision.load_state_dict(state["precision"])
 
     def describe(self) -> dict[str, Any]:
-        """Return into how many units the models are divided, what weights are kept in, and options that were chosen."""
+        """Return the number of units, the dtypes of trained weights, and the options that are not at their default."""
         parts = list(self._models.values())
         facts: dict[str, Any] = {"units": sum(part.num_units for part in parts)} if parts else {}
         if self.precision.policy.compute is not None and parts:
             kept = {value.dtype for part in parts for value in part.model.parameters() if value.requires_grad}
             facts["weights"] = " and ".join(sorted(str(dtype).removeprefix("torch.") for dtype in kept))
-        defaults = DefaultFsdpOptions()
-        for name in DefaultFsdpOptions.__dataclass_fields__:
-            value = getattr(self.options, name)
-            if value != getattr(defaults, name):
-                facts[name] = list(value) if isinstance(value, tuple) else value
+        facts |= self.options.model_dump(mode="json", exclude_defaults=True)
         if self.options.float8_gather and parts:
             facts["float8_gather"] = f"of {sum(len(part.float8 or ()) for part in parts)} weights"
         return facts
@@ -348,7 +264,7 @@ class Fsdp(Stepping):
         for part in list(self._models.values()):
             self.unwrap(part.model)
 
-    def _living(self) -> list[Optimizer]:
+    def _live_optimizers(self) -> list[Optimizer]:
         self._optimizers = [held for held in self._optimizers if held() is not None]
         return [optimizer for held in self._optimizers if (optimizer := held()) is not None]
 
@@ -387,7 +303,7 @@ _HALF = (torch.bfloat16, torch.float16)
 
 
 def _divided(parameter: nn.Parameter, value: Tensor) -> Tensor:
-    """Return this rank's part of a tensor that an optimizer keeps beside a parameter."""
+    """Return this rank's part of a tensor of an optimizer's state that has the shape of a parameter."""
     return sharded.divided({"": value}, parameter)[""]
 
 
@@ -404,13 +320,13 @@ def _sliced(state: Any, copied: bool) -> Any:
     return map_state(slice_leaf, state)
 
 
-def _stepped_by(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
-    """Return what an optimizer steps, by group, and the state that it has of it."""
+def _groups_and_state(optimizer: Optimizer) -> tuple[list[list[nn.Parameter]], dict[Any, Any]]:
+    """Return the parameters of an optimizer by group, and its state."""
     return [list(group["params"]) for group in optimizer.param_groups], dict(optimizer.state)
 
 
-def _step_again(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
-    """Restore the groups and the state of an optimizer that `_stepped_by` has returned."""
+def _restore_groups(optimizer: Optimizer, before: tuple[list[list[nn.Parameter]], dict[Any, Any]]) -> None:
+    """Restore the groups and the state of an optimizer that `_groups_and_state` has returned."""
     groups, state = before
     for group, parameters in zip(optimizer.param_groups, groups, strict=True):
         group["params"][:] = parameters

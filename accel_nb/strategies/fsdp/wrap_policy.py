@@ -1,4 +1,4 @@
-"""Which modules of a model are gathered, computed and let go of one at a time."""
+"""Choice of the modules of a model that are gathered, computed and freed one at a time."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Literal
 from torch import nn
 
 from accel_nb.errors import ConfigError
-from accel_nb.strategies.instance_patching import plain_class
+from accel_nb.runtime.tensors.instance_patching import plain_class
 
 Wrap = Literal["blocks", "size", "classes", "model"]
 
@@ -18,10 +18,10 @@ Wrap = Literal["blocks", "size", "classes", "model"]
 def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """Return, by name, the outermost modules that stand in a list with others of their class, and have parts.
 
-    They are what is gathered, compiled and computed again one at a time, and what a forecast counts as such.
+    They are the units that are gathered, compiled and checkpointed one at a time, also in a forecast.
     """
     children = dict(model.named_children())
-    # Layers such as a Linear gain nothing from being taken one at a time.
+    # Layers without submodules, such as a Linear, are too small to be units.
     kinds = Counter(plain_class(child) for child in children.values() if any(True for _ in child.children()))
     found: dict[str, nn.Module] = {}
     for name, child in children.items():
@@ -33,7 +33,7 @@ def repeated_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def units_of(model: nn.Module, wrap: Wrap, min_params: int, classes: Sequence[str]) -> list[nn.Module]:
-    """Return the units inside of a model, inner ones before those around them; what is left is one more.
+    """Return the units inside of a model, inner ones before outer ones; the rest of the model is one more unit.
 
     A module is left out whose parameters are tied to some outside of it, since one unit must hold all of a tie, and one
     that cannot be called. Raises `ConfigError` for classes that the model does not have.

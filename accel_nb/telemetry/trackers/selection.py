@@ -10,7 +10,7 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any
 
-from accel_nb.config.layers import did_you_mean
+from accel_nb.config.message_text import did_you_mean
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.telemetry.trackers.base import GeneralTracker
 

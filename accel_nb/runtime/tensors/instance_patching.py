@@ -1,7 +1,8 @@
-"""Changing how one object behaves without changing the object: a subclass made for the instance.
+"""Subclasses made for one instance: they change how an object behaves without replacing the object.
 
-The object keeps its identity, its attributes and the name of its class. Copying or pickling it gives the plain class
-back, and the pickle stream is that of a plain object: nothing of ours reaches a file or another process.
+The object keeps its identity, its attributes and the name of its class. A copy has the plain class, and the pickle
+stream is that of a plain object: nothing of accel_nb reaches a file or another process. Calling the subclass, as in
+``type(model)(...)``, makes an object of the plain class.
 """
 
 from __future__ import annotations
@@ -17,20 +18,21 @@ from typing import Any, TypeVar
 from torch import nn
 
 from accel_nb.errors import MisuseError
-from accel_nb.precision.half import cast_floats
-from accel_nb.precision.policy import Precision
-from accel_nb.runtime.tensors.instance_class import PLAIN_CLASS, make_instance_class
 
 T = TypeVar("T")
+
+PLAIN_CLASS = "_accel_nb_plain_class"
+"""The attribute of a subclass for one instance that holds the class whose name it shows."""
 
 _OWN_FORWARD = "_accel_nb_own_forward"
 _CLASS: Any = vars(object)["__class__"]
 
 
 def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[T] | None = None) -> T:
-    """Give one instance methods of its own, in place; `restore` takes them away again.
+    """Override methods of one instance, in place; `restore` removes the overrides.
 
-    ``plain`` is the class that it shows and is given back; none given: the one that it has.
+    ``plain`` is the class whose name the instance shows and that `restore` sets; by default its present class. Raises
+    `MisuseError` if the class cannot be derived from.
     """
     base = type(instance)
     plain = plain or base
@@ -66,13 +68,35 @@ def specialise(instance: T, methods: dict[str, Callable[..., Any]], plain: type[
     return instance
 
 
+def make_instance_class(base: type, plain: type, body: dict[str, Any]) -> Any:
+    """Return a subclass of ``base`` with the attributes of ``body`` and the name and documentation of ``plain``.
+
+    Raises TypeError for a class that cannot be derived from.
+    """
+    shown = {"__module__": plain.__module__, "__qualname__": plain.__qualname__, "__doc__": plain.__doc__}
+    return _metaclass(type(base))(plain.__name__, (base,), {**shown, PLAIN_CLASS: plain, **body})
+
+
+@functools.cache
+def _metaclass(kind: type) -> Any:
+    """Return the metaclass of subclasses for one instance, derived from the usual metaclass ``kind``."""
+    if "_makes_plain_objects" in vars(kind):
+        return kind
+
+    def __call__(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        plain = vars(cls).get(PLAIN_CLASS)
+        return kind.__call__(cls, *args, **kwargs) if plain is None else plain(*args, **kwargs)
+
+    return type(kind)(kind.__name__, (kind,), {"__call__": __call__, "_makes_plain_objects": True})
+
+
 def _set_class(instance: Any, kind: type) -> None:
-    """Set the class of an object, past a ``__setattr__`` that sets attributes on another one, as wrappers have."""
+    """Set the class of an object, bypassing a ``__setattr__`` that forwards to a wrapped object."""
     _CLASS.__set__(instance, kind)
 
 
 def restore(instance: T) -> T:
-    """Give the instance its plain class back; does nothing to an instance that has it."""
+    """Undo the last `specialise` of the instance; return an instance that has its plain class unchanged."""
     plain = plain_class(instance)
     if plain is not type(instance):
         _set_class(instance, plain)
@@ -80,37 +104,33 @@ def restore(instance: T) -> T:
 
 
 def plain_class(instance: T) -> type[T]:
-    """Return the class that the instance had before `specialise`."""
+    """Return the class that the instance had before the last `specialise`."""
     return vars(type(instance)).get(PLAIN_CLASS, type(instance))
 
 
 def innermost_class(instance: T) -> type[T]:
-    """Return the class that the instance had before any `specialise`."""
-    found = type(instance)
-    while PLAIN_CLASS in vars(found):
-        found = vars(found)[PLAIN_CLASS]
-    return found
+    """Return the class that the instance had before the first `specialise`."""
+    return _classes(instance)[-1]
 
 
-def plain_view(model: nn.Module, precision: Precision | None, *, keeps_inner: bool = False) -> nn.Module:
-    """Return another object of the plain class that shares all state with ``model``, which is left as it is.
-
-    With a ``precision`` its forward computes in it. ``keeps_inner`` keeps the innermost change, which is compiled code.
-    """
-    classes = [type(model)]
+def _classes(instance: T) -> list[type[T]]:
+    """Return the class of an instance, then the plain class of each, down to the innermost."""
+    classes = [type(instance)]
     while PLAIN_CLASS in vars(classes[-1]):
         classes.append(vars(classes[-1])[PLAIN_CLASS])
+    return classes
+
+
+def plain_view(model: nn.Module, *, keeps_inner: bool = False) -> nn.Module:
+    """Return another object of the plain class that shares all state with ``model``, which is left unchanged.
+
+    ``keeps_inner`` keeps the innermost change, which is compiled code.
+    """
+    classes = _classes(model)
     own = [found[_OWN_FORWARD] for found in map(vars, classes) if _OWN_FORWARD in found]
     view = object.__new__(classes[-2] if keeps_inner and len(classes) > 1 else classes[-1])
-    if own and not keeps_inner:
-        view.__dict__ = {**vars(model), "forward": own[-1]}
-    else:
-        view.__dict__ = vars(model)
-    if precision is None or precision.policy.compute is None:
-        return view
-    forward = plain_forward(view, precision)
-    vars(view).pop("forward", None)
-    return specialise(view, {"forward": lambda self, *args, **kwargs: forward(*args, **kwargs)})
+    view.__dict__ = {**vars(model), "forward": own[-1]} if own and not keeps_inner else vars(model)
+    return view
 
 
 def reduce_plainly(instance: Any, protocol: Any) -> Any:
@@ -122,7 +142,8 @@ def without_class_check(reduced: Any) -> Any:
     """Return a reduction that pickle accepts although its class is not the object's.
 
     pickle compares the two for ``copyreg.__newobj__`` only; ``copyreg._reconstructor``, of older protocols, does the
-    same without. This is for streams between processes: what reads files by a list of allowed names has not this one.
+    same without the check. Use it for streams between processes: readers of files that allow listed names only refuse
+    ``copyreg._reconstructor``.
     """
     if _checks_class(reduced) and len(reduced[1]) == 1:
         return (copyreg._reconstructor, (*reduced[1], object, None), *reduced[2:])  # type: ignore[attr-defined]
@@ -152,6 +173,7 @@ class _Reduction(tuple[Any, ...]):
 
 
 def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
+    """Call ``act`` while the instance has its plain class."""
     special = type(instance)
     _set_class(instance, vars(special)[PLAIN_CLASS])
     try:
@@ -160,28 +182,8 @@ def _as_plain(instance: Any, act: Callable[[], Any]) -> Any:
         _set_class(instance, special)
 
 
-def plain_forward(model: nn.Module, precision: Precision) -> Callable[..., Any]:
-    """Return a function that runs the model's own forward in the precision's dtype.
-
-    A forward that was set on the instance counts as its own.
-    """
-    own = vars(model).get("forward")
-    forward = own if own is not None else type(model).forward.__get__(model)
-    output = precision.policy.output
-    if precision.policy.compute is None:
-        return forward
-    autocast = precision.autocast
-
-    def forward_in_precision(*args: Any, **kwargs: Any) -> Any:
-        with autocast():
-            result = forward(*args, **kwargs)
-        return result if output is None else cast_floats(result, output)
-
-    return forward_in_precision
-
-
 def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
-    """Let ``forward(*args, **kwargs)`` run when the model is called, after and before the user's own hooks."""
+    """Replace the forward of one model, in place; its calls run the user's hooks around ``forward``."""
     own = vars(model).get("forward")
 
     def forward_of_instance(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -190,8 +192,8 @@ def give_forward(model: nn.Module, forward: Callable[..., Any]) -> nn.Module:
     functools.update_wrapper(forward_of_instance, getattr(own, "__func__", type(model).forward))
     methods: dict[str, Callable[..., Any]] = {
         "forward": forward_of_instance,
-        # What torch.jit.script compiles: a forward whose code it can read.
-        "__prepare_scriptable__": lambda self: plain_view(self, None),
+        # torch.jit.script compiles the object that this returns: one whose forward is source code that it can read.
+        "__prepare_scriptable__": lambda self: plain_view(self),
     }
     if own is not None:
         methods[_OWN_FORWARD] = own

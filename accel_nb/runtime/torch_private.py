@@ -1,0 +1,369 @@
+"""The private names of torch that accel_nb uses, and the versions of torch that they were checked against.
+
+torch may rename or remove a private name in any version. On a version that was not checked, the uses that have a
+``fallback`` call public functions instead; the others use the private names all the same. Imports without torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import metadata
+from types import MappingProxyType
+
+CHECKED_VERSIONS = ("2.13",)
+"""The versions of torch, major and minor, that the tests of accel_nb run with."""
+
+
+@dataclass(frozen=True, slots=True)
+class PrivateUse:
+    """Private names of torch that serve one feature.
+
+    ``modules`` are the files that use them, below ``accel_nb``. ``fallback`` says what runs instead on an unchecked
+    version; None where torch has no public way. ``branches`` says what the code does for other versions of torch.
+    """
+
+    feature: str
+    modules: tuple[str, ...]
+    names: tuple[str, ...]
+    fallback: str | None = None
+    branches: str | None = None
+    versions: tuple[str, ...] = CHECKED_VERSIONS
+
+
+PRIVATE_USES = (
+    PrivateUse(
+        "ddp.forward",
+        ("strategies/ddp/lean_ddp.py",),
+        (
+            "torch.autograd._profiler_enabled",
+            "DistributedDataParallel._active_ddp_module",
+            "DistributedDataParallel._assign_modules_buffers",
+            "DistributedDataParallel._ddp_params_and_buffers_to_ignore",
+            "DistributedDataParallel._delay_all_reduce_all_params",
+            "DistributedDataParallel._distributed_broadcast_coalesced",
+            "DistributedDataParallel._lazy_init_ran",
+            "DistributedDataParallel._sync_buffers",
+            "DistributedDataParallel._use_python_reducer",
+            "Reducer._rebuild_buckets",
+        ),
+        fallback="strategy ddp runs torch's own forward pass of DistributedDataParallel, which is slower for small "
+        "models and refuses overlapping buffers",
+    ),
+    PrivateUse(
+        "ddp.builtin_hook",
+        ("strategies/ddp/comm_hooks.py",),
+        (
+            "torch._C._distributed_c10d.BuiltinCommHookType",
+            "DistributedDataParallel._register_builtin_comm_hook",
+        ),
+        fallback="strategy ddp averages gradients by torch's allreduce_hook, which is written in Python",
+    ),
+    PrivateUse(
+        "ddp.finalized",
+        ("strategies/ddp/strategy.py",),
+        ("DistributedDataParallel._check_reducer_finalized",),
+    ),
+    PrivateUse(
+        "foreach",
+        ("strategies/base.py", "strategies/fsdp/float8_gather.py"),
+        ("torch._foreach_mul_", "torch._foreach_norm"),
+        fallback="gradients are multiplied one at a time",
+    ),
+    PrivateUse(
+        "dtensor.local",
+        ("runtime/distributed/sharded.py",),
+        ("DTensor._local_tensor",),
+        fallback="parts of sharded tensors are read by DTensor.to_local",
+    ),
+    PrivateUse(
+        "fsdp.sharded_model",
+        ("strategies/fsdp/sharded_model.py",),
+        (
+            "torch.distributed._composable.contract",
+            "torch.distributed._composable_state._get_module_state",
+            "torch.distributed._composable_state._module_state_mapping",
+            "torch.distributed.distributed_c10d._world",
+            "torch.distributed.fsdp._fully_shard._fully_shard.cls_to_fsdp_cls",
+            "FSDPParam._unsharded_param",
+            "FSDPParamGroup._module_to_pre_load_state_dict_hook_handle",
+            "FSDPParamGroup._module_to_pre_save_state_dict_hook_handle",
+            "FSDPParamGroup._reduce_scatter_process_group",
+            "FSDPParamGroup._to_sharded",
+            "FSDPParamGroup._training_state",
+            "FSDPState._fsdp_param_group",
+            "FSDPState._fsdp_param_groups",
+            "FSDPState._state_ctx",
+            "FSDPState._training_state",
+            "Module._forward_hooks",
+            "Module._forward_pre_hooks",
+            "Module._fsdp_use_orig_params",
+            "Module._is_fsdp_managed_module",
+            "Module._load_state_dict_post_hooks",
+            "Module._load_state_dict_pre_hooks",
+            "Module._parameters",
+            "Module._state_dict_pre_hooks",
+            "Parameter._fsdp_orig_uid",
+            "state_dict._metadata",
+        ),
+        branches="up to 2.11 a unit has one group of parameters, under the name _fsdp_param_group",
+    ),
+    PrivateUse(
+        "fsdp.float8_gather",
+        ("strategies/fsdp/float8_gather.py",),
+        (
+            "torch._C._current_graph_task_id",
+            "FSDPParam._init_extensions",
+            "FSDPParam._module_info",
+            "FSDPParam._sharded_local_tensor",
+            "FSDPParam._sharded_param_data",
+        ),
+    ),
+    PrivateUse(
+        "fsdp.meta_weights",
+        ("strategies/fsdp/meta_weights.py",),
+        ("Module._apply", "Module._buffers", "Module._parameters"),
+    ),
+    PrivateUse(
+        "deepspeed.engine",
+        ("strategies/deepspeed/engine.py",),
+        (
+            "Module._forward_hooks",
+            "Module._forward_pre_hooks",
+            "Module._modules",
+            "Module._parameters",
+            "Tensor._post_accumulate_grad_hooks",
+            "Tensor._version",
+        ),
+    ),
+    PrivateUse(
+        "state_dict.metadata",
+        (
+            "accelerator/state/state_matching.py",
+            "accelerator/state/training_state.py",
+            "strategies/deepspeed/strategy.py",
+            "strategies/fsdp/strategy.py",
+        ),
+        ("state_dict._metadata",),
+    ),
+    PrivateUse(
+        "optimizer.called",
+        (
+            "accelerator/training/optimizer_proxy.py",
+            "pool/sync/pickling.py",
+            "strategies/deepspeed/strategy.py",
+        ),
+        ("Optimizer._opt_called", "Optimizer.step._wrapped_by_lr_sched"),
+    ),
+    PrivateUse(
+        "schedulers",
+        (
+            "accelerator/training/first_step_checks.py",
+            "accelerator/training/lr_control.py",
+            "accelerator/training/lr_preview.py",
+        ),
+        (
+            "ChainedScheduler._schedulers",
+            "CyclicLR._scale_fn_custom",
+            "LRScheduler._get_closed_form_lr",
+            "LRScheduler._get_lr_called_within_step",
+            "LRScheduler._last_lr",
+            "SequentialLR._milestones",
+            "Optimizer.step._wrapped_by_lr_sched",
+        ),
+    ),
+    PrivateUse(
+        "autograd.saved",
+        ("accelerator/plain_cells/loss_trace.py", "accelerator/training/loss_weighting.py"),
+        (
+            "Node._saved_alpha",
+            "Node._saved_ignore_index",
+            "Node._saved_other",
+            "Node._saved_reduction",
+            "Node._saved_self_sym_sizes",
+            "Node._saved_target",
+            "Node._saved_total_weight",
+            "Node._saved_weight",
+        ),
+    ),
+    PrivateUse("autograd.raw_saved", ("telemetry/memory_attribution.py",), ("Node._raw_saved_",)),
+    PrivateUse("autograd.input_metadata", ("accelerator/plain_cells/contrastive_check.py",), ("Node._input_metadata",)),
+    PrivateUse(
+        "hooks",
+        ("accelerator/plain_cells/loss_proof.py", "pool/sync/pickling.py"),
+        (
+            "Module._backward_hooks",
+            "Module._backward_pre_hooks",
+            "Tensor._backward_hooks",
+            "Tensor._post_accumulate_grad_hooks",
+        ),
+    ),
+    PrivateUse(
+        "dispatch_modes",
+        (
+            "accelerator/plain_cells/loss_trace.py",
+            "bigmodel/planning/workload.py",
+            "forecast/measurement.py",
+        ),
+        (
+            "torch.utils._python_dispatch.TorchDispatchMode",
+            "torch.utils._python_dispatch._get_current_dispatch_mode_stack",
+            "Tensor._base",
+        ),
+    ),
+    PrivateUse(
+        "fake_tensors",
+        ("bigmodel/planning/workload.py", "forecast/measurement.py"),
+        ("torch._subclasses.fake_tensor", "UntypedStorage._cdata"),
+    ),
+    PrivateUse(
+        "aten",
+        ("accelerator/plain_cells/sample_rules.py", "forecast/measurement.py"),
+        (
+            "OpOverload._schema",
+            "aten._adaptive_avg_pool2d",
+            "aten._adaptive_avg_pool3d",
+            "aten._cdist_forward",
+            "aten._local_scalar_dense",
+            "aten._log_softmax",
+            "aten._native_batch_norm_legit",
+            "aten._native_batch_norm_legit_no_training",
+            "aten._prelu_kernel",
+            "aten._reshape_alias",
+            "aten._scaled_dot_product_attention_math",
+            "aten._scaled_dot_product_cudnn_attention",
+            "aten._scaled_dot_product_efficient_attention",
+            "aten._scaled_dot_product_flash_attention",
+            "aten._scaled_dot_product_flash_attention_for_cpu",
+            "aten._softmax",
+            "aten._to_copy",
+            "aten._unsafe_view",
+        ),
+    ),
+    PrivateUse(
+        "torchscript.builtins",
+        ("accelerator/plain_cells/torchscript.py",),
+        ("torch.jit._builtins._get_builtin_table",),
+    ),
+    PrivateUse(
+        "compile",
+        (
+            "accelerator/plain_cells/file_writes.py",
+            "accelerator/prepare/compiling.py",
+            "compat/hf_utils.py",
+            "notebook/session/session.py",
+            "notebook/worker/program.py",
+        ),
+        ("torch._dynamo", "torch._inductor", "Module._compiled_call_impl", "OptimizedModule._orig_mod"),
+    ),
+    PrivateUse(
+        "base_layers",
+        (
+            "accelerator/plain_cells/loss_proof.py",
+            "accelerator/plain_cells/loss_trace.py",
+            "accelerator/prepare/preparer.py",
+            "bigmodel/offload/dispatch.py",
+            "bigmodel/offload/layerwise_casting.py",
+        ),
+        (
+            "torch.nn.modules.batchnorm._BatchNorm",
+            "torch.nn.modules.batchnorm._NormBase",
+            "torch.nn.modules.conv._ConvNd",
+            "torch.nn.modules.dropout._DropoutNd",
+        ),
+    ),
+    PrivateUse(
+        "module.tensors",
+        (
+            "accelerator/plain_cells/loss_proof.py",
+            "bigmodel/loading/load.py",
+            "bigmodel/offload/dispatch.py",
+            "bigmodel/offload/layerwise_casting.py",
+            "bigmodel/planning/module_tree.py",
+            "runtime/tensors/tied.py",
+        ),
+        ("Module._buffers", "Module._parameters"),
+    ),
+    PrivateUse(
+        "tensor.version",
+        (
+            "accelerator/plain_cells/loss_trace.py",
+            "bigmodel/offload/sequential_offload.py",
+            "bigmodel/offload/weight_prefetch.py",
+        ),
+        ("Tensor._version",),
+    ),
+    PrivateUse("loader.iterator", ("data/loader.py",), ("DataLoader._get_iterator",)),
+    PrivateUse("print_options", ("notebook/session/process_settings.py",), ("torch._tensor_str.PRINT_OPTS",)),
+    PrivateUse(
+        "changes",
+        ("pool/sync/change_detection.py",),
+        (
+            "Module._backward_hooks",
+            "Module._backward_pre_hooks",
+            "Module._buffers",
+            "Module._compiled_call_impl",
+            "Module._forward_hooks",
+            "Module._forward_hooks_always_called",
+            "Module._forward_hooks_with_kwargs",
+            "Module._forward_pre_hooks",
+            "Module._forward_pre_hooks_with_kwargs",
+            "Module._is_full_backward_hook",
+            "Module._load_state_dict_post_hooks",
+            "Module._load_state_dict_pre_hooks",
+            "Module._modules",
+            "Module._non_persistent_buffers_set",
+            "Module._parameters",
+            "Module._state_dict_hooks",
+            "Module._state_dict_pre_hooks",
+            "Tensor._version",
+        ),
+    ),
+    PrivateUse(
+        "process_group",
+        ("runtime/distributed/process_group.py", "runtime/distributed/shared_group.py"),
+        (
+            "torch._C._distributed_c10d._dump_fr_trace_json",
+            "torch.distributed.distributed_c10d._abort_process_group",
+            "torch.distributed.distributed_c10d._get_default_store",
+            "torch.distributed.distributed_c10d._new_process_group_helper",
+            "torch.distributed.distributed_c10d._set_pg_timeout",
+        ),
+        branches="where torch has no _dump_fr_trace_json, the last collective is not reported",
+    ),
+)
+"""Every private name of torch in accel_nb, by feature; tests/architecture compares the table with the code."""
+
+_BY_FEATURE: Mapping[str, PrivateUse] = MappingProxyType({use.feature: use for use in PRIVATE_USES})
+
+
+@cache
+def torch_version() -> str | None:
+    """Return major and minor version of the installed torch; None where there is none."""
+    try:
+        return ".".join(metadata.version("torch").split(".")[:2])
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def is_checked(feature: str) -> bool:
+    """Whether the private names of a feature were checked against the installed torch."""
+    return torch_version() in _BY_FEATURE[feature].versions
+
+
+def fallbacks() -> list[str]:
+    """Return what runs by public functions on the installed torch because its private names were not checked."""
+    return [use.fallback for use in PRIVATE_USES if use.fallback is not None and not is_checked(use.feature)]
+
+
+def why_unchecked() -> str | None:
+    """Return that the installed torch was not checked, and what then runs otherwise; None if it was checked."""
+    version, changed = torch_version(), fallbacks()
+    if version is None or not changed:
+        return None
+    return (
+        f"torch {version} is not checked: the private names of torch that accel_nb uses were checked on "
+        f"{', '.join(CHECKED_VERSIONS)}. Therefore {'; '.join(changed)}. The other private names are used all the "
+        "same: if a cell fails inside of accel_nb, install a checked version"
+    )

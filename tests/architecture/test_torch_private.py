@@ -1,0 +1,114 @@
+"""Each private name of torch that the package uses stands in the table of `accel_nb.runtime.torch_private`."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accel_nb.runtime import torch_private
+from accel_nb.runtime.torch_private import PRIVATE_USES, is_checked
+
+PACKAGE = Path(__file__).parents[2] / "accel_nb"
+TABLE = "runtime/torch_private.py"
+_PRIVATE = re.compile(r"_[A-Za-z][A-Za-z0-9_]*")
+
+OTHERS = {
+    # The standard library.
+    "_asdict", "_current_frames", "_exit", "_fields", "_fmt", "_gauss", "_getframe", "_inheriting",
+    "_lru_cache_wrapper", "_make", "_reconstructor",
+    # transformers and accelerate.
+    "_available", "_patched", "_warned",
+    # cloudpickle, NumPy, IPython, ipykernel, comm, ClearML.
+    "_core", "_function_setstate", "_reconstruct", "_render_traceback_", "_reply_subshell_for",
+    "_report_subprocess_enabled", "_supports_kernel_subshells",
+    # torchao's float8 tensor.
+    "_data", "_scale",
+    # DeepSpeed.
+    "_WORLD_GROUP", "_convert_to_deepspeed_param", "_get_norm_groups", "_offload_accumulated_param_ids",
+    "_original_parameters", "_release_process_group_references", "_zero_padding",
+}  # fmt: skip
+"""Private names of other libraries."""
+
+SHARED = {"_world"}
+"""Names that torch and objects of the package both have."""
+
+PARTS = {
+    "_ACCEL_NB_SAVED_", "_ACCEL_NB_STORE", "_ACCEL_NB_WORKER_DEVICE", "_always_called", "_bytes",
+    "_makes_plain_objects", "_optimizer_", "_seconds", "_with_kwargs",
+}  # fmt: skip
+"""Names of our own that are written as text only, and parts that names are put together from."""
+
+
+def own_names() -> set[str]:
+    """Return the private names that the package defines itself."""
+    found: set[str] = set()
+    for path in PACKAGE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                found.add(node.name)
+            elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+                if isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"):
+                    found.add(node.attr)
+            elif isinstance(node, ast.Assign | ast.AnnAssign):
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return found
+
+
+def listed_names(path: str | None = None) -> set[str]:
+    """Return the private parts of the names in the table, of all modules or of one."""
+    uses = [use for use in PRIVATE_USES if path is None or path in use.modules]
+    return {part for use in uses for name in use.names for part in name.split(".") if part.startswith("_")}
+
+
+def names_in(path: Path, own: set[str]) -> Iterator[tuple[int, str]]:
+    """Yield line and name of each private name in a module, but not those that its own objects define."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "torch":
+            for name in ((node.module or "").split("."), [alias.name for alias in node.names]):
+                yield from ((node.lineno, part) for part in name)
+        elif isinstance(node, ast.Attribute):
+            is_of_self = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+            if not (is_of_self and node.attr in own):
+                yield node.lineno, node.attr
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            parts = node.value.split(".")
+            if _PRIVATE.fullmatch(node.value) or parts[0] == "torch":
+                yield from ((node.lineno, part) for part in parts)
+
+
+def test_each_private_name_of_torch_is_in_the_table() -> None:
+    own, missing, listed = own_names(), [], listed_names()
+    for path in sorted(PACKAGE.rglob("*.py")):
+        where = path.relative_to(PACKAGE).as_posix()
+        if where == TABLE:
+            continue
+        known = (own - listed) | SHARED | OTHERS | PARTS | listed_names(where)
+        missing += [
+            f"{where}:{line}: {name}"
+            for line, name in names_in(path, own)
+            if _PRIVATE.fullmatch(name) and not name.startswith("_accel_nb") and name not in known
+        ]
+    assert missing == [], f"add them to {TABLE}"
+
+
+def test_the_table_lists_nothing_that_is_not_used() -> None:
+    for use in PRIVATE_USES:
+        texts = [(PACKAGE / module).read_text() for module in use.modules]
+        for name in use.names:
+            assert any(name.rpartition(".")[2] in text for text in texts), (use.feature, name)
+        for module, text in zip(use.modules, texts, strict=True):
+            assert any(name.rpartition(".")[2] in text for name in use.names), (use.feature, module)
+
+
+@pytest.mark.parametrize(("installed", "checked"), [("2.13", True), ("2.12", False), (None, False)])
+def test_fallbacks_are_those_of_unchecked_versions(
+    monkeypatch: pytest.MonkeyPatch, installed: str | None, checked: bool
+) -> None:
+    monkeypatch.setattr(torch_private, "torch_version", lambda: installed)
+    assert is_checked("ddp.forward") is checked
+    assert (torch_private.fallbacks() == []) is checked
