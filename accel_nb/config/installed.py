@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Collection
 from functools import cache
 from importlib.metadata import EntryPoint, EntryPoints, entry_points
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from pydantic import Field, create_model
 
@@ -26,7 +26,7 @@ S = TypeVar("S", bound=Section)
 
 
 @cache
-def _all_points() -> EntryPoints:
+def _all_points() -> Any:
     """Return every entry point. Reading them opens a file of each installed package: once for a process is enough."""
     return entry_points()
 
