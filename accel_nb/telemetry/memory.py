@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.runtime.devices.device import memory
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.sharded import local
 from accel_nb.telemetry.events import MemorySample, Sink
 
@@ -52,11 +52,11 @@ class MemoryMeter:
         """
         self.due = now + PERIOD_S
         self._count(tuple(models), tuple(optimizers), hidden)
-        use = memory(self._device)
+        use = device_type(self._device).memory(self._device)
         known = self._parameters + self._gradients + self._state
         if self._baseline is None:
             # On the CPU the device is the process, and most of it was there before: count what it grows by.
-            self._baseline = max(0, use.allocated - known) if self._device.type in ("cpu", "xla") else 0
+            self._baseline = max(0, use.allocated - known) if use.is_of_process else 0
         self._sink.emit(
             MemorySample(
                 rank=self._rank,
@@ -98,7 +98,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the size of the storages behind the tensors on this rank in bytes, each counted once."""
     storages: dict[Any, int] = {}
     for tensor in tensors:
-        if tensor.device.type == "xla":  # it has no storage that could be shared
+        if not device_type(tensor.device).has_addresses:
             storages[id(tensor)] = tensor.nbytes
             continue
         if tensor.layout is torch.sparse_coo:  # as the gradients of embeddings may be: two tensors inside

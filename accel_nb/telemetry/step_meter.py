@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from accel_nb.errors import NanLossError
+from accel_nb.runtime.devices.base import DeviceType
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.events import Sink, StepDone
 
 _NUM_SLOTS = 4096
@@ -40,8 +42,8 @@ class StepMeter:
         self._started = time.perf_counter()
         # A sink may take a step's numbers as they are, which spares making the event.
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
-        kind = torch.device(device).type
-        self._copies = None if kind == "cpu" else _Copies() if kind == "cuda" else _Held()
+        kind = device_type(device)
+        self._copies = None if kind.is_host else _Copies(kind) if kind.has_streams else _Held()
 
     @property
     def is_reporting(self) -> bool:
@@ -156,8 +158,9 @@ class _Held:
 class _Copies:
     """Losses on their way from a CUDA device into a ring of pinned memory."""
 
-    def __init__(self) -> None:
-        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=True)
+    def __init__(self, kind: DeviceType) -> None:
+        self._kind = kind
+        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=kind.pins_memory)
         self._views = [self._slots[i] for i in range(_NUM_SLOTS)]
         self._values: Any = self._slots.numpy()
         self._next = 0
@@ -183,7 +186,7 @@ class _Copies:
 
     def close_step(self, pending: _Pending) -> None:
         """Mark the end of a step in the stream of copies."""
-        event = self._events.pop() if self._events else torch.cuda.Event()
+        event = self._events.pop() if self._events else self._kind.new_event()
         event.record()
         self._steps.append((pending, self._weights, event))
         self._weights = []

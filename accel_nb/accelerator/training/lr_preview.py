@@ -113,7 +113,7 @@ def planned_rates(
     one whose future does not follow from the number of calls. The scheduler and its optimizer stay as they are.
     """
     rates = [group.get("lr") for group in scheduler.optimizer.param_groups]
-    if not _is_determined(scheduler) or any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates):
+    if not _is_determined(scheduler) or any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates):
         return {}
     position = max(getattr(part, "last_epoch", 0) for part in (scheduler, *_parts(scheduler)))
     end = _own_end(scheduler)

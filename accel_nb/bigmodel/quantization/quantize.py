@@ -161,7 +161,7 @@ def _is_head(model: nn.Module, name: str) -> bool:
 
 def _kept(parts: list[Tensor]) -> list[Tensor]:
     """Return tensors that are going to stay, apart from the passing ones that they were made among."""
-    if any(part.device.type != "cpu" for part in parts):
+    if any(not part.is_cpu for part in parts):
         return parts
     kept = empty_tensors([(part.shape, part.dtype) for part in parts])
     return [memory.copy_(part) for memory, part in zip(kept, parts, strict=True)]

@@ -274,7 +274,7 @@ class Collectives:
         self, op: str, leaves: list[Tensor], nested: Any, problem: MisuseError | None
     ) -> list[list[Tensor]]:
         lengths = [leaf.shape[0] if leaf.dim() else 1 for leaf in leaves]
-        is_on_host = all(leaf.device.type == "cpu" for leaf in leaves)
+        is_on_host = all(leaf.is_cpu for leaf in leaves)
         content = _host_bytes(leaves) if is_on_host and problem is None else None
         rows, contents = self._exchange(op, describe(nested, any_rows=True), lengths, nested, problem, content)
         shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves)]
@@ -484,7 +484,7 @@ def _is_small(leaf: Tensor) -> bool:
     return (
         type(leaf) is Tensor
         and leaf.dtype in _NUMPY_DTYPES
-        and leaf.device.type == "cpu"
+        and leaf.is_cpu
         and leaf.layout is torch.strided
         and leaf.dim() > 0
         and leaf.nbytes <= _INLINE_BYTES
@@ -540,7 +540,7 @@ def _as_bytes(leaves: Sequence[Tensor]) -> Tensor:
     """Return the content of all leaves as one tensor of bytes."""
     if not leaves:
         return torch.empty(0, dtype=torch.uint8)
-    device = next((leaf.device for leaf in leaves if leaf.device.type != "cpu"), leaves[0].device)
+    device = next((leaf.device for leaf in leaves if not leaf.is_cpu), leaves[0].device)
     if len(leaves) == 1:
         return _flat_bytes(leaves[0])
     return torch.cat([_flat_bytes(leaves[index].to(device)) for index in _order(leaves)])

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.devices.device import use
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.process_group import Group
 from accel_nb.runtime.tensors.overlap import overwrite
 from accel_nb.runtime.world import World
@@ -128,8 +128,9 @@ class TorchComm:
     def __init__(self, world: World, group: Group) -> None:
         self.world = world
         self.group = group
-        self._device = use(world.device)
-        self._only_device = dist.get_backend() == "nccl"
+        kind = device_type(world.device)
+        self._device = kind.make_current(torch.device(world.device))
+        self._only_device = not kind.backend_sends_host_tensors and dist.get_backend() == kind.backend
         self._hosts: tuple[Any, Any] | None = None
 
     def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
@@ -237,10 +238,9 @@ class TorchComm:
         return group
 
     def _sendable(self, tensor: Tensor) -> Tensor:
-        kind = tensor.device.type
-        if self._only_device and kind == "cpu":
+        if self._only_device and tensor.is_cpu:
             tensor = tensor.to(self._device)
-        elif kind not in ("cpu", "cuda"):  # no backend of torch's own knows the device
+        elif not device_type(tensor.device).in_collectives:
             tensor = tensor.cpu()
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 

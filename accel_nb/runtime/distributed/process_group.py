@@ -20,10 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from accel_nb.runtime.devices.registry import device_type, type_of_backend
 from accel_nb.runtime.distributed.shared_group import original
 from accel_nb.runtime.process.environment import launch_store
 from accel_nb.runtime.world import World
@@ -98,7 +98,8 @@ class Group:
     def world_of_open() -> World:
         """Return the world of the default group that somebody has opened, taken to be on one machine."""
         rank, size = dist.get_rank(), dist.get_world_size()
-        device = f"cuda:{rank % torch.cuda.device_count()}" if dist.get_backend() == "nccl" else "cpu"
+        kind = type_of_backend(dist.get_backend())
+        device = kind.name if kind.is_host else f"{kind.name}:{rank % kind.count()}"
         return World(rank=rank, size=size, local_rank=rank, local_size=size, device=device)
 
     @property
@@ -106,7 +107,7 @@ class Group:
         """The name of torch's backend: that which was asked for, or that of this world's device."""
         if self._backend is not None:
             return self._backend
-        return "nccl" if torch.device(self.world.device).type == "cuda" else "gloo"
+        return device_type(self.world.device).backend
 
     def cut(self) -> int:
         """End this rank's connections, so that whatever waits in a collective raises; returns how many there were.

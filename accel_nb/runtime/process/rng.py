@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.runtime.devices.device import get_rng_state, seed_beside_torch, set_rng_state
+from accel_nb.runtime.devices.registry import device_type, loaded_types
 from accel_nb.runtime.world import World
 
 Present = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
@@ -55,7 +55,8 @@ def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = Non
     random.seed(seed)
     np.random.seed(seed % _MAX_NUMPY_SEED)  # user code draws from the global generator
     torch.manual_seed(seed)
-    seed_beside_torch(seed)
+    for kind in loaded_types():
+        kind.seed_beside_torch(seed)
     return seed
 
 
@@ -77,7 +78,7 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
     if (accelerator := _accelerator(device)) is not None:
-        states["device"] = get_rng_state(accelerator)
+        states["device"] = device_type(accelerator).get_rng_state(accelerator)
     return states
 
 
@@ -124,7 +125,7 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
     if "torch" in states:
         torch.set_rng_state(states["torch"])
     if "device" in states and (accelerator := _accelerator(device)) is not None:
-        set_rng_state(states["device"], accelerator)
+        device_type(accelerator).set_rng_state(states["device"], accelerator)
 
 
 @contextmanager
@@ -170,7 +171,7 @@ def _accelerator(device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
     device = torch.device(device)
-    return None if device.type == "cpu" else device
+    return None if device_type(device).is_host else device
 
 
 def _check(states: Mapping[str, Tensor]) -> None:

@@ -87,7 +87,7 @@ def _tree(value: Any, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
 
 
 def _tensor_tree(value: Tensor, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         raise _refusal(value, path, f"a tensor of layout {value.layout} on {value.device}")
     flat = value.detach().to("cpu").contiguous().reshape(-1)
     content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

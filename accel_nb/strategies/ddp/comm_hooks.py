@@ -13,6 +13,8 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from accel_nb.runtime.devices.registry import device_type
+
 
 class HookOptions(Protocol):
     """What is read of the configuration."""
@@ -85,7 +87,7 @@ def register_hook(ddp: DistributedDataParallel, options: HookOptions) -> None:
         )
     if options.comm_wrapper != "no":
         hook = _WRAPPERS[options.comm_wrapper](hook)
-    ddp.register_comm_hook(state, _for_gloo(hook) if ddp.device_type == "cpu" else hook)
+    ddp.register_comm_hook(state, _for_gloo(hook) if device_type(ddp.device_type).is_host else hook)
 
 
 def _for_gloo(hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:

@@ -26,6 +26,7 @@ from accel_nb.checkpoint.layout import Region
 from accel_nb.checkpoint.load import StoredTensor, materialise
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.world import World
@@ -377,7 +378,7 @@ class Fsdp(Stepping):
             "mp_policy": MixedPrecisionPolicy(compute, reduce),
         }
         if options.cpu_offload:
-            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=device_type(self._device).pins_memory)
         output = policy.output if compute is not None else None
         return settings, {**settings, "mp_policy": MixedPrecisionPolicy(compute, reduce, output)}
 
