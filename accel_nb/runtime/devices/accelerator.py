@@ -1,4 +1,4 @@
-"""Devices that torch offers by its common interfaces only: xpu, mps, and types that nobody has registered.
+"""Devices that torch offers by its common interfaces only: xpu, mps, and types that are not registered.
 
 No test has run on such a device. What torch names for every type is used, and copies wait.
 """

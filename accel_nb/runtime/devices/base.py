@@ -74,13 +74,13 @@ class DeviceType(ABC):
     """Whether tensors are in the memory of this process and computed in the calling thread."""
 
     trains_by_default: ClassVar[bool] = False
-    """Whether training runs on a device of this type without being asked to, where there is one."""
+    """Whether training uses a device of this type by default, where there is one."""
 
     runs_strategies_of: ClassVar[str | None] = None
     """Another type: a strategy that declares that one runs on this one too."""
 
     one_per_worker: ClassVar[bool] = False
-    """Whether each worker owns one device, and a launcher chooses which devices a process can see."""
+    """Whether each worker owns one device, and a launcher chooses which devices are visible to a process."""
 
     has_streams: ClassVar[bool] = False
     """Whether copies can run beside the computation: streams, events and page-locked memory."""
@@ -102,7 +102,7 @@ class DeviceType(ABC):
 
     @abstractmethod
     def count(self) -> int:
-        """Count the devices that this process can see, without making a context; 0 where torch cannot use them."""
+        """Count the devices visible to this process, without making a context; 0 where torch cannot use them."""
 
     @abstractmethod
     def memory(self, device: torch.device | str) -> DeviceMemory:
@@ -143,7 +143,7 @@ class DeviceType(ABC):
         """Seed the generators of open devices that `torch.manual_seed` does not reach."""
 
     def peak_bytes(self, device: torch.device | str) -> int | None:
-        """Return the most bytes that live tensors have had since the process started; None where nobody counts."""
+        """Return the most bytes that tensors have held since the process started; None where torch does not count."""
         return None
 
     def allocator_snapshot(self) -> list[dict[str, Any]] | None:

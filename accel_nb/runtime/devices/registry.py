@@ -29,7 +29,7 @@ def device_type(device: torch.device | str) -> DeviceType:
 
 
 def default_type() -> DeviceType:
-    """Return the type that training runs on where nothing else was asked for: the first one available, else the CPU."""
+    """Return the type that training uses by default: the first available one, else the CPU."""
     return next((kind for kind in available_types() if kind.trains_by_default), device_type("cpu"))
 
 

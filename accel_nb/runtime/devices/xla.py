@@ -34,7 +34,7 @@ class Xla(DeviceType):
         return [] if why is None else [why]
 
     def memory(self, device: torch.device | str) -> DeviceMemory:
-        """Measure the process where the device is the processor; chips driven together report nothing: all zero."""
+        """Measure the process where the device is the processor; all zero for chips, which report nothing."""
         import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
 
         return host_memory() if xr.device_type() == "CPU" else DeviceMemory(0, 0, 0, 0)

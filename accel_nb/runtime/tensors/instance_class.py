@@ -1,4 +1,4 @@
-"""Classes made for one instance. Calling one, as in ``type(model)(...)``, makes an object of the plain class."""
+"""Classes of one instance. Calling one, as in ``type(model)(...)``, makes an object of the original class."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import functools
 from typing import Any
 
 PLAIN_CLASS = "_accel_nb_plain_class"
-"""The attribute of such a class that holds the class whose name it shows."""
+"""The attribute of such a class that holds the original class."""
 
 
 def make_instance_class(base: type, plain: type, body: dict[str, Any]) -> Any:
-    """Return a subclass of ``base`` with the attributes of ``body`` that shows the name and documentation of ``plain``.
+    """Return a subclass of ``base`` with the attributes of ``body`` that has the name and documentation of ``plain``.
 
     Raises TypeError for a class that cannot be derived from.
     """
