@@ -12,6 +12,7 @@ from torch import nn
 from accel_nb.accelerator.components import Components
 from accel_nb.accelerator.prepare.preparer import describe_object, notes_on
 from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.events import Prepared
 
 
@@ -77,7 +78,7 @@ def _notes(components: Components, objects: Sequence[Any]) -> list[str]:
         notes.append(f"clip {options.clip:g}")
     if options.precision == "auto":
         notes.append(f"precision auto is {choose_precision(options.precision, device)} on this device")
-    if options.data.non_blocking and device.type != "cuda":
+    if options.data.non_blocking and not device_type(device).has_streams:
         notes.append(f"non_blocking has no effect: batches stay on the {device.type}")
     if components.strategy.precision.policy.name == "bf16" and not has_real_bf16(device):
         notes.append("bf16 is emulated on this device, and slow: fp16 is faster")

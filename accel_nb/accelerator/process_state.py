@@ -21,7 +21,8 @@ from accel_nb.accelerator.process.init_world import enter
 from accel_nb.config import Layer, ambient_layers, environment_layer, resolve
 from accel_nb.data.split import split
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.devices.device import choose_precision, use
+from accel_nb.runtime.devices.device import choose_precision
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.collectives import Collectives
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.process_group import Group
@@ -111,7 +112,7 @@ class Placed:
         """``NO`` for one rank, else ``MULTI_GPU`` or ``MULTI_CPU``."""
         if self._world.size == 1:
             return DistributedType.NO
-        return DistributedType.MULTI_GPU if self._device.type == "cuda" else DistributedType.MULTI_CPU
+        return DistributedType.MULTI_CPU if device_type(self._device).is_host else DistributedType.MULTI_GPU
 
     @contextmanager
     def split_between_processes(self, inputs: Any, apply_padding: bool = False) -> Iterator[Any]:
@@ -188,7 +189,7 @@ class PartialState(Placed):
         self._comm, self._group = enter(None, None, cpu, config.group)
         self._collectives = Collectives(self._comm, verify=config.debug)
         self._world = self._comm.world
-        self._device = use(self._world.device)
+        self._device = device_type(self._world.device).make_current(torch.device(self._world.device))
         self.debug = config.debug
 
     @property
@@ -208,7 +209,7 @@ class PartialState(Placed):
 
     def set_device(self) -> None:
         """Make this rank's device the process's current device; building the state does so already."""
-        use(self._device)
+        device_type(self._device).make_current(self._device)
 
     @staticmethod
     def _reset_state(reset_partial_state: bool = False) -> None:

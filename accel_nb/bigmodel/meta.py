@@ -15,6 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from accel_nb.bigmodel.host_memory import empty_tensors
+from accel_nb.runtime.devices.registry import device_type
 
 
 @contextmanager
@@ -57,9 +58,11 @@ class _ReturnedAtOnce(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is not torch.empty or kwargs.keys() - {"device", "dtype"} or torch.get_default_device().type != "cpu":
+        if func is not torch.empty or kwargs.keys() - {"device", "dtype"}:
             return func(*args, **kwargs)
-        if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
+        if not device_type(torch.get_default_device()).is_host:
+            return func(*args, **kwargs)
+        if kwargs.get("device") is not None and not device_type(torch.device(kwargs["device"])).is_host:
             return func(*args, **kwargs)
         like = func(*args, **{**kwargs, "device": "meta"})
         return empty_tensors([(like.shape, like.dtype)])[0]

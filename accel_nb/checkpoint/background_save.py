@@ -28,6 +28,7 @@ from accel_nb.checkpoint.save import (
 from accel_nb.checkpoint.store import Store
 from accel_nb.checkpoint.write_plan import Task
 from accel_nb.errors import AccelNbError, CheckpointError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 
 PART_TIMEOUT_S = 1800.0
@@ -169,8 +170,9 @@ class Staging:
                 if source.numel():
                     flat.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
                 staged[id(task)] = memoryview(flat.numpy())  # pyright: ignore[reportArgumentType]
-        if self._device.type == "cuda":
-            torch.cuda.current_stream(self._device).synchronize()
+        kind = device_type(self._device)
+        if kind.has_streams:
+            kind.current_stream(self._device).synchronize()
         draft.leaves.clear()  # the background job must not reference the model
         return staged
 
@@ -181,7 +183,7 @@ class Staging:
     def _room(self, num_bytes: int) -> Tensor:
         if self._buffer is None or self._buffer.numel() < num_bytes:
             self._buffer = None  # freed first, so that the two do not coexist
-            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+            self._buffer = torch.empty(num_bytes, dtype=torch.uint8, pin_memory=device_type(self._device).pins_memory)
         return self._buffer
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from accel_nb.checkpoint.layout import Region, parse_json, whole
 from accel_nb.errors import CheckpointError, CorruptCheckpoint
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.safetensors_header import DTYPES
 
 MAX_DEPTH = 100
@@ -201,11 +202,8 @@ def _segment(key: Any) -> str:
     return f'"{text}"' if text.lstrip("-").isdigit() or text.startswith('"') else text
 
 
-_WITHOUT_ADDRESSES = ("meta", "xla")
-
-
 def _identity(leaf: Leaf, tensor: Tensor) -> tuple[Any, ...] | None:
-    if tensor.numel() == 0 or tensor.device.type in _WITHOUT_ADDRESSES:
+    if tensor.numel() == 0 or tensor.is_meta or not device_type(tensor.device).has_addresses:
         return None
     place = tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj()
     return (*place, type(leaf), *region_of(leaf))

@@ -13,7 +13,8 @@ from types import MappingProxyType
 
 import torch
 
-from accel_nb.runtime.devices.device import has_real_bf16
+from accel_nb.runtime.devices.cuda import Cuda
+from accel_nb.runtime.devices.registry import default_type, device_type
 
 _PACKAGES: Mapping[str, str] = MappingProxyType(
     {
@@ -28,18 +29,14 @@ _PACKAGES: Mapping[str, str] = MappingProxyType(
 _OTHER_HARDWARE = frozenset({"hpu", "mlu", "musa", "neuron", "npu", "sdaa", "sagemaker", "xpu"})
 
 
-def _current_device() -> torch.device:
-    return torch.device("cuda") if torch.cuda.is_available() else torch.device("cpu")
-
-
 _HERE: Mapping[str, Callable[[], bool]] = MappingProxyType(
     {
-        "bf16": lambda: has_real_bf16(_current_device()),
-        "cuda": torch.cuda.is_available,
+        "bf16": lambda: (kind := default_type()).has_real_bf16(kind.name),
+        "cuda": lambda: device_type("cuda").is_available(),
         "fp16": lambda: True,
         "fp8": lambda: importlib.util.find_spec("torchao") is not None,
         "mps": torch.backends.mps.is_available,
-        "rocm": lambda: torch.version.hip is not None and torch.cuda.is_available(),
+        "rocm": lambda: Cuda().is_rocm and Cuda().is_available(),
     }
 )
 

@@ -21,6 +21,7 @@ from accel_nb.data.index_distribution import Place
 from accel_nb.data.order import Share
 from accel_nb.data.prefetch import Pair
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.devices.registry import device_type
 
 _END, _BATCH, _LENGTH, _ERROR = range(4)
 _ALIGN = 16
@@ -76,7 +77,7 @@ class _Receiver:
     def __init__(self, place: Place, device: torch.device) -> None:
         self.length = _FIRST_LENGTH
         self._comm = place.comm
-        self._device = device if device.type == "cuda" else torch.device("cpu")
+        self._device = device if device_type(device).in_collectives else torch.device("cpu")
         self._layout: list[Any] = []
 
     def scatter(self, buffers: Sequence[Tensor] | None) -> Tensor:

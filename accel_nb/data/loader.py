@@ -40,6 +40,7 @@ from accel_nb.data.prefetch import Ahead, Lane, Pair, SideStream
 from accel_nb.data.sampler import set_epoch
 from accel_nb.data.streams import Cutter, read_own, read_whole
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process import rng
 from accel_nb.runtime.tensors.instance_patching import make_instance_class
 from accel_nb.runtime.tensors.nested import first_batch_size, to_device
@@ -468,9 +469,9 @@ class _Sharding:
 
     def _mover(self, loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
         device = self._device
-        if self._place_batch is not None or device.type == "cpu":
+        if self._place_batch is not None or device_type(device).is_host:
             return self._place_batch
-        non_blocking = device.type == "cuda" and bool(loader.pin_memory)
+        non_blocking = device_type(device).has_streams and bool(loader.pin_memory)
         return lambda batch: to_device(batch, device, non_blocking)
 
     def _lane_for(self, loader: DataLoader[Any]) -> Lane | None:
@@ -478,12 +479,13 @@ class _Sharding:
         wanted = self._options.non_blocking
         if self._lane is not None:
             return None if wanted is False else self._lane
-        if self._device.type != "cuda" or wanted is False:
+        kind = device_type(self._device)
+        if not kind.has_streams or wanted is False:
             return None
         if wanted is None and not (loader.pin_memory and loader.num_workers):
             return None
         if self._side_stream is None:
-            self._side_stream = SideStream(self._device, pins=not loader.pin_memory)
+            self._side_stream = SideStream(self._device, pins=kind.pins_memory and not loader.pin_memory)
         return self._side_stream
 
     def _made_feed(self, loader: DataLoader[Any]) -> IndexFeed | None:

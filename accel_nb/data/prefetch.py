@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from accel_nb.data.order import Share
+from accel_nb.runtime.devices.base import Event
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors, to_device
 
 Pair = tuple[Any, Share]
@@ -32,7 +34,7 @@ class Lane(Protocol):
 
 class _Copied(NamedTuple):
     batch: Any
-    done: torch.cuda.Event | torch.Event
+    done: Event
 
 
 class SideStream:
@@ -45,24 +47,25 @@ class SideStream:
     def __init__(self, device: torch.device, *, pins: bool) -> None:
         self._device = device
         self._pins = pins
-        self._stream = torch.cuda.Stream(device)
+        self._kind = device_type(device)
+        self._stream = self._kind.new_stream(device)
 
     def start(self, batch: Any) -> _Copied:
         """Queue the copy on the side stream."""
         if self._pins:
             batch = map_tensors(_pinned, batch)
-        with torch.cuda.stream(self._stream):
+        with self._kind.on_stream(self._stream):
             moved = to_device(batch, self._device, non_blocking=True)
             return _Copied(moved, self._stream.record_event())
 
     def finish(self, ticket: _Copied) -> Any:
         """Make the current stream wait for the copy; does not block the process."""
-        current = torch.cuda.current_stream(self._device)
+        current = self._kind.current_stream(self._device)
         current.wait_event(ticket.done)
         for tensor in find_tensors(ticket.batch):
             # Its memory was allocated on the copy stream, which must not reuse it before the current stream has ended.
-            if tensor.is_cuda:
-                tensor.record_stream(current)
+            if device_type(tensor.device) is self._kind:
+                self._kind.record_use(tensor, current)
         return ticket.batch
 
 
@@ -97,4 +100,4 @@ class Ahead(Iterator[Pair]):
 
 
 def _pinned(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.pin_memory() if tensor.device.type == "cpu" and not tensor.is_pinned() else tensor
+    return tensor.pin_memory() if tensor.is_cpu and not tensor.is_pinned() else tensor

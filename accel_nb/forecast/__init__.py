@@ -1,1 +1,1 @@
-"""How much memory a training will take on each rank, in each way of sharing it; and which way to take."""
+"""Forecasts of the memory that training takes on each rank, for each strategy, and the choice of one."""

@@ -1,4 +1,4 @@
-"""The weights that safetensors files hold, from their headers: no tensor is read, no torch is imported."""
+"""Sizes of weights from the headers of safetensors files: no tensor is read, no torch is imported."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERED = re.compile(r"^(.*?)\.?(\d+)\.")
 def read_safetensors(path: Path) -> Model:
     """Return the model that a safetensors file, or all such files of a folder, hold.
 
-    What is integer in them counts as buffer. Raises `ConfigError` for what is not there or not to be believed.
+    Integer tensors count as buffers. Raises `ConfigError` for missing or invalid files.
     """
     files = sorted(path.glob("*" + SUFFIX)) if path.is_dir() else [path]
     if not files:
@@ -28,7 +28,7 @@ def read_safetensors(path: Path) -> Model:
         found = _read_entries(file)
         twice = sorted(set(found) & set(tensors))
         if twice:
-            raise ConfigError(f"{file}: tensor {twice[0][:200]!a} stands in another file of the folder too")
+            raise ConfigError(f"{file}: tensor {twice[0][:200]!a} is in another file of the folder too")
         tensors |= found
     blocks = numbered_blocks(tensors)
     weights = [

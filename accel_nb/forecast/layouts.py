@@ -1,8 +1,8 @@
-"""The ways in which ranks share the memory of a training, and the options that choose each. No torch.
+"""The ways in which ranks divide the memory of a training, and the options that choose each. Imports no torch.
 
-What each divides is the stages' definition of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
+The stages are those of Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion
 Parameter Models" (2020), section 5; FSDP2 is their third stage by blocks. The order of `LAYOUTS` is the order of
-preference among those that fit: least traffic between ranks first, torch's own before what needs another package.
+preference among those that fit: least communication first, PyTorch's own before those that need another package.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from typing import Literal
 from accel_nb.config.schema import OPTIONS, STRATEGIES
 
 Options = Mapping[str, "str | int | bool"]
-"""Options of a run by their dotted names, with the values that choose a way."""
+"""Options of a run by their dotted names, with the values that choose a layout."""
 
 Engine = Literal["torch", "blocks", "flat"]
-"""Who holds the memory: plain torch and DDP, `fully_shard` block by block, or flat partitions."""
+"""How memory is divided: not (plain torch and DDP), by `fully_shard` block by block, or in flat partitions."""
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What is divided by the number of ranks, and what lies in the host's memory instead of the device's."""
+    """What is divided by the number of ranks, and what is offloaded to the host's memory."""
 
     name: str
     engine: Engine
@@ -37,18 +37,18 @@ class Layout:
 
     @property
     def offloads(self) -> bool:
-        """Whether anything lies in the host's memory."""
+        """Whether anything is offloaded to the host's memory."""
         return self.offloads_parameters or self.offloads_optimizer
 
     @property
     def is_served(self) -> bool:
-        """Whether this version has the options that choose it."""
+        """Whether this version supports the options that choose it."""
         return all(
             name in OPTIONS and (name != "strategy" or value in STRATEGIES) for name, value in self.options.items()
         )
 
     def serves(self, world: int) -> bool:
-        """Whether it makes sense for that many ranks."""
+        """Whether the layout is meant for that many ranks."""
         return self.min_world <= world and (self.max_world is None or world <= self.max_world)
 
 

@@ -1,7 +1,7 @@
-"""What a training step holds in memory, found by running it on tensors that have shapes and no data.
+"""Measurement of the memory of a training step by running it on tensors with shapes and no data.
 
-The model is copied with fake parameters (`torch._subclasses.FakeTensorMode`), so nothing is computed, no device is
-touched and the model, its gradients and the random number generators stay as they are.
+The model is copied with fake parameters (`torch._subclasses.FakeTensorMode`): nothing is computed, no device is used,
+and the model, its gradients and the random number generators are unchanged.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ _HOLDING_LOSSES = frozenset(
     getattr(torch.ops.aten, name).default
     for name in ("mse_loss", "smooth_l1_loss", "binary_cross_entropy", "soft_margin_loss")
 )
-"""Their kernels write each element's loss into what they return, and shrink its shape to one number afterwards: not its
-memory, which lives as long as the loss. Their rules for shapes alone do not say so."""
+"""Losses whose kernels write each element's loss into the result and then shrink its shape to one number, but not its
+memory, which is held as long as the loss. Their meta kernels do not show this."""
 
 Loss = Callable[[Any, Any], Tensor]
 """Called with the model's output and the batch; returns the scalar that is minimised."""
 
 
 def measure_model(model: nn.Module, *optimizers: Optimizer, on_gpu: bool = False) -> Model:
-    """Return the sizes of a model and of what its optimizers keep, after a step of each that is traced.
+    """Return the sizes of a model and of its optimizers' state, after tracing one step of each.
 
-    ``on_gpu`` says that the run is meant for a GPU, where torch's optimizers work on lists of tensors.
+    ``on_gpu``: the run is meant for a GPU, where torch's optimizers work on lists of tensors.
     """
     blocks = {id(parameter): name for name, block in repeated_blocks(model).items() for parameter in block.parameters()}
     weights = [
@@ -72,11 +72,11 @@ def measure_activations(
     checkpoints: bool = False,
     on_gpu: bool = False,
 ) -> Activations:
-    """Return what a forward and backward pass over ``batch_size`` samples holds at its fullest.
+    """Return the peak memory of a forward and backward pass over ``batch_size`` samples.
 
-    ``batch`` is one batch of any size, as a loader gives it: a tensor; (inputs, targets); or named inputs. Its first
+    ``batch`` is one batch of any size, as a loader yields it: a tensor; (inputs, targets); or named inputs. Its first
     dimension is set to ``batch_size``. ``half`` computes in that dtype, under autocast and with a model that was cast.
-    ``checkpoints`` recomputes the repeated blocks. ``on_gpu`` lets dropout and attention keep what they keep there.
+    ``checkpoints`` recomputes the repeated blocks. With ``on_gpu`` dropout and attention save what GPU kernels save.
     Raises `MisuseError` if the model cannot be run without values.
     """
     run = _Run(model, batch, batch_size, loss or default_loss, checkpoints, on_gpu)
@@ -85,13 +85,13 @@ def measure_activations(
     kept, copies = run.peak(half, None)
     try:
         cast_bytes = run.peak(None, half)[0]
-    except MisuseError:  # it makes fp32 tensors of its own: only autocast mixes types
+    except MisuseError:  # it creates fp32 tensors: only autocast mixes dtypes
         cast_bytes = None
     return Activations(kept, copies, cast_bytes)
 
 
 def default_loss(output: Any, batch: Any) -> Tensor:
-    """Return the loss that the shapes suggest: the output's own, cross entropy, mean square, or the sum of all."""
+    """Return a loss by the shapes: that of the output, cross entropy, mean square, or the sum of the output."""
     own = output.get("loss") if isinstance(output, dict) else None
     if isinstance(own, Tensor):
         return own
@@ -109,7 +109,7 @@ def default_loss(output: Any, batch: Any) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """One step of a model, to be run several ways."""
+    """One step of a model, which can be run in several precisions."""
 
     model: nn.Module
     batch: Any
@@ -119,7 +119,7 @@ class _Run:
     on_gpu: bool
 
     def peak(self, autocast: torch.dtype | None, cast: torch.dtype | None) -> tuple[int, int]:
-        """Return the fullest moment beside weights and gradients, and how much fuller it is with autocast's weights."""
+        """Return the peak beside weights and gradients, and what autocast's copies of weights add to it."""
         try:
             with FakeTensorMode(allow_non_fake_inputs=True), torch.enable_grad():
                 model = _fake_copy(self.model, cast)
@@ -130,25 +130,25 @@ class _Run:
                 return self._step(model, batch, autocast)
         except MisuseError:
             raise
-        except Exception as error:  # whatever the user's forward raises
+        except Exception as error:  # any error of the user's forward
             raise MisuseError(
                 f"{type(self.model).__name__} cannot be run on shapes alone: {_first_line(error)}"
             ) from error
 
     def kernels(self) -> AbstractContextManager[Any]:
-        """Return a new context in which operations keep what they keep where the run is meant for."""
+        """Return a new context in which operations save what they save on the device that the run is meant for."""
         return _GpuKernels() if self.on_gpu else nullcontext()
 
     def _step(self, model: nn.Module, batch: Any, autocast: torch.dtype | None) -> tuple[int, int]:
         context: AbstractContextManager[Any] = (
             torch.autocast("cpu", dtype=autocast) if autocast is not None else nullcontext()
         )
-        with self.kernels(), _Live([*model.parameters(), *model.buffers()]) as live:
+        with self.kernels(), _LiveStorages([*model.parameters(), *model.buffers()]) as live:
             for tensor in find_tensors(batch):
                 live.add(tensor)
             for parameter in model.parameters():
                 if parameter.requires_grad:
-                    parameter.register_post_accumulate_grad_hook(live.becomes_gradient)
+                    parameter.register_post_accumulate_grad_hook(live.exclude_gradient)
             with context:
                 output = _call(model, batch)
             loss = self.loss(output if autocast is None else cast_floats(output, torch.float32), batch)
@@ -190,11 +190,11 @@ def _fake_copy(model: nn.Module, cast: torch.dtype | None) -> nn.Module:
         dtype = cast if cast is not None and buffer.is_floating_point() else buffer.dtype
         memo[id(buffer)] = torch.empty(buffer.shape, dtype=dtype, device="cpu")
     made = copy.deepcopy(model, memo)
-    return made if model.training else made.train()  # it was evaluated last, and is going to be trained
+    return made if model.training else made.train()  # it may be in eval mode, and is going to be trained
 
 
 def _recompute(block: nn.Module, kernels: Callable[[], AbstractContextManager[Any]]) -> None:
-    """Keep only what goes into the block, and compute the rest again in the backward pass, with the same kernels."""
+    """Save only the block's inputs, and recompute the rest in the backward pass, with the same kernels."""
     forward = block.forward
 
     def with_kernels(*args: Any, **kwargs: Any) -> Any:
@@ -208,7 +208,7 @@ def _recompute(block: nn.Module, kernels: Callable[[], AbstractContextManager[An
 
 
 class _GpuKernels(TorchFunctionMode):
-    """Runs what a GPU's kernels do in one piece: a dropout whose mask is of bytes, attention that keeps no weights."""
+    """Simulates fused GPU kernels: dropout with a mask of bytes, attention that saves no weights."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -229,13 +229,13 @@ def _dropout(input: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
     return torch.native_dropout(input, p, True)[0] if training and p < 1 else input
 
 
-class _Live(TorchDispatchMode):
-    """Adds up the storages that operations make, each as long as anything refers to it, given ones left out."""
+class _LiveStorages(TorchDispatchMode):
+    """Sums the storages that operations create, while they are referenced; those of given tensors are left out."""
 
     def __init__(self, given: list[Tensor]) -> None:
         super().__init__()
         self.peak = 0
-        # The fullest moment with the copies of weights that autocast makes counted as well.
+        # The peak with autocast's copies of weights included.
         self.peak_with_copies = 0
         self._now = 0
         self._copies = 0
@@ -249,7 +249,7 @@ class _Live(TorchDispatchMode):
         except DataDependentOutputException:
             if func is not torch.ops.aten._local_scalar_dense.default:
                 raise
-            return _one(args[0].dtype)  # a number that was read out of a tensor, to be printed or divided by
+            return _one(args[0].dtype)  # `item()`: the value is unknown
         if func in _HOLDING_LOSSES and not result.dim():
             result = torch.empty_like(args[0]).as_strided((), ())
         is_copy = func is torch.ops.aten._to_copy.default and _key(args[0]) in self._given
@@ -258,7 +258,7 @@ class _Live(TorchDispatchMode):
         return result
 
     def add(self, tensor: Tensor, *, is_copy: bool = False) -> None:
-        """Count a tensor's storage, unless it is known."""
+        """Count a tensor's storage, unless it is counted already."""
         key = _key(tensor)
         if key in self._given or key in self._sizes:
             return
@@ -273,8 +273,8 @@ class _Live(TorchDispatchMode):
             self.peak = max(self.peak, self._now)
         self.peak_with_copies = max(self.peak_with_copies, self._now + self._copies)
 
-    def becomes_gradient(self, parameter: Tensor) -> None:
-        """Count a parameter's gradient no more: it has a place of its own."""
+    def exclude_gradient(self, parameter: Tensor) -> None:
+        """Stop counting a parameter's gradient: gradients are counted separately."""
         if parameter.grad is not None:
             self._forget(_key(parameter.grad))
 
@@ -300,7 +300,7 @@ def _key(tensor: Any) -> int:
 
 
 def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bool) -> Model:
-    """Return the model with the bytes that one more optimizer keeps for each weight, and needs for a step."""
+    """Return the model with the state of one more optimizer for each weight, and the memory of its step."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         copies = {id(parameter): _fake_like(parameter) for parameter in _stepped(optimizer)}
         clone = copy.copy(optimizer)
@@ -310,12 +310,12 @@ def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bo
             {
                 **group,
                 "params": [copies[id(parameter)] for parameter in group["params"]],
-                **({"foreach": True} if on_gpu and _chooses_itself(group) else {}),
+                **({"foreach": True} if on_gpu and _chooses_foreach(group) else {}),
             }
             for group in optimizer.param_groups
         ]
         try:
-            with _Live(
+            with _LiveStorages(
                 [*copies.values(), *(copied.grad for copied in copies.values() if copied.grad is not None)]
             ) as live:
                 type(optimizer).step(clone)
@@ -323,7 +323,7 @@ def _with_state(found: Model, model: nn.Module, optimizer: Optimizer, on_gpu: bo
                     key: sum(map(_nbytes, find_tensors(clone.state.get(copied, {})))) for key, copied in copies.items()
                 }
                 peak = live.peak
-        except Exception as error:  # a step that wants a closure, or values
+        except Exception as error:  # a step that needs a closure, or values
             raise MisuseError(
                 f"{type(optimizer).__name__}.step() cannot be run on shapes alone: {_first_line(error)}"
             ) from error
@@ -353,7 +353,7 @@ def _fake_like(parameter: Tensor) -> Tensor:
     return made
 
 
-def _chooses_itself(group: dict[str, Any]) -> bool:
+def _chooses_foreach(group: dict[str, Any]) -> bool:
     return group.get("foreach", False) is None and not group.get("fused")
 
 

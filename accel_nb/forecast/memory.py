@@ -1,4 +1,4 @@
-"""The bytes that a training takes on each rank, by what takes them: plain arithmetic, no torch."""
+"""The bytes that a training takes on each rank, by kind: plain arithmetic, imports no torch."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ ZERO_BUCKET_VALUES = 500_000_000
 
 @dataclass(frozen=True, slots=True)
 class Activations:
-    """What one forward and backward pass holds at its fullest beside weights and gradients; bytes.
+    """Peak memory of one forward and backward pass beside weights and gradients, in bytes.
 
     ``num_bytes`` is for ranks that compute in the weights' own type or, in half precision, under autocast;
-    ``weight_copies`` is what it is more with the weights in half precision that autocast keeps: at the fullest moment
-    not all of them are there. ``cast_bytes`` is for a model that was cast, None where that cannot be run: then
-    ``num_bytes`` stands for it.
+    ``weight_copies`` is what the weights in half precision that autocast caches add to the peak, at which not all of
+    them are allocated. ``cast_bytes`` is for a model that was cast, None where that cannot be run: then ``num_bytes``
+    is used.
     """
 
     num_bytes: int
@@ -35,10 +35,10 @@ NO_ACTIVATIONS = Activations(0)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one rank's device holds at its fullest, in bytes; ``host`` is what lies in the machine's memory instead.
+    """Peak memory of one rank's device, in bytes; ``host`` is what is offloaded to the machine's memory.
 
-    ``exchange`` is what collectives work on: gathered blocks and gradients on their way. ``step`` is what the
-    optimizer takes for a moment, when activations are gone.
+    ``exchange`` is the buffers of collectives: gathered blocks and gradients in flight. ``step`` is what the
+    optimizer's step allocates temporarily, after activations are freed.
     """
 
     parameters: int
@@ -64,10 +64,10 @@ def estimate(
     activations: Activations = NO_ACTIVATIONS,
     copy_ranks: int | None = None,
 ) -> Usage:
-    """Return what each of ``world`` ranks holds under a layout; of uneven shares the largest, which is rank 0's.
+    """Return the memory of each of ``world`` ranks under a layout; of uneven shares the largest, which is rank 0's.
 
     ``is_half`` says that the run computes in bf16 or fp16. ``copy_ranks`` is how many ranks share one copy of the
-    model, None for all; flat partitions have no other way. Frozen weights have neither gradients nor state.
+    model, None for all; flat partitions always use all. Frozen weights have neither gradients nor state.
     """
     if layout.engine == "torch":
         return _replicated(model, activations)
@@ -87,7 +87,7 @@ def estimate(
 
 
 def _replicated(model: Model, activations: Activations) -> Usage:
-    """Every rank holds all. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
+    """Compute for full replicas. DDP's buckets are the gradients themselves (``gradient_as_bucket_view``)."""
     return Usage(
         parameters=sum(map(_stored, model.weights)) + model.buffer_bytes,
         gradients=sum(map(_stored, _trained(model))),
@@ -98,10 +98,10 @@ def _replicated(model: Model, activations: Activations) -> Usage:
 
 
 def _by_block(model: Model, layout: Layout, world: int, copy_ranks: int, is_half: bool) -> Usage:
-    """Each weight is cut along its first dimension, padded to equal parts; whole blocks are gathered to compute."""
+    """Compute for weights divided along the first dimension, padded to equal parts; whole blocks are gathered."""
     shares = {weight.name: _share(weight, copy_ranks) for weight in model.weights}
     whole: dict[str | None, int] = {None: 0}
-    leaving: dict[str | None, int] = {None: 0}  # whole gradients, and their copy in the order of the ranks
+    leaving: dict[str | None, int] = {None: 0}  # full gradients, and their copy in rank order
     for weight in model.weights:
         size = weight.num_values * (min(HALF_BYTES, weight.itemsize) if is_half else weight.itemsize)
         whole[weight.block] = whole.get(weight.block, 0) + size
@@ -123,7 +123,7 @@ def _by_block(model: Model, layout: Layout, world: int, copy_ranks: int, is_half
 
 
 def _flat(model: Model, layout: Layout, world: int) -> Usage:
-    """Weights lie one after the other and are cut into equal parts, in float32 whatever the run computes in.
+    """Compute for weights flattened into one tensor in float32 and divided into equal parts.
 
     ``optimizer`` includes the copy of the weights that is stepped, where that is not the rank's part of them.
     """

@@ -1,4 +1,4 @@
-"""Models to forecast for, made without memory: from a Python path or a transformers config. Imports torch."""
+"""Construction of models without memory, from a Python path or a transformers config. Imports torch."""
 
 from __future__ import annotations
 
@@ -27,9 +27,10 @@ _HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp8": torch.bfloat16}
 
 
 def model_from_path(path: str, folder: Path) -> nn.Module:
-    """Return the module that ``package.module:name`` names, or makes when it is called without arguments.
+    """Return the module ``package.module:name``, or the result of calling that without arguments.
 
-    ``folder`` is looked in first, as ``python -m`` does. Its weights get no memory. Raises `ConfigError`.
+    ``folder`` is first in the search path, as with ``python -m``. The weights are on the meta device. Raises
+    `ConfigError`.
     """
     module_name, _, name = path.partition(":")
     sys.path.insert(0, str(folder))
@@ -39,7 +40,7 @@ def model_from_path(path: str, folder: Path) -> nn.Module:
             for part in name.split("."):
                 found = getattr(found, part)
             made = found if isinstance(found, nn.Module) else found()
-    except Exception as error:  # whatever the user's module raises
+    except Exception as error:  # any error of the user's module
         raise ConfigError(
             f"{path[:200]!a} gives no model: {type(error).__name__}: {error}; "
             "name a module, or a class or function that makes one without arguments"
@@ -52,7 +53,7 @@ def model_from_path(path: str, folder: Path) -> nn.Module:
 
 
 def model_from_config(path: Path) -> nn.Module:
-    """Return the model that the config.json of a transformers model describes; nothing is downloaded or trusted.
+    """Build a transformers model from its config.json; nothing is downloaded, and no code of a repository is run.
 
     Raises `ConfigError`.
     """
@@ -76,7 +77,7 @@ def model_from_config(path: Path) -> nn.Module:
         raise ConfigError(f"{path} describes a transformers model: pip install transformers") from None
     try:
         return _from_transformers(transformers, kind, values)
-    except Exception as error:  # whatever a wrong config leads to
+    except Exception as error:  # any error that a wrong config causes
         raise ConfigError(f"transformers makes no model of {path}: {type(error).__name__}: {error}") from error
 
 
@@ -92,7 +93,7 @@ def _from_transformers(library: Any, kind: str, values: dict[str, Any]) -> nn.Mo
 
 
 def make_batch(inputs: Sequence[Sample], label: Sample | None) -> Any:
-    """Return a batch of one sample on the meta device, as a loader would give it; None for no inputs."""
+    """Return a batch of one sample on the meta device, as a loader would yield it; None for no inputs."""
     if not inputs:
         return None
     if inputs[0].name is not None:
@@ -101,9 +102,9 @@ def make_batch(inputs: Sequence[Sample], label: Sample | None) -> Any:
 
 
 def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
-    """Return a batch of one sample and the loader's own batch size; order and random numbers are not touched.
+    """Return a batch of one sample and the loader's own batch size; its order and random state are unchanged.
 
-    Raises `ConfigError` for data that give no sample.
+    Raises `ConfigError` if the data yield no sample.
     """
     size = loader.batch_size or getattr(loader.batch_sampler, "batch_size", None)
     with forked():
@@ -111,7 +112,7 @@ def sample_of(loader: DataLoader[Any]) -> tuple[Any, int | None]:
             data: Any = loader.dataset
             first = data[0] if hasattr(data, "__getitem__") else next(iter(data))
             return loader.collate_fn([first]), size
-        except Exception as error:  # whatever the user's dataset raises
+        except Exception as error:  # any error of the user's dataset
             raise ConfigError(
                 f"the loader's data give no sample to look at: {type(error).__name__}: {error}; "
                 "name another loader, or a batch, with --data NAME"
@@ -133,8 +134,8 @@ def forecast_model(
 ) -> Forecast:
     """Forecast for a module; with a ``batch`` its activations are traced, for ``setting.share`` samples.
 
-    ``optimizer`` is a name, one or several. ``itemsize`` stands for the weights' own. What cannot be traced is said in
-    the forecast's notes.
+    ``optimizer`` is a name, one optimizer or several. ``itemsize`` replaces that of the weights. The forecast's notes
+    list what cannot be traced.
     """
     notes: list[str] = []
     found = _sizes(model, optimizer, itemsize, notes, on_gpu=not setting.is_host)

@@ -1,4 +1,4 @@
-"""Which ways of sharing memory fit, and which of them to take. No torch."""
+"""Plans: which layouts fit, and which one to choose. Imports no torch."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from accel_nb.forecast.memory import Activations, Usage, estimate
 from accel_nb.forecast.sizes import Model
 
 ROOM_SHARE = 0.9
-"""Of a device's memory; the driver's context, what libraries take and what lies in pieces fits in the rest."""
+"""Share of a device's memory to plan with; the rest is for the driver's context, libraries and fragmentation."""
 
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What a run is given. Sizes in bytes; ``room`` is of one device, ``host_room`` of the machine.
+    """The conditions of a run. Sizes in bytes; ``room`` is that of one device, ``host_room`` that of the machine.
 
     ``batch_size`` is what a loader yields and ``share`` what each rank gets of it; 0 where no batch is known.
     """
@@ -29,7 +29,7 @@ class Setting:
     batch_size: int = 0
     share: int = 0
     is_host: bool = False
-    """Whether the devices' memory is the host's: then nothing is gained by moving things there."""
+    """Whether the devices' memory is the host's: then offloading gains nothing."""
     copy_ranks: int | None = None
     """How many ranks share one copy of the model under FSDP2 (``fsdp.hybrid_shard_size``); None: all."""
 
@@ -41,17 +41,17 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One way to train, and what it takes on each rank."""
+    """One layout with or without activation checkpointing, and its memory on each rank."""
 
     layout: Layout
     checkpoints: bool
     usage: Usage
     refusal: str | None = None
-    """Why its strategy does not train these models, where that was asked; None: it does."""
+    """Why its strategy cannot train these models; None if it can or was not checked."""
 
     @property
     def name(self) -> str:
-        """The layout's name, and whether activations are computed twice."""
+        """The layout's name, and whether activations are recomputed."""
         return self.layout.name + (" + activation checkpointing" if self.checkpoints else "")
 
     @property
@@ -61,7 +61,7 @@ class Plan:
 
     @property
     def is_served(self) -> bool:
-        """Whether this version has these options."""
+        """Whether this version supports these options."""
         return self.layout.is_served and (not self.checkpoints or has_checkpointing())
 
     def missing(self, setting: Setting) -> int:
@@ -71,7 +71,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """All plans for one model in one setting, the preferred first; ``notes`` say what could not be known."""
+    """All plans for one model in one setting, the preferred first; ``notes`` say what could not be determined."""
 
     model: Model
     setting: Setting
@@ -86,7 +86,7 @@ class Forecast:
 
 
 def has_checkpointing() -> bool:
-    """Whether this version has the option that computes activations twice."""
+    """Whether this version has the option that recomputes activations."""
     return all(name in OPTIONS for name in CHECKPOINTING)
 
 
@@ -97,9 +97,9 @@ def forecast(
     checkpointed: Activations | None = None,
     notes: Sequence[str] = (),
 ) -> Forecast:
-    """Return what every way that makes sense here takes; ``checkpointed`` holds activations where blocks recompute.
+    """Return the memory of every layout that applies; ``checkpointed`` is the activations if blocks are recomputed.
 
-    Without ``activations`` they count as nothing, and the forecast says that they are not known.
+    Without ``activations`` they count as 0, and the forecast says that they are not known.
     """
     plans = [
         Plan(
@@ -124,22 +124,22 @@ def forecast(
 
 
 def _cost(plan: Plan) -> tuple[bool, bool, int]:
-    """Order plans by time: weights over the bus cost more than a second forward pass, that more than an exchange."""
+    """Order plans by time: offloading costs more than a second forward pass, and that more than communication."""
     return plan.layout.offloads, plan.checkpoints, LAYOUTS.index(plan.layout)
 
 
 def choose(plans: Sequence[Plan], setting: Setting) -> Plan | None:
-    """Return the first plan in order of cost that fits, is served and is not refused; None if there is none."""
+    """Return the cheapest plan that fits, is supported and is not refused; None if there is none."""
     return min((plan for plan in fitting(plans, setting) if plan.refusal is None), key=_cost, default=None)
 
 
 def fitting(plans: Sequence[Plan], setting: Setting) -> list[Plan]:
-    """Return the plans that this version serves and that fit, whether or not their strategies train these models."""
+    """Return the plans that this version supports and that fit, including those that their strategies refuse."""
     return [plan for plan in plans if plan.is_served and plan.missing(setting) == 0]
 
 
 def passed_over(found: Forecast) -> Plan | None:
-    """Return the first plan that fits, is preferred to the best, and is refused; None if there is none."""
+    """Return the cheapest plan that fits and is refused, if it is cheaper than the best; None if there is none."""
     best = found.best
     refused = (plan for plan in fitting(found.plans, found.setting) if plan.refusal is not None)
     first = min(refused, key=_cost, default=None)
@@ -147,7 +147,7 @@ def passed_over(found: Forecast) -> Plan | None:
 
 
 def smallest(plans: Sequence[Plan], setting: Setting) -> Plan:
-    """Return, of the plans that this version serves, the one that lacks least."""
+    """Return, of the plans that this version supports, the one that lacks least memory."""
     served = [plan for plan in plans if plan.is_served and plan.refusal is None]
     return min(served or plans, key=lambda plan: (plan.missing(setting), plan.usage.total))
 

@@ -1,4 +1,4 @@
-"""What a forecast is asked for: words of a line, checked. No torch."""
+"""Parsing of forecast requests from the words of a command line or magic. Imports no torch."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Sample:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One question for a forecast; ``flags`` are the options of a run that change the answer."""
+    """A request for a forecast; ``flags`` are the options of a run that affect it."""
 
     target: str | None
     flags: Layer
@@ -54,7 +54,7 @@ class Request:
         return resolve([environment_layer(variables), self.flags]).config
 
     def other_devices(self, config: Config) -> list[str] | None:
-        """Return the devices of a machine that is not this one: GPUs whose memory is given; None for this one's."""
+        """Return the devices of another machine: GPUs whose memory is given; None to use those of this one."""
         if self.memory is None or not isinstance(config.gpus, int):
             return None
         return [f"cuda:{index}" for index in range(config.gpus)]
@@ -66,7 +66,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def read_request(words: Sequence[str], command: str, *, in_notebook: bool) -> Request:
-    """Return what the words ask; raises `ConfigError` that says what is allowed.
+    """Return the request in the words; raises `ConfigError` with what is allowed.
 
     The target comes first. In a notebook it, the data, the loss and the optimizer are names of variables; elsewhere it
     is a path.
@@ -145,9 +145,9 @@ def read_size(text: str, where: str) -> int:
 def find_setting(
     devices: Sequence[str], machine: Machine, config: Config, *, batch_size: int = 0, memory: int | None = None
 ) -> Setting:
-    """Return the setting of a run on these devices; ``memory``, or the option, stands for what one has.
+    """Return the setting of a run on these devices; ``memory``, or the option, replaces what one device has.
 
-    The precision ``auto`` counts as bf16. A batch is shared by the workers unless it is meant for each.
+    The precision ``auto`` counts as bf16. A batch is divided among the workers unless it is per worker.
     """
     world = len(devices)
     is_host = not devices[0].startswith("cuda")

@@ -1,4 +1,4 @@
-"""What there is to hold: the weights of a model and what its optimizer keeps for each. No torch."""
+"""Sizes of a model's weights and of its optimizer's state. Imports no torch."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from accel_nb.errors import ConfigError
 class Weight:
     """One parameter; a tied one is one weight. ``itemsize`` and ``state_bytes`` are in bytes.
 
-    ``block`` names the repeated block of the model that it belongs to, None for what belongs to none.
-    ``state_bytes`` is what the optimizer keeps for the whole of it between steps.
+    ``block`` is the name of the repeated block of the model that contains it; None outside of blocks.
+    ``state_bytes`` is the optimizer's state for the full weight between steps.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Weight:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model with its optimizer. ``step_bytes`` is what `optimizer.step()` needs for a moment, undivided."""
+    """A model with its optimizer. ``step_bytes`` is what `optimizer.step()` allocates temporarily, undivided."""
 
     name: str
     weights: tuple[Weight, ...]
@@ -55,7 +55,7 @@ class Model:
 
 @dataclass(frozen=True, slots=True)
 class OptimizerKind:
-    """How many values of a weight's own type an optimizer keeps for each value, and takes for a moment in a step.
+    """How many values of a weight's dtype an optimizer keeps for each value, and allocates temporarily in a step.
 
     ``num_scratch`` is that of torch's implementation over lists of tensors, its default on GPUs.
     """
@@ -74,7 +74,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = MappingProxyType(
         "adamw": OptimizerKind(2, 1),
     }
 )
-"""Optimizers that can be named without an object; `accel_nb.forecast.measurement` looks at an object itself."""
+"""Optimizers that can be chosen by name; `accel_nb.forecast.measurement` measures an optimizer object."""
 
 
 def with_optimizer(model: Model, name: str) -> Model:
@@ -92,7 +92,7 @@ def with_optimizer(model: Model, name: str) -> Model:
 
 
 def size_text(num_bytes: float) -> str:
-    """Return a size for people to read, three digits, in units of 2^10."""
+    """Return a size as text with three digits, in units of 2^10."""
     units = ["B", "KiB", "MiB", "GiB", "TiB"]
     while abs(num_bytes) >= 1000 and len(units) > 1:
         num_bytes /= 1024
@@ -102,7 +102,7 @@ def size_text(num_bytes: float) -> str:
 
 
 def count_text(count: int) -> str:
-    """Return a number of parameters for people to read: ``124 M``."""
+    """Return a number of parameters as text: ``124 M``."""
     for factor, unit in ((10**9, " G"), (10**6, " M"), (10**3, " k")):
         if count >= factor:
             return f"{count / factor:.3g}{unit}"

@@ -1,4 +1,4 @@
-"""What strategies have against a model, for each plan: asked of the strategies themselves. Imports torch."""
+"""Checks, for each plan, whether its strategy refuses a model. Imports torch."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def ask_strategies(
     config: Config,
     registry: Registry | None = None,
 ) -> Forecast:
-    """Return the forecast with why a strategy would refuse to prepare these together, at each plan that it refuses."""
+    """Return the forecast with the reason of refusal at each plan whose strategy refuses to prepare these together."""
     bundle, registry = Bundle(tuple(models), tuple(optimizers)), registry or Registry()
     plans = (replace(plan, refusal=_refusal(plan, bundle, config, registry)) for plan in found.plans)
     return replace(found, plans=tuple(plans))

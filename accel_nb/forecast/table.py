@@ -1,4 +1,4 @@
-"""A forecast as text, Markdown or plain data, and the one line that explains the choice. No torch."""
+"""A forecast as text, Markdown or plain data, and one line that explains the choice. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _HEAD = (
 
 
 def show(found: Forecast, form: Literal["text", "markdown", "json"]) -> str:
-    """Return the forecast in one of the forms that a request may ask for, with a line break at the end."""
+    """Return the forecast in one of the forms of a request, with a line break at the end."""
     if form == "json":
         return json.dumps(as_data(found), indent=2) + "\n"
     return (as_markdown(found) if form == "markdown" else as_text(found)) + "\n"
 
 
 def as_text(found: Forecast) -> str:
-    """Return a heading, the table, what is not known, and the choice."""
+    """Return a heading, the table, notes and the choice."""
     rows = [_head(), *_rows(found)]
     used = [any(row[column] not in ("", "-") for row in rows[1:]) for column in range(len(_HEAD))]
     kept = [[cell for cell, is_used in zip(row, used, strict=True) if is_used] for row in rows]
@@ -102,7 +102,7 @@ def as_data(found: Forecast) -> dict[str, Any]:
 
 
 def explain(found: Forecast) -> str:
-    """Say in one line which plan is taken and why, or by how much nothing fits."""
+    """Return one line with the chosen plan and why, or by how much every plan fails to fit."""
     setting, best = found.setting, found.best
     if best is None:
         return _refusal(found)
@@ -115,7 +115,7 @@ def explain(found: Forecast) -> str:
 
 
 def _passed_over(found: Forecast) -> str:
-    """Say why the plan that memory alone would have chosen is not taken; nothing where it is."""
+    """Return why a cheaper plan that fits was refused; empty if there is none."""
     plan = passed_over(found)
     return "" if plan is None else f"; {plan.name} was passed over: {plan.refusal}"
 

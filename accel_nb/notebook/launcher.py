@@ -26,7 +26,8 @@ from accel_nb.notebook.session.session import Session
 from accel_nb.pool.device_assignment import place_workers
 from accel_nb.pool.engine import WorkerSpec
 from accel_nb.pool.pool import START_PATIENCE_S
-from accel_nb.runtime.process.environment import option_variables, torchrun_world, visible_gpus
+from accel_nb.runtime.devices.registry import device_type
+from accel_nb.runtime.process.environment import option_variables, torchrun_world
 from accel_nb.runtime.process.hardware import find_gpus
 from accel_nb.runtime.process.platforms import find_tpu
 
@@ -227,9 +228,8 @@ def _session() -> Session:
 
 def _concurrent_session(main: Session, specs: Sequence[WorkerSpec], first: int) -> Session:
     """Return a session with its own workers, to which only its own GPUs are visible."""
-    count = sum(spec.device.startswith("cuda") for spec in specs)
-    visible = visible_gpus() or [str(gpu.index) for gpu in find_gpus()]
-    overrides = {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])} if count else {}
+    kinds = [kind for spec in specs if (kind := device_type(spec.device)).one_per_worker]
+    overrides = kinds[0].visible_variables(first, len(kinds)) if kinds else {}
     return Session(main.namespace, main.hidden_names, overrides=overrides)
 
 

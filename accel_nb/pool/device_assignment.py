@@ -9,6 +9,7 @@ from typing import Literal
 
 from accel_nb.errors import ConfigError, PoolError
 from accel_nb.pool.engine import WorkerSpec
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.hardware import (
     count_tpu_chips,
     cuda_of_torch,
@@ -121,4 +122,4 @@ class Claims:
 
 
 def _num_gpus(specs: Sequence[WorkerSpec]) -> int:
-    return sum(spec.device.startswith("cuda") for spec in specs)
+    return sum(device_type(spec.device).one_per_worker for spec in specs)

@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from accel_nb.config.sections import Fp8Options
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.instance_patching import give_forward, plain_class, take_forward_back
 
 MULTIPLE = 16
@@ -140,13 +141,14 @@ class Float8Layers:
 
 def why_not(device: torch.device, recipe: str) -> str | None:
     """Return why a device does not multiply in float8 by a recipe; None if it does."""
-    if device.type != "cuda":
-        return f"the {device.type} has no float8 arithmetic"
-    found, first = torch.cuda.get_device_capability(device), _FIRST_CAPABILITY[recipe]
+    kind, first = device_type(device), _FIRST_CAPABILITY[recipe]
+    found = kind.compute_capability(device)
+    if found is None:
+        return f"the {kind.name} has no float8 arithmetic"
     if found >= first:
         return None
     return (
-        f"{torch.cuda.get_device_name(device)} has compute capability {found[0]}.{found[1]}, and the recipe {recipe} "
+        f"{kind.device_name(device)} has compute capability {found[0]}.{found[1]}, and the recipe {recipe} "
         f"begins with {first[0]}.{first[1]}"
     )
 
@@ -221,8 +223,7 @@ def _seconds(way: Callable[[Tensor, Tensor], Tensor], x: Tensor, weight: Tensor,
         start = time.perf_counter()
         for _ in range(_PASSES_PER_RUN):
             way(x, weight).sum().backward()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        device_type(device).synchronize(device)
         times.append(time.perf_counter() - start)
     x.grad = weight.grad = None
     return min(times) / _PASSES_PER_RUN

@@ -1,4 +1,4 @@
-"""Where a run took place: versions, machine and the state of the code. Imports nothing heavy and asks no network."""
+"""The environment of a run: versions, machine and the state of the code. Fast to import; uses no network."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def environment_facts() -> dict[str, Any]:
 
 
 def git_facts(patience_s: float = GIT_PATIENCE_S) -> Mapping[str, Any] | None:
-    """Return commit, branch and how many tracked files are changed; None outside of a repository, or without git."""
+    """Return commit, branch and number of changed tracked files; None outside of a repository, or without git."""
     command = ["git", "--no-optional-locks", "status", "--porcelain=v2", "--branch", "--untracked-files=no"]
     try:
         done = subprocess.run(

@@ -1,4 +1,4 @@
-"""One run, as it is kept in a folder of its own: ``run.json``, and ``metrics.jsonl`` beside it."""
+"""One run, stored in its own folder as ``run.json`` and ``metrics.jsonl``."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ from typing import Any, BinaryIO, Literal, get_args
 VERSION = 1
 RUN = "run.json"
 METRICS = "metrics"
-"""The file of metrics, without its ending: one JSON object a line; a text among the values is a checkpoint's place."""
+"""The file of metrics, without its suffix: one JSON object a line; text values are URLs of checkpoints."""
 MAX_BYTES = 1024 * 1024
 MAX_METRICS_BYTES = 64 * 1024 * 1024
 _NUM_SAMPLES, _SAMPLE_BYTES = 32, 4096
 
 _NAMED_NUMBERS = ("nan", "inf", "-inf")
-"""What JSON has no number for."""
+"""Values that JSON has no number for."""
 
 Outcome = Literal["running", "done", "failed", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What is known of a run; times are seconds since the epoch.
+    """The record of a run; times are seconds since the epoch.
 
-    ``config`` has for each given option its value and where that came from; ``metrics`` the last value of each.
+    ``config`` maps each given option to its value and origin, ``metrics`` each name to the last value.
     """
 
     id: str
@@ -51,12 +51,12 @@ class Run:
 
     @property
     def duration_s(self) -> float | None:
-        """How long it took; None while it runs."""
+        """The duration; None while it runs."""
         return None if self.ended is None else self.ended - self.started
 
     @property
     def code(self) -> str | None:
-        """The state of the code in words; None where it is not known."""
+        """The state of the code as text; None where it is not known."""
         if self.git is None:
             return None
         changed = self.git.get("num_changed")
@@ -69,7 +69,7 @@ class Run:
 
     @classmethod
     def from_json(cls, text: str) -> Run:
-        """Rebuild a run; raises ValueError for anything that `to_json` has not written."""
+        """Rebuild a run; raises ValueError for other documents."""
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
@@ -114,9 +114,9 @@ def read_run(folder: Path, *, sampled: bool = False) -> Run:
 
 
 def read_metrics(folder: Path, *, sampled: bool = False) -> list[tuple[int | None, dict[str, float | str]]]:
-    """Return step and values of each line of a run's metrics; lines that are not whole are left out.
+    """Return step and values of each line of a run's metrics; incomplete lines are left out.
 
-    ``sampled`` reads of a long file only pieces, evenly spaced, with the first and the last lines among them.
+    ``sampled`` reads only evenly spaced parts of a long file, the first and the last lines included.
     """
     rows: list[tuple[int | None, dict[str, float | str]]] = []
     path = folder / f"{METRICS}.jsonl"
@@ -151,7 +151,7 @@ def _read_text(path: Path, limit: int) -> str:
 
 
 def _sampled_text(path: Path) -> str:
-    """Return a text of at most `_NUM_SAMPLES` pieces, each without the lines that it cuts."""
+    """Return at most `_NUM_SAMPLES` parts of a file, each without incomplete lines."""
     with _open_file(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size <= _NUM_SAMPLES * _SAMPLE_BYTES:
@@ -166,7 +166,7 @@ def _sampled_text(path: Path) -> str:
 
 
 def _open_file(path: Path) -> BinaryIO:
-    """Open a plain file; raises OSError for a pipe or a device, which may give nothing for ever."""
+    """Open a regular file; raises OSError for a pipe or a device, which may block for ever."""
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)

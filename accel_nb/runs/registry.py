@@ -1,4 +1,4 @@
-"""The folder of runs: begin one, end it, find it again. A run that cannot be recorded goes on unrecorded."""
+"""The registry of runs, a folder: start, end and find runs. A run that cannot be recorded continues unrecorded."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from accel_nb.runtime.process.secrets import redacted, redacted_words
 logger = logging.getLogger(__name__)
 
 MAX_RUNS = 500
-"""How many runs are kept: the oldest that have ended go first."""
+"""How many runs are kept; the oldest are deleted."""
 _ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}")
 
 
 def default_folder() -> Path:
-    """Return where runs are recorded: below the user's folder for programs' state."""
+    """Return the folder in which runs are recorded, below ``XDG_STATE_HOME``."""
     state = variable("XDG_STATE_HOME", "") or os.path.join(os.path.expanduser("~"), ".local", "state")
     return Path(state) / "accel_nb" / "runs"
 
@@ -53,7 +53,7 @@ class Recording:
                 logger.warning("the end of run %s is not recorded: %s", self.run.id, error)
 
     def log(self, rows: Iterable[tuple[int, Mapping[str, float | str]]]) -> None:
-        """Record values at steps; what JSON has no number for is given by its name."""
+        """Record values at steps; NaN and infinities are passed as texts."""
         if self.folder is None:
             return
         lines = (json.dumps({"step": step, "values": values}, allow_nan=False) for step, values in rows)
@@ -81,7 +81,7 @@ class Registry:
         started: float | None = None,
         git_patience_s: float = GIT_PATIENCE_S,
     ) -> Recording:
-        """Record that a run begins; a folder that cannot be written is said once, and stops nothing."""
+        """Record the start of a run; a folder that cannot be written is logged, and stops nothing."""
         now = time.time() if started is None else started
         run = Run(
             id=time.strftime("%Y%m%d-%H%M%S", time.localtime(now)) + f"-{secrets.token_hex(3)}",
@@ -113,7 +113,7 @@ class Registry:
         return sorted((name for name in names if _ID.fullmatch(name)), reverse=True)
 
     def runs(self, limit: int | None = None, *, sampled: bool = False) -> list[Run]:
-        """Return the runs that can be read, newest first; ``sampled`` looks at long metrics as `read_run` does."""
+        """Return the runs that can be read, newest first; ``sampled`` reads long metrics as `read_run` does."""
         found: list[Run] = []
         for name in self.ids():
             if len(found) == limit:
@@ -123,7 +123,7 @@ class Registry:
         return found
 
     def stamp(self, limit: int) -> str:
-        """Return a text that is another one when one of the newest ``limit`` runs has begun or ended."""
+        """Return a fingerprint of the newest ``limit`` runs, which changes when one begins or ends."""
         parts: list[str] = []
         for name in self.ids()[:limit]:
             with suppress(OSError):
@@ -162,13 +162,13 @@ def _given(resolved: Resolved) -> Mapping[str, tuple[Any, str]]:
 
 
 def _stored(run: Run) -> str:
-    """Return a run as it is kept: without secrets."""
+    """Return the document of a run, without secrets."""
     kept = {name: redacted(getattr(run, name)) for name in ("name", "target", "error", "config", "git", "checkpoints")}
     return replace(run, args=redacted_words(run.args), **kept).to_json()
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file as a whole or not at all."""
+    """Write a file atomically."""
     temporary = path.with_name(f".{path.name}.tmp")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:

@@ -1,4 +1,4 @@
-"""Who I am among the processes that train together."""
+"""The place of this process among the processes that train together."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from accel_nb.precision.policy import Precision
-from accel_nb.runtime.devices.device import use
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import local
 from accel_nb.runtime.tensors.state_tree import map_state
@@ -25,7 +25,7 @@ StepOutcome = Literal["ran", "skipped"]
 
 
 def _use_device_of(world: World) -> torch.device:
-    return use(world.device)
+    return device_type(world.device).make_current(torch.device(world.device))
 
 
 def _no_problem() -> None:
@@ -69,9 +69,9 @@ class Capabilities:
             return f"it needs at least {self.min_world} workers, and there is {world.size}"
         if self.max_world is not None and world.size > self.max_world:
             return f"it serves at most {self.max_world} worker, and there are {world.size}"
-        kind = torch.device(world.device).type
-        if kind not in self.device_types:
-            return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind}"
+        kind = device_type(world.device)
+        if self.device_types.isdisjoint((kind.name, kind.runs_strategies_of)):
+            return f"it runs on {', '.join(sorted(self.device_types))}, not on {kind.name}"
         return self.problem()
 
 

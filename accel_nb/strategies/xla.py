@@ -21,6 +21,7 @@ from accel_nb.config.sections import XlaOptions
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.gradients import filled_gradients
 from accel_nb.runtime.process.environment import prepare_for_xla
@@ -43,17 +44,17 @@ _AXIS = "chips"
 
 def _open_device(world: World) -> torch.device:
     """Load torch_xla and return the device that represents every chip of this process."""
-    prepare_for_xla(on_processor=torch.device(world.device).type == "cpu")
+    prepare_for_xla(on_processor=device_type(world.device).is_host)
     import torch_xla  # pyright: ignore[reportMissingImports]
     import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
-
-    from accel_nb.runtime.devices import xla
 
     num_chips = xr.addressable_runtime_device_count()  # this opens the device
     if world.size == 1 and num_chips > 1 and not xr.is_spmd():
         xr.use_spmd()
     device = torch_xla.device()
-    xla.seed(torch.initial_seed())
+    kind = device_type("xla")
+    kind.note_opened()
+    kind.seed_beside_torch(torch.initial_seed())
     try:
         torch.autograd.backward(torch.zeros((), device=device, requires_grad=True) * 1)
     except RuntimeError as error:  # autograd counts devices once, at the first backward pass of a process
@@ -268,6 +269,6 @@ class _Host:
             return leaf
         if id(leaf) not in self._known:
             found = leaf.detach()
-            found = found.cpu() if found.device.type != "cpu" else found.clone() if self._copied else found
+            found = found.cpu() if not found.is_cpu else found.clone() if self._copied else found
             self._known[id(leaf)] = leaf, found
         return self._known[id(leaf)][1]

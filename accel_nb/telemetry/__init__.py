@@ -1,1 +1,1 @@
-"""What a run tells about itself: events, the ring that carries them, meters that make them."""
+"""Telemetry of a run: events, the ring buffer that transfers them, and the meters that emit them."""

@@ -1,7 +1,7 @@
-"""What may be asked of a running training: a closed set of records, checked where they come in. No torch.
+"""Control actions that a user may request of a running training; imports no torch.
 
-A browser, or a line that somebody typed, is where they come from: `read_action` takes anything and lets nothing
-through that is not one of these, in its limits.
+Requests come from a browser or a typed line: `read_action` accepts any value and returns only one of these records,
+within its limits.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ MAX_NAMES = 16
 
 @dataclass(frozen=True, slots=True)
 class StopAfterStep:
-    """End the cell after the step, as a finished one; saved, where checkpoints are."""
+    """End the cell after the step as if it had finished; save, if the run has checkpoints."""
 
     kind: ClassVar[str] = "stop"
 
@@ -34,7 +34,7 @@ class SaveNow:
 
 @dataclass(frozen=True, slots=True)
 class ScaleRate:
-    """Multiply learning rates, and what their schedules will make of them, by ``factor``."""
+    """Multiply learning rates, present and scheduled, by ``factor``."""
 
     kind: ClassVar[str] = "scale_rate"
     factor: float
@@ -58,7 +58,7 @@ class SetRate:
 
 @dataclass(frozen=True, slots=True)
 class SetInterval:
-    """Report every so many steps, until the cell ends: their mean to the panel, and what is logged in that step."""
+    """Report every ``steps`` steps until the cell ends: their mean to the panel, and values logged in that step."""
 
     kind: ClassVar[str] = "interval"
     steps: int
@@ -70,14 +70,14 @@ class SetInterval:
 
 @dataclass(frozen=True, slots=True)
 class MapMemory:
-    """Report after the step what the allocator of every rank's device has cut its memory into, and who holds it."""
+    """Report after the step the allocator's blocks on every rank's device, and which variables hold them."""
 
     kind: ClassVar[str] = "map_memory"
 
 
 @dataclass(frozen=True, slots=True)
 class Inspect:
-    """Say what names hold on rank 0 after the step."""
+    """Report the values of variables on rank 0 after the step."""
 
     kind: ClassVar[str] = "inspect"
     names: tuple[str, ...]
@@ -101,7 +101,7 @@ def to_message(action: Action) -> dict[str, Any]:
 
 
 def read_action(message: object) -> Action:
-    """Return the action that a message asks for; raises ValueError, in words to show, for anything else."""
+    """Return the action of a message; raises ValueError, with a text for the user, for anything else."""
     kind = message.get("kind") if isinstance(message, Mapping) else None
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None or not isinstance(message, Mapping):
@@ -117,7 +117,7 @@ def read_action(message: object) -> Action:
 
 
 def _number(value: object) -> float:
-    """Return a finite number as it is, and NaN, which is in no range, for everything else."""
+    """Return a finite number unchanged, and NaN, which is in no range, for everything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return math.nan
     return value if math.isfinite(value) else math.nan

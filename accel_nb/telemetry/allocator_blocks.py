@@ -1,7 +1,7 @@
-"""The allocator's segments and blocks on one device, folded from a memory snapshot into a list of bounded length.
+"""The allocator's segments and blocks on one device, condensed from a memory snapshot to a list of bounded length.
 
-Segments are what the allocator has taken from the device, blocks the pieces it has cut them into. The format is that
-of ``torch.cuda.memory_snapshot()``. Plain data, no torch.
+The allocator reserves segments of the device's memory and divides them into blocks. The format is that of
+``torch.cuda.memory_snapshot()``. Plain data, imports no torch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 IN_USE, AWAITING, FREE, MIXED = range(4)
-"""States of a block: with a tensor; given back, while a stream still uses it; free for reuse; several small ones."""
+"""States of a block: in use by a tensor; freed, but still used by a stream; free; several small blocks merged."""
 
 MAX_SEGMENTS = 64
 MAX_BLOCKS = 512
@@ -23,7 +23,7 @@ _STATES = {"active_allocated": IN_USE, "inactive": FREE}
 class BlockMap:
     """One device's memory at one moment, sizes in bytes; the largest segments, the largest first.
 
-    ``segments`` are their sizes. ``blocks`` are (segment, offset, size, state), in the order of their places.
+    ``segments`` are their sizes. ``blocks`` are (segment, offset, size, state), in the order of their addresses.
     """
 
     segments: tuple[int, ...]
@@ -43,8 +43,8 @@ def fold(
 ) -> BlockMap:
     """Return the map of one device out of a snapshot of all; at most about ``max_blocks`` blocks are listed.
 
-    Neighbours in one state are one block. Where that is not enough, small neighbours are one block of state ``MIXED``;
-    what is large enough to be seen keeps its place and size. The totals count everything.
+    Neighbors of one state are merged. If there are still too many, small neighbors are merged to blocks of state
+    ``MIXED``; large blocks keep position and size. The totals count everything.
     """
     segments = sorted(
         (segment for segment in snapshot if segment.get("device", device) == device),
@@ -76,10 +76,10 @@ Run = tuple[int, int, int]
 
 
 def _merged(blocks: Sequence[Mapping[str, Any]]) -> Iterator[Run]:
-    """Yield blocks with neighbours of one state as one; they lie one behind the other in the segment."""
+    """Yield the blocks of a segment, in order, with neighbors of one state merged."""
     offset, size, state = 0, 0, FREE
     for block in blocks:
-        # What waits for a stream is called otherwise in torch's documentation than in its snapshots.
+        # torch's documentation and its snapshots name the state of blocks that wait for a stream differently.
         found = _STATES.get(block["state"], AWAITING)
         if found != state and size:
             yield offset, size, state
@@ -91,7 +91,7 @@ def _merged(blocks: Sequence[Mapping[str, Any]]) -> Iterator[Run]:
 
 
 def _joined(runs: Iterable[Run], smallest: int) -> Iterator[Run]:
-    """Yield runs with neighbours below ``smallest`` as one, which ends when it is large enough."""
+    """Yield runs with neighbors below ``smallest`` merged until the merged run is large enough."""
     waiting: list[Run] = []
     num_bytes = 0
     for run in runs:

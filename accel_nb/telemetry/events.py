@@ -1,4 +1,4 @@
-"""The closed set of records that a run emits; plain data, no torch.
+"""The records that workers send to the kernel; plain data, imports no torch.
 
 The same records feed the panel, the sidebar, trackers and logs. Times are seconds since the epoch
 (``time.time()``), durations are seconds, memory is in bytes. ``EVENT_VERSION`` changes when a field does.
@@ -32,7 +32,7 @@ class StepDone:
 
 @dataclass(frozen=True, slots=True)
 class MemorySample:
-    """What fills one rank's device (on CPU: its process), in bytes."""
+    """Memory use of one rank's device (on the CPU: of its process), in bytes."""
 
     kind: ClassVar[str] = "memory"
     rank: int
@@ -60,7 +60,7 @@ class MetricLogged:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What a worker runs with, as it reports it itself; the receipt is made of these."""
+    """What a worker runs with, as it reports it; the receipt shows these."""
 
     kind: ClassVar[str] = "prepared"
     rank: int
@@ -93,9 +93,9 @@ class Interrupted:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSaved:
-    """A checkpoint is complete; ``time`` is when the run learned of it.
+    """A checkpoint is complete; ``time`` is when the run was notified.
 
-    It held the training up for ``stall_s``, and was durable after ``write_s``, counted from the same moment.
+    It blocked the training for ``stall_s``, and was durable after ``write_s``, measured from the same start.
     """
 
     kind: ClassVar[str] = "checkpoint"
@@ -110,7 +110,7 @@ class CheckpointSaved:
 
 @dataclass(frozen=True, slots=True)
 class Steered:
-    """Something was done that the user had asked for while the cell ran; ``text`` says what."""
+    """A control action of the user was carried out while the cell ran; ``text`` describes it."""
 
     kind: ClassVar[str] = "steered"
     rank: int
@@ -121,7 +121,7 @@ class Steered:
 
 @dataclass(frozen=True, slots=True)
 class RatePlanned:
-    """The learning rate that a schedule is going to give, ``rates`` at ``steps``; between them it goes straight."""
+    """The planned learning rate of a schedule: ``rates`` at ``steps``, linear between them."""
 
     kind: ClassVar[str] = "rate plan"
     rank: int
@@ -133,7 +133,7 @@ class RatePlanned:
 
 @dataclass(frozen=True, slots=True)
 class MemoryMapped:
-    """What the allocator of one rank's device has cut its memory into, and who holds most of it, at one moment.
+    """Segments and blocks of the allocator of one rank's device, and the largest holders of memory, at one moment.
 
     Sizes are in bytes. ``blocks`` are four numbers each: segment, offset, size, state (`telemetry.allocator_blocks`).
     """
@@ -188,7 +188,7 @@ def to_message(event: Event) -> dict[str, Any]:
 
 
 def from_message(message: dict[str, Any]) -> Event:
-    """Rebuild an event; raises ValueError for an unknown kind or version, and other fields or types."""
+    """Rebuild an event; raises ValueError for an unknown kind or version, or wrong fields or types."""
     kind, version = message.get("kind"), message.get("version")
     cls = _KINDS.get(kind) if isinstance(kind, str) else None
     if cls is None or version != EVENT_VERSION:
@@ -200,22 +200,22 @@ def from_message(message: dict[str, Any]) -> Event:
 
 
 class Sink(Protocol):
-    """Takes events; must never block and never raise."""
+    """Receives events; must never block and never raise."""
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
+        """Receive one event."""
         ...
 
 
 class NullSink:
-    """Drops every event: what a run without a listener uses."""
+    """A sink that drops every event, for runs without a kernel."""
 
     def emit(self, event: Event) -> None:
         """Drop the event."""
 
     def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
-        """Drop the value: nobody is to make an event of it first."""
+        """Drop the value, without an event being made of it."""
 
 
 current_sink: ContextVar[Sink] = ContextVar("accel_nb_sink", default=NullSink())  # noqa: B039
-"""Where an Accelerator that is built without a sink of its own reports to; the worker sets it around a cell."""
+"""The default sink of an Accelerator; the worker sets it around a cell."""

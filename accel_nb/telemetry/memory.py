@@ -1,4 +1,4 @@
-"""What fills the device, sampled now and then: never a walk over parameters in every step."""
+"""Memory samples of the device, at most five a second: parameters are not traversed in every step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from accel_nb.runtime.devices.device import memory
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.sharded import local
 from accel_nb.runtime.tensors.nested import find_tensors
 from accel_nb.runtime.tensors.stepped import stepped_parameters
@@ -47,18 +47,18 @@ class MemoryMeter:
         optimizers: Iterable[Optimizer],
         hidden: tuple[int, int] = (0, 0),
     ) -> None:
-        """Report; call it when ``now`` (of `time.perf_counter`) has come to ``due``, between backward and zero_grad.
+        """Report a sample; call when ``now`` (`time.perf_counter`) has reached ``due``, between backward and zero_grad.
 
-        Only then are gradients there to be counted. ``hidden`` are bytes of gradients, and of optimizers, that their
-        objects do not show.
+        Only then do gradients exist. ``hidden`` are bytes of gradients and of optimizer state that the objects do not
+        show.
         """
         self.due = now + PERIOD_S
         self._count(tuple(models), tuple(optimizers), hidden)
-        use = memory(self._device)
+        use = device_type(self._device).memory(self._device)
         known = self._parameters + self._gradients + self._state
         if self._baseline is None:
-            # On the CPU the device is the process, and most of it was there before: count what it grows by.
-            self._baseline = max(0, use.allocated - known) if self._device.type in ("cpu", "xla") else 0
+            # On the CPU the memory is that of the process, most of it allocated before: count the growth.
+            self._baseline = max(0, use.allocated - known) if use.is_of_process else 0
         self._sink.emit(
             MemorySample(
                 rank=self._rank,
@@ -74,7 +74,7 @@ class MemoryMeter:
         )
 
     def _count(self, models: tuple[nn.Module, ...], optimizers: tuple[Optimizer, ...], hidden: tuple[int, int]) -> None:
-        """Count anew only when something was added: models, optimizers, or the state of the first step."""
+        """Count again only when something was added: models, optimizers, or the state of the first step."""
         counted_for = (
             *map(id, models),
             *map(id, optimizers),
@@ -99,7 +99,7 @@ def storage_bytes(tensors: Iterable[Tensor]) -> int:
     """Return the size of the storages behind the tensors on this rank in bytes, each counted once."""
     storages: dict[Any, int] = {}
     for tensor in tensors:
-        if tensor.device.type == "xla":  # it has no storage that could be shared
+        if not device_type(tensor.device).has_addresses:
             storages[id(tensor)] = tensor.nbytes
             continue
         if tensor.layout is torch.sparse_coo:  # as the gradients of embeddings may be: two tensors inside

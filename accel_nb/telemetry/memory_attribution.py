@@ -1,6 +1,6 @@
-"""Who holds a device's memory right now: each storage counted once, by what it is for and by who leads to it.
+"""Attribution of a device's memory: each storage is counted once, by kind and by the variable that refers to it.
 
-Walks objects, so it is for the moment after something went wrong, never for a step.
+Traverses all objects, which is too slow for every step: for use after an out-of-memory error or on request.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NUMBER = re.compile(r"(?<![A-Za-z])\d+(?![A-Za-z])")
 
 
 class Holdings:
-    """What is held on one device, in bytes; call the methods in the order in which storages are to be credited."""
+    """Bytes held on one device. A storage is attributed by the first method call that finds it."""
 
     def __init__(self, device: torch.device | str) -> None:
         self.kinds: Counter[str] = Counter()
@@ -30,13 +30,13 @@ class Holdings:
         self.modules: Counter[str] = Counter()
         """Bytes of parameters with their gradients and state, by repeated module: ``blocks.*.mlp``."""
         self.behind: Counter[str] = Counter()
-        """Bytes that are kept for the backward pass, by the repeated module whose parameters were used last."""
+        """Bytes of activations saved for the backward pass, by the repeated module whose parameters were used last."""
         self.names: Counter[str] = Counter()
-        """Bytes by the variable that leads to them; of a container also what its tensors keep for a backward pass."""
+        """Bytes by variable; for a container including activations that its tensors' graphs save."""
         self._device = torch.device(device)
         self._seen: set[int] = set()
         self._owners: dict[int, str] = {}
-        # Nodes are kept: one that is let go may give its place, and so its identity, to the next.
+        # References keep nodes alive: otherwise a new node could get the id of a freed one.
         self._nodes: dict[Any, str | None] = {}
         self._direct: set[Any] = set()
 
@@ -58,7 +58,7 @@ class Holdings:
             self._add(find_tensors(state), "optimizer")
 
     def add_names(self, names: Mapping[str, Any]) -> None:
-        """Count the tensors in variables, each with what is kept to compute its gradient."""
+        """Count the tensors in variables, each with the activations saved in its autograd graph."""
         for name, value in names.items():
             if isinstance(value, nn.Module | Optimizer | type) or callable(value):
                 continue
@@ -70,7 +70,7 @@ class Holdings:
                     self.names[name] += 0 if is_one else size
 
     def add_rest(self) -> None:
-        """Count the other tensors that Python knows of."""
+        """Count the other tensors that the garbage collector tracks."""
         self._add((item for item in gc.get_objects() if issubclass(type(item), Tensor)), "tensors")
 
     def _add(self, tensors: Iterable[Tensor], kind: str) -> int:
@@ -79,7 +79,7 @@ class Holdings:
             try:
                 storage = local(tensor).untyped_storage()
                 where, size, key = storage.device, storage.nbytes(), storage.data_ptr()
-            except (RuntimeError, NotImplementedError):  # one without memory of its own
+            except (RuntimeError, NotImplementedError):  # a tensor without a storage
                 continue
             if where == self._device and size and key not in self._seen:
                 self._seen.add(key)
@@ -88,7 +88,7 @@ class Holdings:
         return total
 
     def _add_graph(self, root: Any, *, by_module: bool) -> int:
-        """Count what a graph keeps; a node knows its module when the nodes that it leads to do."""
+        """Count the saved tensors of a graph; a node's module is found after those of its children."""
         total, waiting = 0, [(root, False)]
         while waiting:
             node, is_done = waiting.pop()
@@ -116,7 +116,7 @@ class Holdings:
 
 
 def saved_tensors(node: Any) -> Iterator[Tensor]:
-    """Yield what a node of an autograd graph keeps, without computing again what was left to be recomputed."""
+    """Yield the saved tensors of a node of an autograd graph, without triggering recomputation."""
     for name in dir(node):
         if name.startswith("_raw_saved_"):
             found = getattr(node, name)
@@ -130,5 +130,5 @@ def saved_tensors(node: Any) -> Iterator[Tensor]:
 
 
 def repeated(path: str) -> str:
-    """Return a module's path with stars for numbers: one name for all blocks of a list."""
+    """Return a module's path with ``*`` for numbers: one name for all blocks of a list."""
     return _NUMBER.sub("*", path)

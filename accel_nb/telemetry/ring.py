@@ -1,11 +1,11 @@
-"""A ring of fixed-size event records in shared anonymous memory: written by one worker, read by the kernel.
+"""A ring buffer of fixed-size event records in shared anonymous memory: one worker writes, the kernel reads.
 
-Writing never blocks, never grows and makes no system call; the oldest records are overwritten and the reader counts
-what it missed. The memory outlives the writer, so the last records of a killed worker can still be read.
+Writing never blocks and makes no system call; the oldest records are overwritten, and the reader counts those that it
+missed. The memory outlives the writer, so the last records of a killed worker can still be read.
 
 Layout: a 64-byte header whose first u64 is the number of records ever written, then ``capacity`` slots of 96 bytes:
-u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields; of a logged value three f64 fields and its name, in
-56 bytes of UTF-8. A slot is written before the header's count.
+u64 sequence (1-based), u32 kind, u32 rank, then ten f64 fields; for a logged value three f64 fields and its name in 56
+bytes of UTF-8. A slot is written before the header's count.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class RingWriter:
 
     @staticmethod
     def takes(event: Event) -> bool:
-        """Whether the ring can carry the event: it is numeric, or one value of a name that is not too long."""
+        """Whether the ring can hold the event: it is numeric, or a logged value with a name that fits."""
         if isinstance(event, MetricLogged):
             return _fits(event.name.encode())
         return isinstance(event, StepDone | MemorySample)
@@ -59,7 +59,7 @@ class RingWriter:
         self, rank: int, step: int, time: float, loss: float, learning_rate: float, step_s: float, num_samples: int,
         skipped: bool,
     ) -> None:  # fmt: skip
-        """Add the record of a `StepDone` with these fields without making the event: this is on the hot path."""
+        """Add the record of a `StepDone` with these fields, without making the event: this runs in every step."""
         offset = _HEADER_BYTES + (self._count % self._capacity) * _SLOT.size
         self._count += 1
         _SLOT.pack_into(
@@ -99,7 +99,7 @@ class RingWriter:
 
 
 class RingReader:
-    """The kernel's end; remembers how far it has read and, in ``num_missed``, how much it missed."""
+    """The kernel's end: the records that it has read and, in ``num_missed``, those it missed."""
 
     def __init__(self, descriptor: int) -> None:
         self.num_read = 0
@@ -159,7 +159,7 @@ def _memory_values(event: MemorySample) -> tuple[float, ...]:
 
 
 def _unpack(kind: int, rank: int, values: list[float]) -> Event | None:
-    """Return the event of a slot; None for what no writer of ours has written."""
+    """Return the event of a slot; None for invalid content."""
     try:
         if kind == _STEP:
             step, time, loss, rate, step_s, num_samples, skipped = values[:7]

@@ -1,8 +1,8 @@
-"""Measuring steps without waiting for the device.
+"""Reports of optimizer steps without waiting for the device.
 
-A loss on the CPU is read at once. A loss on a GPU is copied, without waiting, into a slot of pinned memory, and read
-when an event says that the copy is done; its step is reported then, in order. On other devices a loss is read when the
-step after its own has been sent off.
+A loss on the CPU is read at once. On a device with streams a loss is copied asynchronously to pinned memory, and read
+when an event shows that the copy is done; its step is reported then, in order. On other devices a loss is read when the
+next step has been queued.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 
 from accel_nb.errors import NanLossError
+from accel_nb.runtime.devices.base import DeviceType
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.events import Sink, StepDone
 
 _NUM_SLOTS = 4096
@@ -26,7 +28,7 @@ class StepMeter:
 
     def __init__(self, rank: int, device: torch.device | str, sink: Sink, *, refuses_nan: bool = False) -> None:
         self.step = 0
-        # Every so many steps are reported, as one.
+        # One report covers this many steps.
         self.interval = 1
         self._num_held = 0
         self._has_skipped = False
@@ -38,18 +40,18 @@ class StepMeter:
         self._num_samples = 0
         self._has_loss = False
         self._started = time.perf_counter()
-        # A sink may take a step's numbers as they are, which spares making the event.
+        # A sink may accept a step's numbers, without an event being made of them.
         self._emit_step = getattr(sink, "emit_step", None) or (lambda *values: sink.emit(StepDone(*values)))
-        kind = torch.device(device).type
-        self._copies = None if kind == "cpu" else _Copies() if kind == "cuda" else _Held()
+        kind = device_type(device)
+        self._copies = None if kind.is_host else _PinnedLosses(kind) if kind.has_streams else _DeferredLosses()
 
     @property
     def is_reporting(self) -> bool:
-        """Whether the step that was made last is one to report."""
+        """Whether the latest step is one to report."""
         return self.step % self.interval == 0
 
     def add_loss(self, loss: Tensor, weight: int, num_samples: int, *, is_first: bool) -> None:
-        """Count a loss that weighs ``weight`` in the step's mean; raises `NanLossError` where that is wanted.
+        """Count a loss with ``weight`` in the step's mean; raises `NanLossError` for NaN with ``refuses_nan``.
 
         Several losses of one micro-batch are reported as their sum: only the first of them adds its weight.
         """
@@ -96,7 +98,7 @@ class StepMeter:
         return now
 
     def flush(self) -> None:
-        """Report what is still on its way; waits for the device."""
+        """Report the steps that are not reported yet; waits for the device."""
         if self._copies is not None:
             self._report_ready(wait=True)
 
@@ -115,7 +117,7 @@ class StepMeter:
 
 @dataclass(slots=True)
 class _Pending:
-    """A step whose losses are still on their way from the device."""
+    """A step whose losses have not been read from the device yet."""
 
     step: int
     time: float
@@ -126,8 +128,8 @@ class _Pending:
     weight: int
 
 
-class _Held:
-    """Losses that are kept on a device that works behind this process: the latest step's is not read yet."""
+class _DeferredLosses:
+    """Losses kept on an asynchronous device without streams; those of the latest step are not read yet."""
 
     is_full = False
 
@@ -153,11 +155,12 @@ class _Held:
         return ready
 
 
-class _Copies:
-    """Losses on their way from a CUDA device into a ring of pinned memory."""
+class _PinnedLosses:
+    """Losses that are copied asynchronously from a device into a ring of pinned memory."""
 
-    def __init__(self) -> None:
-        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=True)
+    def __init__(self, kind: DeviceType) -> None:
+        self._kind = kind
+        self._slots = torch.empty(_NUM_SLOTS, dtype=torch.float32, pin_memory=kind.pins_memory)
         self._views = [self._slots[i] for i in range(_NUM_SLOTS)]
         self._values: Any = self._slots.numpy()
         self._next = 0
@@ -168,12 +171,12 @@ class _Copies:
 
     @property
     def is_full(self) -> bool:
-        """Whether the ring has little room left."""
+        """Whether more than half of the ring is in use."""
         return self._num_used > _NUM_SLOTS // 2
 
     def add(self, loss: Tensor, weight: int) -> None:
-        """Send one loss on its way."""
-        if len(self._weights) >= _NUM_SLOTS // 2:  # a window with thousands of losses: the mean of its first ones
+        """Start the copy of one loss."""
+        if len(self._weights) >= _NUM_SLOTS // 2:  # thousands of losses in a step: report the mean of the first
             return
         slot = self._next
         self._next = (slot + 1) % _NUM_SLOTS
@@ -182,8 +185,8 @@ class _Copies:
         self._weights.append((slot, weight))
 
     def close_step(self, pending: _Pending) -> None:
-        """Mark the end of a step in the stream of copies."""
-        event = self._events.pop() if self._events else torch.cuda.Event()
+        """Record the end of a step in the stream of copies."""
+        event = self._events.pop() if self._events else self._kind.new_event()
         event.record()
         self._steps.append((pending, self._weights, event))
         self._weights = []

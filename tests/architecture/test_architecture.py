@@ -18,6 +18,9 @@ KERNEL_SIDE = [
     "accel_nb.config",
     "accel_nb.telemetry.events",
     "accel_nb.telemetry.ring",
+    "accel_nb.runtime.devices.cuda",
+    "accel_nb.runtime.devices.registry",
+    "accel_nb.runtime.devices.xla",
     "accel_nb.runtime.process.environment",
     "accel_nb.runtime.process.hardware",
     "accel_nb.forecast.header",
@@ -79,6 +82,38 @@ def test_torch_distributed_is_named_in_its_layers_only():
 def test_torch_xla_is_known_to_its_strategy_and_its_device_only():
     known = [path.relative_to(PACKAGE).as_posix() for path in FILES if mentions(path, "torch_xla")]
     assert known == ["runtime/devices/xla.py", "strategies/xla.py"]
+
+
+def test_types_of_device_are_told_apart_behind_their_seam_only():
+    wrong = [
+        f"{path.relative_to(PACKAGE).as_posix()}:{node.lineno}: {ast.unparse(node)}"
+        for path in FILES
+        if path.parent != PACKAGE / "runtime" / "devices"
+        for node in ast.walk(ast.parse(path.read_text()))
+        if names_device_type(node)
+    ]
+    assert wrong == []
+
+
+_DEVICE_NAMES = {"cpu", "cuda", "xla", "xpu", "mps", "meta"}
+
+
+def names_device_type(node: ast.AST) -> bool:
+    """Whether an expression compares the type of a device, or calls what torch has for one type only.
+
+    ``tensor.is_cpu`` and ``tensor.is_meta`` say where content is, and may be asked anywhere.
+    """
+    if isinstance(node, ast.Compare):
+        sides = [node.left, *node.comparators]
+        has_type = any(isinstance(side, ast.Attribute) and side.attr in ("type", "device_type") for side in sides)
+        words = {part.value for side in sides for part in ast.walk(side) if isinstance(part, ast.Constant)}
+        is_of_device = any(".device" in f".{ast.unparse(side)}" for side in sides)
+        return has_type and (is_of_device or not words.isdisjoint(_DEVICE_NAMES))
+    if isinstance(node, ast.Attribute):
+        return node.attr in ("is_cuda", "is_xla", "is_xpu", "is_mps") or ast.unparse(node) in (
+            "torch.cuda", "torch.xpu", "torch.mps", "torch.accelerator", "torch.get_device_module",
+        )  # fmt: skip
+    return False
 
 
 def test_only_one_module_reads_the_environment():

@@ -286,7 +286,7 @@ def test_a_folder_of_files_is_one_model(tmp_path: Path) -> None:
     write(tmp_path / "b.safetensors", {"b": entry("F32", [3], 0, 12)}, bytes(12))
     assert read_safetensors(tmp_path).num_parameters == 5
     write(tmp_path / "c.safetensors", {"b": entry("F32", [3], 0, 12)}, bytes(12))
-    with pytest.raises(ConfigError, match="'b' stands in another file"):
+    with pytest.raises(ConfigError, match="'b' is in another file"):
         read_safetensors(tmp_path)
 
 

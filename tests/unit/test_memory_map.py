@@ -12,7 +12,7 @@ from torch import nn
 
 from accel_nb.accelerator.memory import memory_map
 from accel_nb.accelerator.training.run_control import NO_MAP, Steering
-from accel_nb.runtime.devices.device import allocator_snapshot
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.actions import MapMemory
 from accel_nb.telemetry.allocator_blocks import AWAITING, FREE, IN_USE, MAX_BLOCKS, MAX_SEGMENTS, MIXED, fold
 from accel_nb.telemetry.events import MemoryMapped, StepDone, from_message, to_message
@@ -143,7 +143,7 @@ def test_a_rank_maps_its_device_with_those_who_hold_it():
 
 
 def test_a_processor_has_no_map():
-    assert allocator_snapshot("cpu") is None
+    assert device_type("cpu").allocator_snapshot() is None
     steering = Steering(lambda wish, step, text: None, str)
     assert steering._do(MapMemory(), types.SimpleNamespace(num_steps=3)) == NO_MAP  # type: ignore[arg-type]
 

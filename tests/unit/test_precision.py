@@ -9,8 +9,8 @@ import torch
 
 from accel_nb.errors import ConfigError
 from accel_nb.precision import build_precision
-from accel_nb.runtime.devices import device as device_module
-from accel_nb.runtime.devices.device import choose_precision, has_real_bf16, memory
+from accel_nb.runtime.devices.device import choose_precision, has_real_bf16
+from accel_nb.runtime.devices.registry import device_type
 
 
 def test_auto_is_full_precision_on_the_cpu() -> None:
@@ -23,7 +23,7 @@ def test_auto_is_full_precision_on_the_cpu() -> None:
 def test_auto_on_cuda_follows_the_compute_capability(
     monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], expected: str
 ) -> None:
-    monkeypatch.setattr(device_module.torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert choose_precision("auto", "cuda:0") == expected
 
 
@@ -33,7 +33,7 @@ def test_unknown_precision_is_refused() -> None:
 
 
 def test_memory_of_the_cpu_is_that_of_the_process() -> None:
-    found = memory("cpu")
+    found = device_type("cpu").memory("cpu")
     assert 0 < found.allocated < found.total
     assert 0 < found.free <= found.total
 

@@ -20,7 +20,7 @@ from accel_nb.accelerator.plain_cells.object_graph import is_written_here
 from accel_nb.accelerator.process.memory_release import free_cached_memory, is_out_of_memory
 from accel_nb.bigmodel.host_memory import give_back
 from accel_nb.bigmodel.planning.sizes import host_room
-from accel_nb.runtime.devices.device import memory
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.telemetry.memory_attribution import Holdings
 
 _REQUESTED = re.compile(r"(?i)(?:tried to allocate|unable to allocate) ([\d.]+) ?(bytes|[KMGT]i?B)")
@@ -49,17 +49,18 @@ def examine(
         if frame.f_locals is not namespace:
             held.add_names({f"{name} in {frame.f_code.co_name}": value for name, value in frame.f_locals.items()})
     held.add_rest()
-    use = memory(device)
-    free = host_room() if device.type == "cpu" else use.free
+    kind = device_type(device)
+    use = kind.memory(device)
+    free = host_room() if kind.is_host else use.free
     counted = held.kinds.total()
     return {
-        "device": device.type if device.type == "cpu" else str(device),
+        "device": kind.name if kind.is_host else str(device),
         "asked": asked_bytes(str(error)),
         "free": free,
         "held": dict(held.kinds),
         "rest": max(0, use.allocated - counted),
         "cached": max(0, use.reserved - use.allocated),
-        "room": free + (use.reserved if device.type != "cpu" else counted),
+        "room": free + (counted if kind.is_host else use.reserved),
         "line": _line(frames),
         "module": _module(frames, models),
         "holders": largest(held, _MAX_HOLDERS),

@@ -44,6 +44,7 @@ from accel_nb.accelerator.prepare.preparer import Kinds
 from accel_nb.accelerator.process.seeding import synchronize_rng_states
 from accel_nb.data.loader import Share, is_sharded
 from accel_nb.errors import UnsyncedGradientError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.tensors.stepped import stepped_parameters
 
@@ -540,9 +541,9 @@ def _mover(device: torch.device) -> Callable[[Any], Any]:
     def move(wanted: Any) -> Any:
         kind = type(wanted)
         if kind is str:
-            return device if wanted.startswith("cuda") else wanted
+            return device if device_type(wanted).trains_by_default else wanted
         if kind is torch.device:
-            return device if wanted.type == "cuda" else wanted
+            return device if device_type(wanted).trains_by_default else wanted
         return device if kind is int else wanted
 
     return move

@@ -36,6 +36,7 @@ from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.fp8 import Float8Layers
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import shape_of
 from accel_nb.runtime.process import rng
@@ -490,7 +491,7 @@ def notes_on(objects: Sequence[Any], num_workers: int, device: torch.device, who
     notes: list[str] = []
     modules = [part for item in objects if isinstance(item, nn.Module) for part in item.modules()]
     if any(isinstance(part, _BatchNorm) and not isinstance(part, nn.SyncBatchNorm) for part in modules):
-        remedy = "; nn.SyncBatchNorm.convert_sync_batchnorm shares them" if device.type == "cuda" else ""
+        remedy = "; nn.SyncBatchNorm.convert_sync_batchnorm shares them" if not device_type(device).is_host else ""
         notes.append(f"batch normalisation uses each worker's own statistics{remedy}")
     if any(isinstance(part, _DropoutNd) and part.p > 0 for part in modules):
         notes.append("dropout differs from a run on one device: each worker draws its own")

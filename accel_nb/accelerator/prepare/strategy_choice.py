@@ -25,7 +25,7 @@ from accel_nb.forecast.model_building import forecast_model, sample_of
 from accel_nb.forecast.plans import ROOM_SHARE, Plan, Setting
 from accel_nb.forecast.strategy_support import ask_strategies
 from accel_nb.forecast.table import explain
-from accel_nb.runtime.devices.device import memory
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.strategies.registry import Registry
 
@@ -76,7 +76,7 @@ class Planner:
 
         Raises `ConfigError`, on every rank, if a forecast was requested and nothing fits.
         """
-        if not self.is_asked and (self._device.type == "cpu" or _stored(models) < SMALL_BYTES):
+        if not self.is_asked and (device_type(self._device).is_host or _stored(models) < SMALL_BYTES):
             return None
         free = self._free(models, optimizers)
         decision = self._comm.broadcast_json(
@@ -142,9 +142,9 @@ class Planner:
             world=world.size,
             devices=f"{world.size} {self._device.type}",
             room=int(free * ROOM_SHARE),
-            host_room=int(memory("cpu").free * ROOM_SHARE),
+            host_room=int(device_type("cpu").memory("cpu").free * ROOM_SHARE),
             precision=self._precision,
-            is_host=self._device.type == "cpu",
+            is_host=device_type(self._device).is_host,
             copy_ranks=self._resolved.config.fsdp.hybrid_shard_size,
         )
 
@@ -152,9 +152,10 @@ class Planner:
         """Return the bytes that each device may hold: the option ``memory``, or the least free memory of all ranks."""
         if self._resolved.config.memory is not None:
             return bytes_of(self._resolved.config.memory)
-        found = memory(self._device)
-        free = found.free // (self._comm.world.local_size if self._device.type == "cpu" else 1)
-        if self._device.type != "cpu":  # also usable: memory of this training's objects, and torch's cache
+        kind = device_type(self._device)
+        found = kind.memory(self._device)
+        free = found.free // (self._comm.world.local_size if kind.is_host else 1)
+        if not kind.is_host:  # also usable: memory of this training's objects, and torch's cache
             free += found.reserved - found.allocated + _held_on(self._device, models, optimizers)
         return int(self._comm.all_reduce(torch.tensor([free]), "min"))
 

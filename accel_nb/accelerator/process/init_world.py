@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
 from accel_nb.config.sections import GroupOptions
+from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm, TorchComm
 from accel_nb.runtime.distributed.process_group import Group
 from accel_nb.runtime.process.environment import torchrun_world
@@ -35,8 +34,8 @@ def find_world(cpu: bool) -> World:
     world = torchrun_world()
     if Group.is_open():
         return Group.world_of_open() if world is None else world
-    has_gpu = torch.cuda.is_available() and not cpu
+    kind = device_type("cpu") if cpu else default_type()
     if world is None:
-        has_tpu = not (has_gpu or cpu) and find_tpu() is not None
-        return World(device="cuda:0" if has_gpu else "xla" if has_tpu else "cpu")
-    return replace(world, device=f"cuda:{world.local_rank}" if has_gpu else "cpu")
+        has_tpu = kind.is_host and not cpu and find_tpu() is not None
+        return World(device=f"{kind.name}:0" if not kind.is_host else "xla" if has_tpu else "cpu")
+    return replace(world, device="cpu" if kind.is_host else f"{kind.name}:{world.local_rank}")

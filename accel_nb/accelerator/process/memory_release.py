@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from accel_nb.runtime.devices.registry import available_types
+
 _OUT_OF_MEMORY = (
     "out of memory",  # CUDA, HIP, XPU and MPS
     "CUBLAS_STATUS_ALLOC_FAILED",
@@ -37,5 +39,5 @@ def is_out_of_memory(error: BaseException) -> bool:
 def free_cached_memory() -> None:
     """Collect garbage, and release the cached memory of the device's allocator."""
     gc.collect()
-    if torch.accelerator.is_available() and torch.accelerator.current_accelerator() != torch.device("cpu"):
-        torch.get_device_module().empty_cache()
+    for kind in available_types():
+        kind.empty_cache()

@@ -8,6 +8,7 @@ from enum import Enum
 import torch
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.current_world import current_comm, current_world
 from accel_nb.runtime.process import rng
 
@@ -55,7 +56,7 @@ def synchronize_rng_states(types: Iterable[str] | str = ("torch",), generator: t
         )
     comm = current_comm()
     device = torch.device(comm.world.device)
-    if "cuda" in wanted and device.type != "cuda":
+    if "cuda" in wanted and device_type(device).is_host:
         raise MisuseError(f"this rank trains on {device} and has no CUDA generator; leave 'cuda' out")
     parts: list[rng.Part] = [part for part in rng.ALL_PARTS if part in wanted]
     states = rng.capture(device if "cuda" in wanted else None, parts=parts)

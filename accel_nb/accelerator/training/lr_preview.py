@@ -117,7 +117,7 @@ def planned_rates(
     number of calls. The scheduler and its optimizer are not changed.
     """
     rates = [group.get("lr") for group in scheduler.optimizer.param_groups]
-    if not _is_determined(scheduler) or any(isinstance(rate, Tensor) and rate.device.type != "cpu" for rate in rates):
+    if not _is_determined(scheduler) or any(isinstance(rate, Tensor) and not rate.is_cpu for rate in rates):
         return {}
     position = max(getattr(part, "last_epoch", 0) for part in (scheduler, *_parts(scheduler)))
     end = _own_end(scheduler)

@@ -83,7 +83,7 @@ class OptimizerGate:
         if type(rate) is float:
             return rate
         if isinstance(rate, Tensor):
-            return rate.item() if rate.device.type == "cpu" else math.nan
+            return rate.item() if rate.is_cpu else math.nan
         return float(rate)
 
     def run(self, step: Callable[[Optimizer], Any], closure: Callable[[], Any] | None = None) -> Any:

@@ -21,6 +21,7 @@ from accel_nb.bigmodel.planning.sizes import Device, parse_dtype, to_torch_devic
 from accel_nb.bigmodel.quantization.quantize import QuantizedLinear, quantized_layers
 from accel_nb.bigmodel.safetensors_reader import Checkpoint, FileTensor, open_checkpoint
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.communicator import Communicator, LocalComm
 from accel_nb.runtime.distributed.current_world import current_comm
 
@@ -92,9 +93,9 @@ def load_checkpoint_in_model(
             to_quantize.append((at, device))
         elif slot.may_stay(device):
             targets[at] = slot.tensor.detach()
-        elif device.type == "cpu" and mmap and source is not None and source.dtype == slot.dtype:
+        elif device_type(device).is_host and mmap and source is not None and source.dtype == slot.dtype:
             slot.set(model, source.mapped())
-        elif device.type == "cpu":
+        elif device_type(device).is_host:
             on_host.append(at)
         else:
             targets[at] = torch.empty(slot.shape, dtype=slot.dtype, device=device)
@@ -111,7 +112,7 @@ def load_checkpoint_in_model(
     for at, device in to_quantize:  # one at a time, so that there is only one unquantised weight at any moment
         slot, source = matched[at]
         if device not in buffers:
-            on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device.type == "cpu" else None
+            on_cpu = empty_tensors([((largest,), torch.uint8)])[0] if device_type(device).is_host else None
             buffers[device] = torch.empty(largest, dtype=torch.uint8, device=device) if on_cpu is None else on_cpu
         weight = buffers[device][: slot.nbytes].view(slot.dtype).view(slot.shape)
         filling.fill([(source, weight)])

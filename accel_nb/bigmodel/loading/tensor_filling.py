@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
+from accel_nb.runtime.devices.base import Event
+from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.process.hardware import num_usable_cores
 
 Job = tuple[FileTensor, Tensor]
@@ -23,19 +25,19 @@ class Staging:
 
     def __init__(self) -> None:
         self._buffers: list[Tensor] = []
-        self._sent: list[torch.cuda.Event | torch.Event | None] = [None, None]
+        self._sent: list[Event | None] = [None, None]
         self._turn = 0
 
     def fill(self, source: FileTensor, out: Tensor) -> None:
         """Read a tensor from its file into ``out``; returns when any stream may use ``out``."""
-        if out.device.type == "cpu":
+        if out.is_cpu:
             source.read_into(out)
             return
-        flat = out.view(-1)
+        flat, kind = out.view(-1), device_type(out.device)
         for begin, part in source.chunks(self._next):
             flat[begin : begin + part.numel()].copy_(part, non_blocking=True)
-            if out.is_cuda:
-                self._sent[self._turn] = torch.cuda.current_stream(out.device).record_event()
+            if kind.has_streams:
+                self._sent[self._turn] = kind.current_stream(out.device).record_event()
         for event in self._sent:
             if event is not None:
                 event.synchronize()
@@ -43,7 +45,7 @@ class Staging:
     def _next(self, nbytes: int) -> Tensor:
         """Return a buffer whose copy has ended."""
         if not self._buffers:
-            pins = torch.cuda.is_available()
+            pins = default_type().pins_memory
             self._buffers = [torch.empty(CHUNK_BYTES, dtype=torch.uint8, pin_memory=pins) for _ in range(2)]
         self._turn = 1 - self._turn
         event = self._sent[self._turn]

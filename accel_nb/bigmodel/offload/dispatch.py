@@ -34,6 +34,7 @@ from accel_nb.bigmodel.planning.sizes import (
 )
 from accel_nb.bigmodel.safetensors_reader import FileTensor, ShardFile
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.process.hardware import num_usable_cores
 from accel_nb.runtime.safetensors_header import SUFFIX
 from accel_nb.runtime.tensors.nested import find_tensors, to_device
@@ -233,7 +234,7 @@ def _dispatch(
     tree = Tree(model, held, [*(find_blocks(model) if blocks is None else blocks), *_WHOLE])
     device = lane.device if lane else to_torch_device(main if main is not None else main_device(device_map.values()))
     places = _Placement(
-        model, device_map, device, offload_buffers, sends_from_cpu=lane is not None or device.type != "cpu"
+        model, device_map, device, offload_buffers, sends_from_cpu=lane is not None or not device_type(device).is_host
     )
     away = [tensor for tensor in held if places.is_away(tensor)]
     sources = _sources(model, held, away, places, offload_index or {}, offload_dir)
@@ -295,7 +296,7 @@ class _Placement:
 
 
 def _default_device() -> Device:
-    return 0 if torch.cuda.is_available() else "cpu"
+    return "cpu" if default_type().is_host else 0
 
 
 def _sources(
@@ -486,7 +487,7 @@ def _wrap_devices(handle: Dispatched, tree: Tree, places: _Placement, skip_keys:
                 handle.wrap(tree.modules[name], functools.partial(_with_moved_inputs, device, skip_keys, False))
     if handle.stream is not None:
         handle.wrap(handle.model, functools.partial(_with_recorded_order, handle.stream))
-    if places.main.type != "cpu" or len(set(devices.values())) > 1:
+    if not device_type(places.main).is_host or len(set(devices.values())) > 1:
         handle.wrap(handle.model, functools.partial(_with_moved_inputs, places.main, skip_keys, True))
 
 

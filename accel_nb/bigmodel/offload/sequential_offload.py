@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.bigmodel.planning.sizes import Device, to_torch_device
+from accel_nb.runtime.devices.registry import default_type, device_type
 from accel_nb.runtime.tensors.nested import to_device
 
 
@@ -56,8 +57,8 @@ def cpu_offload_with_hook(
     Returns the model and that hook. ``prev_module_hook`` is offloaded first. ``execution_device=None`` is the first
     accelerator, or the CPU without one; then nothing moves.
     """
-    default: Device = 0 if torch.cuda.is_available() else "cpu"
+    default: Device = "cpu" if default_type().is_host else 0
     device = to_torch_device(default if execution_device is None else execution_device)
-    if device.type != "cpu":
+    if not device_type(device).is_host:
         model.to("cpu")
     return model, UserCpuOffloadHook(model, device, prev_module_hook)

@@ -21,6 +21,7 @@ from accel_nb.bigmodel.host_memory import empty_tensors
 from accel_nb.bigmodel.offload import mmap_weights, openmp
 from accel_nb.bigmodel.offload.mmap_weights import Loan
 from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, FileTensor
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.process.hardware import num_usable_cores
 
 _MOST_THREADS = 8
@@ -230,7 +231,8 @@ class CudaQueue:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._kind = device_type(device)
+        self._stream = self._kind.new_stream(device)
 
     def pinned(self, nbytes: int) -> Tensor:
         """Return page-locked memory."""
@@ -238,7 +240,7 @@ class CudaQueue:
 
     def copy(self, source: Tensor, out: Tensor) -> None:
         """Queue a copy on the stream."""
-        with torch.cuda.stream(self._stream):
+        with self._kind.on_stream(self._stream):
             out.copy_(source, non_blocking=True)
 
     def note(self) -> Any:
@@ -251,11 +253,11 @@ class CudaQueue:
 
     def compute_after(self, mark: Any) -> None:
         """Make the thread's current stream wait for an event."""
-        torch.cuda.current_stream(self._device).wait_event(mark)
+        self._kind.current_stream(self._device).wait_event(mark)
 
     def compute_mark(self) -> Any:
         """Record an event on the thread's current stream."""
-        return torch.cuda.current_stream(self._device).record_event()
+        return self._kind.current_stream(self._device).record_event()
 
     def finish(self, mark: Any) -> None:
         """Block until an event."""
@@ -318,8 +320,9 @@ class SideLane:
 
     def mark(self, buffer: Tensor) -> Any:
         """Return an event after which the buffer may be filled again."""
-        if buffer.is_cuda:  # if it is freed instead, the allocator must wait too
-            buffer.record_stream(torch.cuda.current_stream(buffer.device))
+        kind = device_type(buffer.device)
+        if kind.has_streams:  # if it is freed instead, the allocator must wait too
+            kind.record_use(buffer, kind.current_stream(buffer.device))
         return self._queue.compute_mark()
 
     def _stage(self, source: Source, out: Tensor, staging: _Staging) -> None:
@@ -342,9 +345,10 @@ class SideLane:
 
 def build_lane(device: torch.device) -> Lane:
     """Return the transfer for a device."""
-    if device.type == "cpu":
+    kind = device_type(device)
+    if kind.is_host:
         return HostLane()
-    if device.type == "cuda":
+    if kind.has_streams:
         return SideLane(device, CudaQueue(device))
     return SideLane(device, BlockingQueue())
 

@@ -14,6 +14,7 @@ from torch import nn
 
 from accel_nb.bigmodel.offload.dispatch import dispatched
 from accel_nb.errors import ConfigError, MisuseError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import concat_batches, first_batch_size, slice_batch
 
 
@@ -125,6 +126,7 @@ def _current_modes(devices: Sequence[torch.device]) -> list[Callable[[], Abstrac
     ]
     kinds = [kind for kind in dict.fromkeys(device.type for device in devices) if torch.is_autocast_enabled(kind)]
     modes += [functools.partial(torch.autocast, kind, torch.get_autocast_dtype(kind)) for kind in kinds]
-    streams = [torch.cuda.current_stream(device) for device in devices if device.type == "cuda"]
-    modes += [functools.partial(torch.cuda.stream, stream) for stream in streams]
+    for device in devices:
+        if (kind := device_type(device)).has_streams:
+            modes.append(functools.partial(kind.on_stream, kind.current_stream(device)))
     return modes

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import default_type, device_type, is_meta
 
 Device = int | str | torch.device
 """A place for weights: the number of an accelerator, a torch device, ``cpu`` or ``disk``."""
@@ -139,10 +140,11 @@ def get_max_memory(max_memory: Mapping[Device, int | str] | None = None) -> dict
         return _given(max_memory)
     found: dict[Device, int] = {}
     host = host_room()
-    for index in range(torch.cuda.device_count()):
-        free, _ = torch.cuda.mem_get_info(index)
-        found[index] = int(free * _ACCELERATOR_SHARE)
-        if torch.cuda.get_device_properties(index).is_integrated:
+    kind = default_type()
+    for index in range(0 if kind.is_host else kind.count()):
+        device = torch.device(kind.name, index)
+        found[index] = int(kind.memory(device).free * _ACCELERATOR_SHARE)
+        if kind.shares_host_memory(device):
             host = max(0, host - found[index])
     return {**found, "cpu": host}
 
@@ -234,20 +236,12 @@ def device_problems(device: object, where: str, *, must_exist: bool = False) -> 
             made = torch.device(device)
         except RuntimeError:
             return [f"{where} names the device {device!r}; {allowed}"]
-    if not must_exist or made.type in ("cpu", "meta"):
+    if not must_exist or device_type(made).is_host or is_meta(made):
         return []
-    count = torch.get_device_module(made.type).device_count() if is_available(made) else 0
+    count = device_type(made).count()
     if (made.index or 0) >= count:
         return [f"{where} names the device {device!r}, and this machine has {count} of type {made.type}"]
     return []
-
-
-def is_available(device: torch.device) -> bool:
-    """Whether torch can use devices of this type here."""
-    try:
-        return bool(torch.get_device_module(device.type).is_available())
-    except (RuntimeError, AttributeError):  # torch was built without it
-        return False
 
 
 def to_torch_device(device: Device) -> torch.device:

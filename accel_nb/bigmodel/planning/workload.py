@@ -21,6 +21,7 @@ from accel_nb.bigmodel.planning.cost_model import Pace
 from accel_nb.bigmodel.planning.sizes import parse_dtype
 from accel_nb.bigmodel.safetensors_reader import CHUNK_BYTES, Checkpoint
 from accel_nb.errors import ConfigError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.tensors.nested import find_tensors, map_tensors
 
 _PROBE_BYTES = 64 << 20
@@ -92,7 +93,7 @@ def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
     """Measure reads of a checkpoint's largest tensor, copies to a device, and matrix products there."""
     source = max(checkpoint.tensors.values(), key=lambda tensor: tensor.nbytes)
     nbytes = max(1, min(source.nbytes, _PROBE_BYTES) // CHUNK_BYTES) * min(source.nbytes, CHUNK_BYTES)
-    buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    buffer = torch.zeros(min(nbytes, CHUNK_BYTES), dtype=torch.uint8, pin_memory=device_type(device).pins_memory)
     count = buffer.nbytes // source.dtype.itemsize
     is_cached = source.is_at_hand()
 
@@ -102,7 +103,7 @@ def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
 
     reading = nbytes / _seconds(read)
     sending = reading
-    if device.type != "cpu":
+    if not device_type(device).is_host:
         there = torch.empty_like(buffer, device=device)
         sending = buffer.nbytes / _seconds(lambda: there.copy_(buffer)[0].item(), again=True)
     matrix = torch.ones(_PROBE_WIDTH, _PROBE_WIDTH, dtype=dtype, device=device)
@@ -115,7 +116,7 @@ def measure_pace(checkpoint: Checkpoint, device: torch.device, dtype: torch.dtyp
         memory_bytes_per_s=table.nbytes / going_through,
         cpu_bytes_per_s=sending,
         disk_bytes_per_s=min(reading, sending),
-        reads_beside=device.type != "cpu" or not is_cached,
+        reads_beside=not device_type(device).is_host or not is_cached,
     )
 
 

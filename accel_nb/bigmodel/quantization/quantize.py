@@ -161,7 +161,7 @@ def _is_head(model: nn.Module, name: str) -> bool:
 
 def _copy_to_compact_memory(parts: list[Tensor]) -> list[Tensor]:
     """Return copies in separate memory, so that the allocator can free the temporaries."""
-    if any(part.device.type != "cpu" for part in parts):
+    if any(not part.is_cpu for part in parts):
         return parts
     kept = empty_tensors([(part.shape, part.dtype) for part in parts])
     return [memory.copy_(part) for memory, part in zip(kept, parts, strict=True)]

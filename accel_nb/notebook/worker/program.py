@@ -41,7 +41,7 @@ from accel_nb.pool.sync import pickling
 from accel_nb.pool.sync.namespace_sync import Delivery, describe_failures
 from accel_nb.pool.sync.object_paths import root_of
 from accel_nb.pool.sync.result_transfer import Parcels, Returner, Snapshot
-from accel_nb.runtime.devices.device import allocator_snapshot
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
 from accel_nb.runtime.process import rng
@@ -327,7 +327,7 @@ class CellProgram:
         """Emit a map of this rank's device memory during a run, and return the outcome as text."""
         world = self._worker.world
         try:
-            snapshot = allocator_snapshot(world.device)
+            snapshot = device_type(world.device).allocator_snapshot()
             if snapshot is None:
                 return NO_MAP
             source = self._shell.cell_text

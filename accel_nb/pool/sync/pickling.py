@@ -29,6 +29,7 @@ import cloudpickle
 
 from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_scheduler
 from accel_nb.pool.sync.object_paths import find
+from accel_nb.runtime.devices.registry import default_type
 from accel_nb.runtime.distributed.sharded import is_sharded, whole
 
 Key = TypeVar("Key")
@@ -430,8 +431,8 @@ def _rebuild_tensor(
     import torch
 
     tensor = torch.empty(0, dtype=getattr(torch, dtype)).set_(storage, *layout)
-    if device == "worker" and torch.cuda.is_available():
-        tensor = tensor.cuda()
+    if device == "worker":
+        tensor = tensor.to(default_type().name)
     if is_parameter:
         return torch.nn.Parameter(tensor, requires_grad)
     return tensor.requires_grad_(requires_grad)

@@ -1,1 +1,1 @@
-"""Device types behind one seam."""
+"""Types of device behind one seam: `registry.device_type` returns the `base.DeviceType` of a device."""

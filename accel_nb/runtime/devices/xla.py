@@ -1,28 +1,69 @@
-"""What is asked of torch_xla about a device: what it is, and its random numbers. Imported where there is one."""
+"""Devices of PyTorch/XLA. torch_xla is imported in the methods: most environments do not have it."""
 
 from __future__ import annotations
 
-import torch
-import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
-import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
+from typing import TYPE_CHECKING, ClassVar
+
+from accel_nb.runtime.devices.base import DeviceMemory, DeviceType
+from accel_nb.runtime.devices.cpu import host_memory
+from accel_nb.runtime.process.hardware import count_tpu_chips, why_no_xla
+
+if TYPE_CHECKING:
+    import torch
 
 
-def is_processor() -> bool:
-    """Whether the device is this machine's processor."""
-    return xr.device_type() == "CPU"
+class Xla(DeviceType):
+    """The chips of a TPU that one process drives together, or the processor in their place.
 
+    `strategies.xla` opens the device and calls `note_opened`.
+    """
 
-def get_rng_state(device: torch.device) -> torch.Tensor:
-    """Return the state of the device's generator: the bits of an unsigned number of 64, as int64."""
-    state = xm.get_rng_state(str(device))
-    return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64)
+    name = "xla"
+    has_addresses: ClassVar[bool] = False
 
+    def __init__(self) -> None:
+        self._is_open = False
 
-def set_rng_state(state: torch.Tensor, device: torch.device) -> None:
-    """Set the device's generator to what `get_rng_state` returned."""
-    xm.set_rng_state(int(state[0]) % 2**64, str(device))
+    def count(self) -> int:
+        """Return 1 where there are chips that torch_xla can use: one device stands for all of them."""
+        return int(count_tpu_chips() > 0 and why_no_xla() is None)
 
+    def why_unusable(self) -> list[str]:
+        """Return why torch_xla does not run with the installed torch."""
+        why = why_no_xla()
+        return [] if why is None else [why]
 
-def seed(seed: int) -> None:
-    """Seed the generator of the device."""
-    xm.set_rng_state(seed % 2**63)
+    def memory(self, device: torch.device | str) -> DeviceMemory:
+        """Measure the process where the device is the processor; all zero for chips, which report nothing."""
+        import torch_xla.runtime as xr  # pyright: ignore[reportMissingImports]
+
+        return host_memory() if xr.device_type() == "CPU" else DeviceMemory(0, 0, 0, 0)
+
+    def has_real_bf16(self, device: torch.device | str) -> bool:
+        """Return True: TPUs compute in bfloat16."""
+        return True
+
+    def get_rng_state(self, device: torch.device) -> torch.Tensor:
+        """Return the bits of the generator's unsigned 64-bit state, as int64."""
+        import torch
+        import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
+
+        state = xm.get_rng_state(str(device))
+        return torch.tensor([state - 2**64 if state >= 2**63 else state], dtype=torch.int64)
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
+        """Set the generator to what `get_rng_state` returned."""
+        import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
+
+        xm.set_rng_state(int(state[0]) % 2**64, str(device))
+
+    def note_opened(self) -> None:
+        """Seed the device from now on whenever torch is seeded; seeding before would open it."""
+        self._is_open = True
+
+    def seed_beside_torch(self, seed: int) -> None:
+        """Seed the generator if the device is open."""
+        if self._is_open:
+            import torch_xla.core.xla_model as xm  # pyright: ignore[reportMissingImports]
+
+            xm.set_rng_state(seed % 2**63)

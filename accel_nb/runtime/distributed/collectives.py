@@ -1,8 +1,8 @@
 """Collectives over nested structures: one message for shapes and one for content, however many tensors there are.
 
-Where a rank must know the others' shapes, ranks first exchange a header of fixed size: a digest of the operation and
-the structure, then lengths. If digests differ, every rank hears what every rank brought, and raises: nobody waits.
-Content of a few KB on the CPU goes along with the header, so that gathering a metric takes one message.
+Where a rank needs the others' shapes, ranks first exchange a header of fixed size: a digest of the operation and the
+structure, then lengths. If digests differ, ranks exchange descriptions of their calls and all raise, so none waits.
+Content of a few KB on the CPU is sent with the header, so that gathering a metric takes one message.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from accel_nb.runtime.tensors.overlap import overwrite
 T = TypeVar("T")
 
 _CAPACITY = 64  # numbers in a header; a structure with more tensors costs one more message
-_MESSAGE_BYTES = 4096  # a header and what goes along with it
+_MESSAGE_BYTES = 4096  # a header and the content that is sent with it
 _INLINE_BYTES = _MESSAGE_BYTES - 8 * _CAPACITY
 _BUCKET_BYTES = 25 * 2**20
 _DIGEST_AND_LENGTH = struct.Struct("=qq")
@@ -43,18 +43,18 @@ _PACKAGE = str(Path(__file__).parents[2])
 
 
 class Collectives:
-    """Every rank must make the same calls in the same order; each waits for all ranks.
+    """Collectives over nested tensors and plain objects.
 
-    With ``verify`` every call first makes sure that all ranks make the same one, with tensors that fit, and raises
-    `MisuseError` on all of them otherwise. Without it `gather`, `pad_across`, `scatter` and the exchange of objects
-    do so anyway, as long as the ranks meet in the same call.
+    Every rank must make the same calls in the same order; each waits for all ranks. With ``verify`` every call first
+    checks that all ranks make the same one, with tensors that fit, and raises `MisuseError` on all of them otherwise.
+    Without it `gather`, `pad_across`, `scatter` and the exchange of objects check structures and dtypes all the same.
     """
 
     def __init__(self, comm: Communicator, *, verify: bool = False) -> None:
         self._comm = comm
         self._world = comm.world
         self._verifies = verify
-        # Set while ranks may be gone from the block that the others are in.
+        # Why no collective may start, while some ranks may have left a block that the others are in.
         self.refusal: str | None = None
 
     def gather(self, nested: T) -> T:
@@ -79,7 +79,7 @@ class Collectives:
         return self._gather_each("gather", tensors, tensors, problem)
 
     def pad_across(self, nested: T, dim: int = 0, value: float = 0, *, pad_first: bool = False) -> T:
-        """Return tensors filled up along ``dim`` to the longest on any rank; those without that dim are kept."""
+        """Return tensors padded along ``dim`` to the longest on any rank; those without that dim are unchanged."""
         leaves, problem = _tensors_of("pad_across_processes", nested)
         lengths = [leaf.shape[dim] if -leaf.dim() <= dim < leaf.dim() else 0 for leaf in leaves]
         if self._world.size == 1:
@@ -106,7 +106,7 @@ class Collectives:
             flat = torch.cat([prepared[index].to(device).reshape(-1) for index in group])
             reduced = self._comm.all_reduce(flat, op)
             parts = reduced.split([prepared[index].numel() for index in group])
-            for index, part in zip(group, _apart(parts), strict=True):
+            for index, part in zip(group, _unaliased(parts), strict=True):
                 results[index] = part.reshape(leaves[index].shape).to(leaves[index].device)
         if scale != 1.0:
             results = [result * scale for result in results]
@@ -125,23 +125,24 @@ class Collectives:
         if self._world.size == 1:
             return _rebuilt(nested, [leaf.detach().clone() for leaf in leaves])
         content = self._comm.broadcast(_as_bytes(leaves), source)
-        return _rebuilt(nested, _apart(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
+        return _rebuilt(nested, _unaliased(_from_bytes(content, leaves, [tuple(leaf.shape) for leaf in leaves])))
 
     def scatter(self, nested: Any, source: int = 0) -> Any:
         """Return this rank's share of rank ``source``'s tensors, divided along their first dim.
 
-        Shares differ by at most one; a scalar goes whole to every rank. Other ranks give None, or the same structure
-        with tensors of any shape, which they must where it has named tuples, dataclasses or mappings of their own.
+        Shares differ by at most one row; a scalar is sent whole to every rank. Other ranks pass None, or the same
+        structure with tensors of any shape, which is required where it has named tuples, dataclasses or mappings other
+        than dict.
         """
         self._check_rank(source)
         is_source = self._world.rank == source
         leaves, problem = _tensors_of("scatter", nested)
-        said = self._exchange_objects("scatter", _offer(nested, leaves, is_source), problem)
-        offer = said[source]
-        given = [text for rank, (text, *_) in enumerate(said) if rank != source and text is not None]
-        lacks_one = offer[1] is None and any(text is None for text, *_ in said)
-        if offer[0] is None or lacks_one or any(text != offer[0] for text in given):
-            self._raise_difference("scatter", [text or "nothing" for text, *_ in said], _SCATTER_HINT)
+        descriptions = self._exchange_objects("scatter", _offer(nested, leaves, is_source), problem)
+        offer = descriptions[source]
+        passed = [text for rank, (text, *_) in enumerate(descriptions) if rank != source and text is not None]
+        lacks_one = offer[1] is None and any(text is None for text, *_ in descriptions)
+        if offer[0] is None or lacks_one or any(text != offer[0] for text in passed):
+            self._raise_difference("scatter", [text or "nothing" for text, *_ in descriptions], _SCATTER_HINT)
         like = nested if is_source or nested is not None else offer[1]
         templates = [torch.empty((), dtype=getattr(torch, name)) for name, _ in offer[2]]
         shares = [_shares(tuple(shape), self._world.size) for _, shape in offer[2]]
@@ -155,7 +156,7 @@ class Collectives:
         return self._exchange_objects("gather_object", value)
 
     def broadcast_object(self, value: Any, source: int = 0) -> Any:
-        """Return rank ``source``'s value on every rank; what other ranks give is not looked at."""
+        """Return rank ``source``'s value on every rank; the values of other ranks are ignored."""
         self._check_rank(source)
         self._verify(f"broadcast_object(from_process={source})", None, None, None)
         message, problem = _encoded(value) if self._world.rank == source else (b"", None)
@@ -175,7 +176,7 @@ class Collectives:
         self._comm.barrier()
 
     def verify(self, op: str, nested: Any) -> None:
-        """Make sure, where that is asked for, that every rank is about to do ``op`` with tensors that fit."""
+        """Check, if this object verifies, that every rank is about to call ``op`` with tensors that fit."""
         self._verify(op, nested, nested, None)
 
     # --- shapes ---
@@ -195,7 +196,7 @@ class Collectives:
         problem: MisuseError | None,
         content: bytes | None = None,
     ) -> tuple[list[list[int]], list[memoryview]]:
-        """Return every rank's lengths, and the ``content`` of each that goes along with its header.
+        """Return every rank's lengths, and the ``content`` of each that was sent with its header.
 
         Raises on every rank if ``op`` or ``like``, the description of what must be equal, differ.
         """
@@ -215,10 +216,10 @@ class Collectives:
     def _refuse(self, op: str, nested: Any, problem: MisuseError | None) -> None:
         what = f"{op} of {describe(nested)}" if problem is None else str(problem)
         where = f" at {_call_site()}" if self._verifies else ""
-        self._raise_difference(op, [str(text) for text in self._say(what + where)], _HINT)
+        self._raise_difference(op, [str(text) for text in self._exchange_texts(what + where)], _HINT)
 
     def _gather_header(self, numbers: list[int], content: bytes | None) -> tuple[list[list[int]], list[memoryview]]:
-        # As long whatever goes along: ranks in different calls must be able to tell each other.
+        # Of one length for every call: ranks in different calls must be able to exchange their headers.
         message = bytearray(_MESSAGE_BYTES)
         end = 8 * len(numbers)
         message[:end] = array("q", numbers).tobytes()
@@ -231,21 +232,21 @@ class Collectives:
     def _gather_numbers(self, numbers: list[int]) -> list[list[int]]:
         return torch.stack(self._comm.all_gather(torch.tensor(numbers, dtype=torch.int64))).tolist()
 
-    def _raise_difference(self, op: str, said: list[str], hint: str) -> None:
-        if len(set(said)) == 1:
-            raise MisuseError(f"{op} cannot go on: {said[0]}")
-        usual = max(set(said), key=said.count)
-        odd = [rank for rank, text in enumerate(said) if text != usual]
-        who = f"rank {odd[0]} differs" if len(odd) == 1 and len(said) > 2 else "the ranks differ"
-        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(said))
+    def _raise_difference(self, op: str, descriptions: list[str], hint: str) -> None:
+        if len(set(descriptions)) == 1:
+            raise MisuseError(f"{op} cannot go on: {descriptions[0]}")
+        usual = max(set(descriptions), key=descriptions.count)
+        odd = [rank for rank, text in enumerate(descriptions) if text != usual]
+        who = f"rank {odd[0]} differs" if len(odd) == 1 and len(descriptions) > 2 else "the ranks differ"
+        lines = "".join(f"\n  rank {rank}: {text}" for rank, text in enumerate(descriptions))
         raise MisuseError(f"{op} cannot go on, since {who}:{lines}\n{hint}")
 
     # --- content ---
 
     def _gather_one(self, leaf: Tensor) -> list[Tensor]:
-        """Return every rank's tensor as `_gather_each` would, which understands the message, in a third of the time.
+        """Gather one small tensor of the CPU, such as a metric, in a third of the time of `_gather_each`.
 
-        For one small tensor on the CPU: the metric that is gathered in every step.
+        The message is the same: other ranks may be in `_gather_each`.
         """
         shape = leaf.shape
         digest, row_bytes = _row_facts(leaf.dtype, shape)
@@ -274,7 +275,7 @@ class Collectives:
         self, op: str, leaves: list[Tensor], nested: Any, problem: MisuseError | None
     ) -> list[list[Tensor]]:
         lengths = [leaf.shape[0] if leaf.dim() else 1 for leaf in leaves]
-        is_on_host = all(leaf.device.type == "cpu" for leaf in leaves)
+        is_on_host = all(leaf.is_cpu for leaf in leaves)
         content = _host_bytes(leaves) if is_on_host and problem is None else None
         rows, contents = self._exchange(op, describe(nested, any_rows=True), lengths, nested, problem, content)
         shapes = [[(row[index], *leaf.shape[1:]) for row in rows] for index, leaf in enumerate(leaves)]
@@ -283,7 +284,7 @@ class Collectives:
     def _gather_content(
         self, leaves: list[Tensor], shapes: list[list[tuple[int, ...]]], contents: list[memoryview] | None
     ) -> list[list[Tensor]]:
-        """Return each rank's leaves; ``shapes[leaf][rank]``. ``contents`` is what came along with the header."""
+        """Return each rank's leaves; ``shapes[leaf][rank]``. ``contents`` was sent with the header."""
         sizes = [
             sum(_num_bytes(leaf, each[rank]) for leaf, each in zip(leaves, shapes, strict=True))
             for rank in range(self._world.size)
@@ -322,7 +323,7 @@ class Collectives:
                 parts.append(torch.cat([content, content.new_zeros(size - len(content))]))
         received = self._comm.scatter(torch.empty(size, dtype=torch.uint8), parts, source) if size else None
         content = torch.empty(0, dtype=torch.uint8) if received is None else received
-        made = _apart(_from_bytes(content, templates, [shape for _, shape in mine]))
+        made = _unaliased(_from_bytes(content, templates, [shape for _, shape in mine]))
         device = leaves[0].device if leaves else torch.device(self._world.device)
         return [part.to(device) for part in made]
 
@@ -343,7 +344,7 @@ class Collectives:
             )
         return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
 
-    def _say(self, text: str) -> list[Any]:
+    def _exchange_texts(self, text: str) -> list[Any]:
         message = serialization.encode(text)
         sizes = [row[0] for row in self._gather_numbers([len(message)])]
         return [serialization.decode(part) for part in self._gather_bytes(message, sizes)]
@@ -360,7 +361,7 @@ class Collectives:
 
 
 class VerifiedComm:
-    """A communicator that, before each collective, makes sure that every rank is in the same one; for finding bugs."""
+    """A communicator that checks before each collective that every rank makes the same call; for debugging."""
 
     def __init__(self, comm: Communicator) -> None:
         self.world = comm.world
@@ -414,7 +415,7 @@ class VerifiedComm:
 
 
 def all_reduce_together(comm: Communicator, tensors: Iterable[Tensor], op: Operation = "sum") -> None:
-    """Reduce tensors in place, in a few large messages instead of one for each; the same list on every rank."""
+    """Reduce tensors in place, in buckets of 25 MiB; every rank passes the same list."""
     waiting: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for tensor in tensors:
         bucket = waiting.setdefault((tensor.dtype, tensor.device), [])
@@ -442,7 +443,7 @@ _SCATTER_HINT = (
 
 
 def _tensors_of(op: str, nested: Any) -> tuple[list[Tensor], MisuseError | None]:
-    """Return the tensors, and what is wrong with the leaves: the caller raises it where all ranks do."""
+    """Return the tensors, and an error for unsuitable leaves, which the caller raises when all ranks do."""
     for leaf in find_leaves(nested):
         if leaf is None:
             continue
@@ -484,7 +485,7 @@ def _is_small(leaf: Tensor) -> bool:
     return (
         type(leaf) is Tensor
         and leaf.dtype in _NUMPY_DTYPES
-        and leaf.device.type == "cpu"
+        and leaf.is_cpu
         and leaf.layout is torch.strided
         and leaf.dim() > 0
         and leaf.nbytes <= _INLINE_BYTES
@@ -493,7 +494,7 @@ def _is_small(leaf: Tensor) -> bool:
 
 
 def _call_site() -> str:
-    """Return the line outside of this package that the call came from."""
+    """Return the calling line outside of this package."""
     frame: Any = sys._getframe(1)
     while frame is not None and frame.f_code.co_filename.startswith(_PACKAGE):
         frame = frame.f_back
@@ -510,7 +511,7 @@ def _padded(tensor: Tensor, dim: int, length: int, value: float, pad_first: bool
 
 
 def _reducible(tensor: Tensor, op: Operation) -> Tensor:
-    """Return a tensor that can be reduced in place: the caller's own is never changed."""
+    """Return a tensor of a dtype that can be reduced; the caller's tensor is not changed."""
     if tensor.dtype == torch.bool:
         tensor = tensor.to(torch.int64 if op == "sum" else torch.uint8 if op in ("max", "min") else torch.float32)
     if op == "mean" and not (tensor.is_floating_point() or tensor.is_complex()):
@@ -540,14 +541,14 @@ def _as_bytes(leaves: Sequence[Tensor]) -> Tensor:
     """Return the content of all leaves as one tensor of bytes."""
     if not leaves:
         return torch.empty(0, dtype=torch.uint8)
-    device = next((leaf.device for leaf in leaves if leaf.device.type != "cpu"), leaves[0].device)
+    device = next((leaf.device for leaf in leaves if not leaf.is_cpu), leaves[0].device)
     if len(leaves) == 1:
         return _flat_bytes(leaves[0])
     return torch.cat([_flat_bytes(leaves[index].to(device)) for index in _order(leaves)])
 
 
 def _host_bytes(leaves: Sequence[Tensor]) -> bytes | None:
-    """Return the content of leaves on the CPU if it goes along with a header; None if it is too long."""
+    """Return the content of leaves on the CPU if it can be sent with a header; None if it is too long."""
     if sum([leaf.nbytes for leaf in leaves]) > _INLINE_BYTES:
         return None
     return b"".join([_flat_bytes(leaves[index]).numpy().tobytes() for index in _order(leaves)])
@@ -585,8 +586,8 @@ def _from_bytes(content: Tensor, leaves: Sequence[Tensor], shapes: Sequence[tupl
     return made
 
 
-def _apart(parts: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Return tensors that share no memory: autograd takes a change of one view for a change of all."""
+def _unaliased(parts: Sequence[Tensor]) -> Sequence[Tensor]:
+    """Return tensors that share no memory: autograd counts an in-place change of one view for all."""
     return [part.clone() for part in parts] if len(parts) > 1 else parts
 
 
@@ -602,7 +603,7 @@ def _encoded(value: Any) -> tuple[bytes, MisuseError | None]:
 
 
 def _offer(nested: Any, leaves: list[Tensor], is_source: bool) -> tuple[str | None, Any, list[Any]]:
-    """Return what a rank says before a scatter: its structure, one to copy if it can be sent, dtypes and shapes."""
+    """Return what a rank sends before a scatter: structure as text and, if sendable, as value; dtypes; shapes."""
     if nested is None:
         return None, None, []
     text = describe(map_tensors(lambda _: None, nested))

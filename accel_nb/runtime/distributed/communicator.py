@@ -1,4 +1,4 @@
-"""What ranks say to each other: tensors through collectives, everything else as checked JSON.
+"""Collectives among ranks: tensors through torch, everything else as checked JSON.
 
 Every rank must make the same calls in the same order; each call waits for all ranks.
 """
@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from accel_nb.errors import MisuseError
-from accel_nb.runtime.devices.device import use
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed.process_group import Group
 from accel_nb.runtime.tensors.overlap import overwrite
 from accel_nb.runtime.world import World
@@ -46,16 +46,16 @@ class Communicator(Protocol):
         ...
 
     def scatter(self, tensor: Tensor, parts: Sequence[Tensor] | None, source: int = 0) -> Tensor:
-        """Replace ``tensor`` by this rank's one of the ``parts`` that rank ``source`` gives, and return it.
+        """Replace ``tensor`` by this rank's item of the ``parts`` of rank ``source``, and return it.
 
         All parts have the shape and dtype of ``tensor``; on other ranks ``parts`` is None.
         """
         ...
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
-        """Start finding out whether any rank's flag is set, on the host; the function returned waits for the answer.
+        """Start to compute on the host whether any rank's flag is set; the function returned waits for the result.
 
-        Every rank must start it at the same place among its collectives; the device is not involved.
+        Every rank must call at the same position among its collectives; the device is not involved.
         """
         ...
 
@@ -68,12 +68,12 @@ class Communicator(Protocol):
         ...
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called."""
         ...
 
 
 class LocalComm:
-    """The communicator of a world of one: nothing leaves the process."""
+    """The communicator of a world of one rank."""
 
     def __init__(self, world: World | None = None) -> None:
         self.world = world or World()
@@ -107,11 +107,11 @@ class LocalComm:
         return lambda: flag
 
     def all_gather_json(self, value: Any) -> list[Any]:
-        """Return a list with the value after its way through JSON, as other communicators do."""
+        """Return a list with the value, encoded and decoded as JSON as other communicators do."""
         return [_decode(_encode(value))]
 
     def broadcast_json(self, value: Any, source: int = 0) -> Any:
-        """Return the value after its way through JSON, as other communicators do."""
+        """Return the value, encoded and decoded as JSON as other communicators do."""
         return _decode(_encode(value))
 
     def barrier(self) -> None:
@@ -121,15 +121,16 @@ class LocalComm:
 class TorchComm:
     """The communicator over torch's default process group.
 
-    Tensors may live on the CPU or on this rank's device; one that the backend cannot send from where it is goes there
-    and back as a copy.
+    Tensors may be on the CPU or on this rank's device; one that the backend cannot send from its device is copied to
+    one that it can, and back.
     """
 
     def __init__(self, world: World, group: Group) -> None:
         self.world = world
         self.group = group
-        self._device = use(world.device)
-        self._only_device = dist.get_backend() == "nccl"
+        kind = device_type(world.device)
+        self._device = kind.make_current(torch.device(world.device))
+        self._only_device = not kind.backend_sends_host_tensors and dist.get_backend() == kind.backend
         self._hosts: tuple[Any, Any] | None = None
 
     def all_reduce(self, tensor: Tensor, op: Operation = "sum") -> Tensor:
@@ -147,7 +148,7 @@ class TorchComm:
             return [torch.view_as_complex(part) for part in self.all_gather(torch.view_as_real(tensor))]
         work = self._sendable(tensor.detach())
         gathered = [torch.empty_like(work) for _ in range(self.world.size)]
-        # The group itself: what torch.distributed puts around it costs as much processor time as the collective.
+        # Called on the group: the wrapper in torch.distributed costs as much processor time as the collective.
         self._default_group().allgather([gathered], [work]).wait()
         return gathered if work.device == tensor.device else [part.to(tensor.device) for part in gathered]
 
@@ -163,7 +164,7 @@ class TorchComm:
         if self._only_device:
             result = work.new_empty(share, *work.shape[1:])
             dist.reduce_scatter_tensor(result, work, operation)
-        else:  # gloo learnt it in torch 2.7 only
+        else:  # gloo has reduce_scatter since torch 2.7 only
             work = work.clone()
             dist.all_reduce(work, operation)
             result = work.narrow(0, self.world.rank * share, share).clone()
@@ -187,7 +188,7 @@ class TorchComm:
         return tensor if work is tensor else overwrite(tensor, work)
 
     def start_any(self, flag: bool) -> Callable[[], bool]:
-        """Start a maximum over the ranks' flags in the background, among host processes only."""
+        """Start a maximum over the ranks' flags in the background, over the host's network."""
         raised = torch.tensor([int(flag)], dtype=torch.int32)
         work: Any = dist.all_reduce(raised, dist.ReduceOp.MAX, group=self._host_group(), async_op=True)
 
@@ -216,18 +217,18 @@ class TorchComm:
         return _decode(self.broadcast(content, source).numpy().tobytes())
 
     def barrier(self) -> None:
-        """Wait until every rank has come here."""
+        """Wait until every rank has called."""
         if self._only_device:
             dist.barrier(device_ids=[self._device.index])
         else:
             dist.barrier()
 
     def _host_group(self) -> Any:
-        """Return a group that talks between hosts: the default one if it does, else one that is opened on first use."""
+        """Return a group that sends host tensors: None for the default one, else one that is opened on first use."""
         if not self._only_device:
             return None
         default: Any = dist.group.WORLD
-        if self._hosts is None or self._hosts[0] is not default:  # a group that was opened again needs another
+        if self._hosts is None or self._hosts[0] is not default:  # the default group was reopened since
             self._hosts = (default, dist.new_group(backend="gloo"))
         return self._hosts[1]
 
@@ -237,10 +238,9 @@ class TorchComm:
         return group
 
     def _sendable(self, tensor: Tensor) -> Tensor:
-        kind = tensor.device.type
-        if self._only_device and kind == "cpu":
+        if self._only_device and tensor.is_cpu:
             tensor = tensor.to(self._device)
-        elif kind not in ("cpu", "cuda"):  # no backend of torch's own knows the device
+        elif not device_type(tensor.device).in_collectives:
             tensor = tensor.cpu()
         return tensor if tensor.is_contiguous() else tensor.contiguous()
 
@@ -251,7 +251,7 @@ class TorchComm:
             return b"", error
 
     def _raise_for(self, problem: MisuseError | None, ranks: list[int]) -> None:
-        # Raised on every rank, or those with a good value would wait for one that never comes.
+        # Raised on every rank: otherwise ranks with a valid value would wait for ever.
         if problem is not None:
             raise problem
         if ranks:

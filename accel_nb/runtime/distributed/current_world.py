@@ -1,4 +1,4 @@
-"""Which world this process is in right now, for code that was handed no communicator."""
+"""The present world of this process, for code that has no communicator."""
 
 from __future__ import annotations
 

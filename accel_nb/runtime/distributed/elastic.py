@@ -1,10 +1,10 @@
-"""Telling torch's elastic agent, which watches the ranks of several machines, what a rank has raised."""
+"""Report a rank's error to torch's elastic agent, which supervises the ranks of several machines."""
 
 from __future__ import annotations
 
 
 def record_failure(error: BaseException) -> None:
-    """Write the error where the agent looks for it, so that it names the first rank that failed."""
+    """Write the error to the agent's error file, so that it reports the first rank that failed."""
     from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
     handler = get_error_handler()

@@ -18,7 +18,7 @@ class Stages:
     """This rank's stage of a model that is traced once, and the schedule that moves micro-batches through all stages.
 
     Every rank must build it, with the same model and examples (one micro-batch), and must call `run`. ``split_points``
-    are names of modules; each starts a stage, and there is one less than ranks.
+    are names of modules; each starts a stage, and there is one fewer than ranks.
     """
 
     def __init__(

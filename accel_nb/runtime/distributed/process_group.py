@@ -1,8 +1,8 @@
-"""The process group: opened over a file, cut from another thread when a rank is blocked, and opened again.
+"""The default process group: opened over a file, shut down from another thread when a rank is blocked, reopened.
 
-A rank that waits in a gloo collective cannot be woken by a signal: the wait is in C++. What wakes it is the end of its
-connections. So the group remembers which sockets appeared while it and its subgroups were made, and `Group.cut`
-shuts down exactly those. NCCL communicators are aborted instead.
+A signal cannot interrupt a rank that waits in a gloo collective, because the wait is in C++. Shutting its connections
+down does. So `DefaultGroup` records which sockets were opened while the group and its subgroups were made, and
+`DefaultGroup.cut_connections` shuts down exactly those. NCCL communicators are aborted instead.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from accel_nb.runtime.devices.registry import device_type, type_of_backend
 from accel_nb.runtime.distributed.shared_group import original
 from accel_nb.runtime.process.environment import launch_store
 from accel_nb.runtime.world import World
@@ -33,19 +33,19 @@ logger = logging.getLogger(__name__)
 DEFAULT_TIMEOUT_S = 1800.0
 
 SETTLE_S = 2.0
-"""How long threads of the backend may take to let go of what has ended."""
+"""How long threads of the backend may take to release finished collectives."""
 
 _DESCRIPTORS = "/proc/self/fd"
 _NOTES = "accel_nb/notes"
 _SOCKET = re.compile(r"socket:\[(\d+)\]")
-_MAKER = "_new_process_group_helper"  # what init_process_group, new_group and device meshes all end in
+_MAKER = "_new_process_group_helper"  # called by init_process_group, new_group and device meshes
 
 
 class Group:
     """torch's default process group of this process; at most one is open at a time.
 
-    Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have come. ``cut`` may
-    be called from any thread, on any rank.
+    Every rank must call ``open``, ``reopen`` and ``close``; the first two block until all ranks have called.
+    ``cut_connections`` may be called from any thread, on any rank.
     """
 
     def __init__(self, world: World, *, timeout_s: float, owned: bool, backend: str | None = None) -> None:
@@ -54,29 +54,29 @@ class Group:
         self._owned = owned
         self._backend = backend
         self._sockets: set[int] = set()
-        # When the group was opened, as torch's record of collectives tells time.
+        # When the group was opened, on the clock of torch's record of collectives.
         self._opened_ns = 0
         self._make: Callable[..., Any] | None = None
 
     @classmethod
     def open(cls, world: World, store_path: str | os.PathLike[str], *, timeout_s: float = DEFAULT_TIMEOUT_S) -> Group:
-        """Open the group over a file that every rank can reach and that nobody has used before."""
+        """Open the group over a file that every rank can read and write and that no group has used before."""
         group = cls(world, timeout_s=timeout_s, owned=True)
         group._open(os.fspath(store_path))
         return group
 
     @classmethod
     def adopt(cls, world: World) -> Group:
-        """Take the default group that somebody else has opened; closing leaves it open."""
+        """Use the default group that other code has opened; `close` leaves it open."""
         return cls(world, timeout_s=DEFAULT_TIMEOUT_S, owned=False)
 
     @classmethod
     def from_environment(
         cls, world: World, *, timeout_s: float = DEFAULT_TIMEOUT_S, backend: str | None = None
     ) -> Group:
-        """Open the group that ``torchrun``'s variables describe; without ``backend`` the device's own.
+        """Open the group that ``torchrun``'s variables describe; ``backend`` defaults to that of the device type.
 
-        Ranks that `accel-nb launch` has started on one machine meet over an anonymous file and listen nowhere.
+        Ranks that `accel-nb launch` starts on one machine use an anonymous file as store, and open no port.
         """
         group = cls(world, timeout_s=timeout_s, owned=True, backend=backend)
         group._open(launch_store())
@@ -86,7 +86,7 @@ class Group:
 
     @staticmethod
     def is_open() -> bool:
-        """Whether this process has a default group, whoever opened it."""
+        """Whether this process has a default group, opened here or by other code."""
         return dist.is_available() and dist.is_initialized()
 
     @staticmethod
@@ -96,36 +96,37 @@ class Group:
 
     @staticmethod
     def world_of_open() -> World:
-        """Return the world of the default group that somebody has opened, taken to be on one machine."""
+        """Return the world of the open default group, assuming that all ranks are on one machine."""
         rank, size = dist.get_rank(), dist.get_world_size()
-        device = f"cuda:{rank % torch.cuda.device_count()}" if dist.get_backend() == "nccl" else "cpu"
+        kind = type_of_backend(dist.get_backend())
+        device = kind.name if kind.is_host else f"{kind.name}:{rank % kind.count()}"
         return World(rank=rank, size=size, local_rank=rank, local_size=size, device=device)
 
     @property
     def backend(self) -> str:
-        """The name of torch's backend: that which was asked for, or that of this world's device."""
+        """The name of torch's backend: the requested one, or the default of this world's device type."""
         if self._backend is not None:
             return self._backend
-        return "nccl" if torch.device(self.world.device).type == "cuda" else "gloo"
+        return device_type(self.world.device).backend
 
     def cut(self) -> int:
-        """End this rank's connections, so that whatever waits in a collective raises; returns how many there were.
+        """Shut down this rank's connections, so that a waiting collective raises; return how many there were.
 
-        The group is of no use afterwards: `reopen` or `close` it. The ranks should stand still: gloo drops a send whose
-        write meets a closed connection, and what waits for that send waits until the group's time is up.
+        The group cannot be used afterwards: `reopen` or `close` it. No rank should be sending: gloo drops a send whose
+        write fails on a closed connection, and the receiver then waits until the group's timeout.
         """
         cut = _shut_down(self._sockets)
         if self._owned and self.backend == "nccl":
             try:
                 c10d._abort_process_group()
-            except Exception as error:  # it may be half open or gone already: there is nothing left to wake
+            except Exception as error:  # it may be half open or destroyed already: no collective is waiting
                 logger.debug("NCCL group was not aborted: %s", error)
         return cut
 
     def reopen(self, store_path: str | os.PathLike[str]) -> None:
-        """Throw the group away, whatever its state, and open a new one over a new file.
+        """Destroy the group, in any state, and open a new one over a new file.
 
-        Every rank must call; none may be in a collective any more, and those that run on behind it are cut.
+        Every rank must call; none may be in a collective. Collectives that still run in the background are aborted.
         """
         self.cut()
         self.close()
@@ -133,19 +134,20 @@ class Group:
 
     @staticmethod
     def note(key: str) -> None:
-        """Leave a note for the other ranks, which outlives the group; any rank may."""
+        """Set a flag in the store for all ranks, which outlives the group; any rank may call."""
         c10d._get_default_store().set(f"{_NOTES}/{key}", "1")
 
     @staticmethod
     def has_note(key: str) -> bool:
-        """Whether any rank left this note; does not wait."""
+        """Whether any rank has set this flag; does not wait."""
         return c10d._get_default_store().check([f"{_NOTES}/{key}"])
 
     def last_collective(self) -> dict[str, Any] | None:
         """Return group, sequence number, operation and sizes of the last collective that this rank has entered.
 
-        And whether it is open, which none of an earlier group is, and whether it is one of all ranks.
-        From torch's own record of them; None where this torch keeps none for the backend. May be asked in any thread.
+        ``is_open`` is whether it has not finished and belongs to the present group, ``is_of_all`` whether its group
+        has all ranks. Read from torch's flight recorder; None where this torch records nothing for the backend. Any
+        thread may call.
         """
         last = _last_record() if self.is_open() else None
         if last is None:
@@ -160,9 +162,9 @@ class Group:
         }
 
     def renew(self) -> None:
-        """Throw the default group away, whoever opened it, and open one in its place; every rank must call.
+        """Replace the default group, opened here or by other code, by a new one; every rank must call.
 
-        What another rank waits for in the old group fails there. Notes are forgotten.
+        Collectives that wait in the old group fail. Flags are lost.
         """
         store, backend = c10d._get_default_store(), dist.get_backend()
         self._opened_ns = time.time_ns()
@@ -179,10 +181,10 @@ class Group:
         )
 
     def close(self) -> None:
-        """Throw the group and its subgroups away; does nothing when that has happened, or the group is not ours."""
+        """Destroy the group and its subgroups; does nothing if it is closed already or was opened by other code."""
         if not self._owned:
             return
-        atexit.unregister(self._end_with_process)  # what is open at the end may be somebody else's
+        atexit.unregister(self._end_with_process)  # a group that is open at exit may belong to other code
         if self._make is not None:
             setattr(c10d, _MAKER, self._make)
             self._make = None
@@ -190,21 +192,21 @@ class Group:
             settle()
             try:
                 original("destroy_process_group")()
-            except Exception as error:  # after a cut a backend may fail to say goodbye; the group is gone all the same
+            except Exception as error:  # its connections may be shut down; the group is destroyed all the same
                 logger.debug("process group did not close cleanly: %s", error)
         self._sockets.clear()
 
     def _end_with_process(self, pid: int) -> None:
-        """Leave gloo's threads with nothing to do before the interpreter ends; a forked copy has no part in it.
+        """Close the group before the interpreter ends, so that gloo's threads are idle; does nothing in a fork.
 
-        Cut first, so that nobody waits for what other ranks will not send any more.
+        Connections are shut down first, so that no collective waits for ranks that have ended.
         """
         if os.getpid() == pid:
             self.cut()
             self.close()
 
     def _open(self, store_path: str | None) -> None:
-        self._follow_new_groups()
+        self._record_sockets_of_new_groups()
         self._opened_ns = time.time_ns()
         try:
             if store_path is None:
@@ -218,23 +220,23 @@ class Group:
                 timeout=timedelta(seconds=self._timeout_s),
                 **where,
             )
-            if self.backend == "gloo":  # a rank that ends at once would cut off those that still connect
+            if self.backend == "gloo":  # a rank that ends at once would close connections that others are still opening
                 c10d.barrier()
         except BaseException:
             self.close()
             raise
 
     def _file_store(self, path: str) -> Any:
-        """Return a store over a file; each group that is opened over the same one sees keys of its own only."""
+        """Return a store over a file, with separate keys for each group that is opened over the same file."""
         store = dist.FileStore(path, self.world.size)  # pyright: ignore[reportPrivateImportUsage]
         number = store.add(f"{_NOTES}/groups/{self.world.rank}", 1)
         return store if number == 1 else dist.PrefixStore(f"group {number}", store)  # pyright: ignore[reportPrivateImportUsage]
 
-    def _follow_new_groups(self) -> None:
-        """Add the sockets of every group that is made from now on, subgroups included, to those that `cut` ends."""
+    def _record_sockets_of_new_groups(self) -> None:
+        """Record the sockets of every group that is made from now on, subgroups included, for `cut_connections`."""
         make = getattr(c10d, _MAKER)
 
-        def make_and_remember(*args: Any, **kwargs: Any) -> Any:
+        def make_and_record(*args: Any, **kwargs: Any) -> Any:
             before = _socket_inodes()
             try:
                 return make(*args, **kwargs)
@@ -242,14 +244,14 @@ class Group:
                 self._sockets |= _socket_inodes() - before
 
         self._make = make
-        setattr(c10d, _MAKER, make_and_remember)
+        setattr(c10d, _MAKER, make_and_record)
 
 
 def settle() -> None:
-    """Wait until gloo's threads have let go of the collectives that have ended.
+    """Wait until gloo's threads have released the collectives that have ended.
 
-    A thread takes the interpreter's lock to let go of one. Where the interpreter has ended by then, this ends the
-    process; where a group is freed by who holds the lock, as DDP does, each waits for the other.
+    A thread takes the interpreter's lock to release one. If the interpreter has ended by then, the process crashes; if
+    a caller that holds the lock destroys the group, as DDP does, the two deadlock.
     """
     deadline = time.monotonic() + SETTLE_S
     before = None
@@ -257,26 +259,26 @@ def settle() -> None:
         if now == before and all(state == "S" for state, _ in now.values()):
             return
         before = now
-        time.sleep(0.001)  # without the lock, which is what they need
+        time.sleep(0.001)  # sleep releases the lock that they need
 
 
 def _last_record() -> dict[str, Any] | None:
-    """Return the newest entry of torch's own record of collectives; None where there is none."""
+    """Return the newest entry of torch's flight recorder; None where there is none."""
     dump = getattr(sys.modules.get("torch._C._distributed_c10d"), "_dump_fr_trace_json", None)
     entries = [] if dump is None else json.loads(dump(True, False)).get("entries") or []
     return max(entries, key=lambda entry: entry["record_id"], default=None)
 
 
 def _gloo_threads() -> dict[str, tuple[str, str]]:
-    """Return for each of gloo's threads that work on collectives its state, and how often it has slept."""
+    """Return state and number of voluntary context switches of each gloo thread that runs collectives."""
     found: dict[str, tuple[str, str]] = {}
     for path in Path("/proc/self/task").glob("*/status"):
         try:
-            told = dict(line.split(":", 1) for line in path.read_text(errors="replace").splitlines())
+            status = dict(line.split(":", 1) for line in path.read_text(errors="replace").splitlines())
         except OSError:  # it has ended since it was listed
             continue
-        if told["Name"].strip() == "pt_gloo_runloop":
-            found[path.parent.name] = told["State"].split()[0], told["voluntary_ctxt_switches"]
+        if status["Name"].strip() == "pt_gloo_runloop":
+            found[path.parent.name] = status["State"].split()[0], status["voluntary_ctxt_switches"]
     return found
 
 
@@ -302,7 +304,7 @@ def _open_sockets() -> list[tuple[int, int]]:
 
 
 def _shut_down(inodes: set[int]) -> int:
-    """Shut down the connected internet sockets among ``inodes``; the descriptors stay open, with their owner."""
+    """Shut down the connected internet sockets among ``inodes``, without closing descriptors; return how many."""
     count = 0
     for descriptor, inode in _open_sockets():
         if inode not in inodes:
@@ -311,7 +313,7 @@ def _shut_down(inodes: set[int]) -> int:
             copy = os.dup(descriptor)
         except OSError:
             continue
-        # The number may have been given to another file since it was listed: the copy cannot change any more.
+        # The descriptor's number may have been reused since it was listed; the copy is stable.
         if os.fstat(copy).st_ino != inode:
             os.close(copy)
             continue
@@ -320,11 +322,11 @@ def _shut_down(inodes: set[int]) -> int:
                 try:
                     connection.shutdown(socket.SHUT_RDWR)
                     count += 1
-                except OSError:  # the other side was faster
+                except OSError:  # the peer has closed it
                     continue
     return count
 
 
 def _is_listening(connection: socket.socket) -> bool:
-    """Whether a socket waits for connections: gloo ends the process when accepting fails, so these stay."""
+    """Whether a socket waits for connections: these stay open, because gloo ends the process when accepting fails."""
     return bool(connection.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))

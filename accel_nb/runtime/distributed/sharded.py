@@ -1,8 +1,8 @@
-"""Tensors of which each rank holds a part: their own part, where it lies, and ways to the whole.
+"""Sharded tensors: the part of this rank, its position, and how to read the full tensor.
 
-They are PyTorch's distributed tensors, divided along their first dim as `fully_shard` divides parameters, or tensors
-that stand for a part of a flattened one, as ZeRO divides, of which `note_flat` was told. Nothing here imports torch
-before there are such tensors.
+They are `torch.distributed.tensor.DTensor`s, divided along their first dim as `fully_shard` divides parameters, or
+parts of a flattened tensor, as ZeRO divides, which `register_flat_part` has registered. Torch is not imported before
+there is such a tensor.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 _DONE = -1
 
 _flat: Any = None
-"""What is known of flat parts, by tensor; made when there is the first."""
+"""Registered flat parts by tensor; created with the first."""
 
 _reader: ContextVar[Callable[[Any], Any] | None] = ContextVar("accel_nb_whole_tensors", default=None)
 
 
 @dataclass(frozen=True, slots=True)
 class FlatPart:
-    """Which elements of a flattened tensor each rank holds, as ``(start, length)``, and where this rank's lie.
+    """The elements of a flattened tensor that each rank holds, as ``(start, length)``, and the memory of this rank's.
 
-    ``held`` begins with this rank's elements and may be longer; None: the tensor itself is this rank's part.
+    ``held`` begins with this rank's elements and may be longer; None if the tensor itself is this rank's part.
     """
 
     shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class FlatPart:
 
 
 def note_flat(tensor: Any, part: FlatPart) -> Any:
-    """Let a tensor stand for a tensor of which this rank has a part; returns it."""
+    """Register a tensor as standing for one of which this rank holds a part, and return it."""
     global _flat
     if _flat is None:
         from torch.utils.weak import WeakIdKeyDictionary
@@ -57,13 +57,13 @@ def note_flat(tensor: Any, part: FlatPart) -> Any:
 
 
 def forget_flat(tensor: Any) -> None:
-    """Undo `note_flat`; does nothing to another tensor."""
+    """Undo `register_flat_part`; does nothing for other tensors."""
     if _flat is not None:
         _flat.pop(tensor, None)
 
 
 def flat_part(tensor: Any) -> FlatPart | None:
-    """Return what `note_flat` was told of a tensor."""
+    """Return the part that `register_flat_part` has registered for a tensor; None for other tensors."""
     return None if _flat is None or not hasattr(tensor, "untyped_storage") else _flat.get(tensor)
 
 
@@ -74,13 +74,13 @@ def is_sharded(tensor: Any) -> bool:
 
 
 def shape_of(tensor: Any) -> tuple[int, ...]:
-    """Return the shape of the whole of a tensor."""
+    """Return the shape of the full tensor."""
     part = flat_part(tensor)
     return tuple(tensor.shape) if part is None else part.shape
 
 
 def local(tensor: Any) -> Any:
-    """Return this rank's part, which shares its memory; a plain tensor as it is."""
+    """Return this rank's part, a view; a plain tensor is returned as it is."""
     part = flat_part(tensor)
     if part is not None:
         return tensor if part.held is None else part.held[: part.ranges[part.rank][1]]
@@ -95,7 +95,7 @@ def local(tensor: Any) -> Any:
 
 
 def num_parts(tensor: Any) -> int:
-    """Return into how many parts a sharded tensor is divided; with replicas there are fewer than ranks."""
+    """Return the number of parts of a sharded tensor; with replicas it is smaller than the number of ranks."""
     return math.prod(
         size for size, place in zip(tensor.device_mesh.shape, tensor.placements, strict=True) if place.is_shard()
     )
@@ -113,9 +113,9 @@ def start_of(tensor: Any) -> int:
 
 
 def gather(tensor: Any, comm: Communicator) -> Tensor:
-    """Return the whole of a sharded tensor, on the device of its parts; every rank must call.
+    """Gather a sharded tensor, on the device of its parts; every rank must call.
 
-    Over ``comm``, not the tensor's own mesh: that may belong to a process group that is gone.
+    Over ``comm``, not the tensor's device mesh: that may belong to a process group that has been destroyed.
     """
     import torch
 
@@ -133,7 +133,7 @@ def gather(tensor: Any, comm: Communicator) -> Tensor:
 
 
 def like(tensor: Any, part: Tensor) -> Any:
-    """Return a tensor that is sharded as another one, of which ``part`` is this rank's part."""
+    """Return a tensor that is sharded like ``tensor`` and of which ``part`` is this rank's part."""
     flat = flat_part(tensor)
     if flat is not None:
         return note_flat(part, FlatPart(flat.shape, flat.ranges, flat.rank))
@@ -144,7 +144,7 @@ def like(tensor: Any, part: Tensor) -> Any:
 
 
 def own_part(tensor: Any, whole: Tensor) -> Tensor:
-    """Return what this rank holds of a sharded tensor out of ``whole``; a view where that is contiguous."""
+    """Return this rank's part of a sharded tensor, cut out of ``whole``; a view where that is contiguous."""
     flat = flat_part(tensor)
     if flat is not None:
         return whole.reshape(-1).narrow(0, *flat.ranges[flat.rank])
@@ -152,14 +152,14 @@ def own_part(tensor: Any, whole: Tensor) -> Tensor:
 
 
 def fill(tensor: Any, whole: Any) -> None:
-    """Copy a whole tensor, or this rank's part of it, into a tensor in place; no other rank is involved."""
+    """Copy a full tensor, or this rank's part of it, into a tensor in place; no other rank is involved."""
     if is_sharded(tensor) and not is_sharded(whole):
         whole = own_part(tensor, whole)
     overwrite(local(tensor), local(whole))
 
 
 def divided(values: Any, parameter: Any) -> Any:
-    """Return what an optimizer keeps of a parameter, its tensors of the parameter's shape sharded as that is."""
+    """Return an optimizer's state of a parameter with tensors of the parameter's shape sharded like it."""
     if not is_sharded(parameter):
         return values
     return {
@@ -171,9 +171,9 @@ def divided(values: Any, parameter: Any) -> Any:
 
 
 def whole(tensor: Any) -> Any:
-    """Return all of a tensor; a plain one as it is.
+    """Return the full tensor; a plain tensor is returned as it is.
 
-    Raises `MisuseError` where ranks do not read together, as inside of `together` and `leading` they do.
+    Raises `MisuseError` outside of `collective_reads` and `lead_reads`, in which all ranks take part in reading.
     """
     if not is_sharded(tensor):
         return tensor
@@ -181,12 +181,12 @@ def whole(tensor: Any) -> Any:
 
 
 def is_reading() -> bool:
-    """Whether `whole` can read here."""
+    """Whether `full_tensor` can gather here."""
     return _reader.get() is not None
 
 
 def require_reading() -> Callable[[Any], Any]:
-    """Return what reads whole tensors here; raises `MisuseError` as `whole` does."""
+    """Return the function that gathers full tensors here; raises `MisuseError` as `full_tensor` does."""
     read = _reader.get()
     if read is None:
         raise MisuseError(
@@ -198,7 +198,7 @@ def require_reading() -> Callable[[Any], Any]:
 
 @contextmanager
 def together(comm: Communicator) -> Iterator[None]:
-    """Let `whole` gather in the block; every rank makes the same calls."""
+    """Enable `full_tensor` in the block; every rank makes the same calls."""
     token = _reader.set(lambda tensor: gather(tensor, comm))
     try:
         yield
@@ -208,7 +208,7 @@ def together(comm: Communicator) -> Iterator[None]:
 
 @contextmanager
 def apart() -> Iterator[None]:
-    """Leave tensors in parts in the block."""
+    """Disable `full_tensor` in the block: tensors stay sharded."""
     token = _reader.set(None)
     try:
         yield
@@ -218,9 +218,9 @@ def apart() -> Iterator[None]:
 
 @contextmanager
 def leading(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
-    """Let this rank, the first, ask for ``tensors`` by `whole` in the block, while the others `follow`.
+    """Enable `full_tensor` on this rank, rank 0, for ``tensors`` in the block, while the other ranks `serve_reads`.
 
-    All ranks give the same tensors in the same order.
+    All ranks pass the same tensors in the same order.
     """
     numbers = {id(tensor): number for number, tensor in enumerate(tensors)}
 
@@ -240,6 +240,6 @@ def leading(comm: Communicator, tensors: Sequence[Any]) -> Iterator[None]:
 
 
 def follow(comm: Communicator, tensors: Sequence[Any]) -> None:
-    """Help the first rank to read whole tensors, until its block of `leading` ends."""
+    """Take part in the gathers that rank 0 makes, until its block of `lead_reads` ends."""
     while (number := comm.broadcast_json(None)) != _DONE:
         gather(tensors[number], comm)

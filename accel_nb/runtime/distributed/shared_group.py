@@ -1,7 +1,7 @@
-"""Lets code that was written for ``torchrun`` open and close its process group where the pool has opened one already.
+"""Share the worker's default process group with code that was written for ``torchrun``.
 
 Such code calls ``init_process_group`` at its start and ``destroy_process_group`` at its end. In a worker the default
-group exists before it and is needed after it: the one takes the group that is there, the other leaves it.
+group exists before it and is needed after it: the first call uses the open group, the second leaves it open.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _ORIGINAL = "_accel_nb_original"
 
 
 def original(name: str) -> Callable[..., Any]:
-    """Return torch's own function of a name that `lend_default_group` may have replaced."""
+    """Return torch's own function of a name that `share_default_group` may have replaced."""
     function = getattr(c10d, name)
     return getattr(function, _ORIGINAL, function)
 
 
 def lend_default_group() -> None:
     """Replace the two functions in this process; doing so twice is harmless."""
-    for name, make in (("init_process_group", _taking), ("destroy_process_group", _leaving)):
+    for name, make in (("init_process_group", _reuse_open_group), ("destroy_process_group", _keep_default_group)):
         theirs = original(name)
         ours = functools.wraps(theirs)(make(theirs))
         setattr(ours, _ORIGINAL, theirs)
@@ -33,7 +33,7 @@ def lend_default_group() -> None:
             setattr(module, name, ours)
 
 
-def _taking(init: Callable[..., Any]) -> Callable[..., Any]:
+def _reuse_open_group(init: Callable[..., Any]) -> Callable[..., Any]:
     def init_process_group(
         backend: str | None = None,
         init_method: str | None = None,
@@ -58,7 +58,7 @@ def _taking(init: Callable[..., Any]) -> Callable[..., Any]:
     return init_process_group
 
 
-def _leaving(destroy: Callable[..., Any]) -> Callable[..., Any]:
+def _keep_default_group(destroy: Callable[..., Any]) -> Callable[..., Any]:
     def destroy_process_group(group: Any = None) -> None:
         if group is not None and group is not dist.group.WORLD:
             destroy(group)

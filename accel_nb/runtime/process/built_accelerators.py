@@ -1,4 +1,4 @@
-"""Which accelerators a script has built that save or resume: a launch ends their runs. Torch-free."""
+"""Registry of the accelerators of a script that save or resume: a launch ends their runs. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _built: ContextVar[list[Any] | None] = ContextVar("accel_nb_built", default=None
 
 @contextmanager
 def noting_built() -> Iterator[list[Any]]:
-    """Give the list of what `note_built` is told inside of the block."""
+    """Yield the list of accelerators that `register_built_accelerator` registers in the block."""
     built: list[Any] = []
     token = _built.set(built)
     try:
@@ -22,7 +22,7 @@ def noting_built() -> Iterator[list[Any]]:
 
 
 def note_built(accelerator: Any) -> None:
-    """Hear of an accelerator that has a folder for checkpoints, or one to resume from."""
+    """Register an accelerator that has a folder for checkpoints, or one to resume from."""
     built = _built.get()
     if built is not None:
         built.append(accelerator)

@@ -21,7 +21,7 @@ _ONE_THREAD = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _T = TypeVar("_T")
 _KEY = re.compile(r"(?i)(?:^|_)(?:api)?(?:key|pat)(?:$|_)")
 _MIN_SECRET = 8
-"""Shorter values are words that texts have anyway."""
+"""Shorter values are common words of texts."""
 
 _OURS = (OPTION_PREFIX, f"_{OPTION_PREFIX}")
 _OF_RANKS = frozenset(
@@ -48,12 +48,12 @@ def variables_named(*names: str) -> dict[str, str]:
 
 
 def notebook_variables() -> dict[str, str]:
-    """Return the variables that are the notebook's to set; not ours, and not those that make a process a rank."""
+    """Return the variables that a notebook may set: not the package's own, and not those that describe a rank."""
     return {name: value for name, value in os.environ.items() if not name.startswith(_OURS) and name not in _OF_RANKS}
 
 
 def set_variables(changes: Mapping[str, str | None]) -> None:
-    """Set variables; None takes one away. What `notebook_variables` leaves out is left alone."""
+    """Set variables; None removes one. Variables that `notebook_variables` leaves out are not changed."""
     for name, value in changes.items():
         if name.startswith(_OURS) or name in _OF_RANKS:
             continue
@@ -64,9 +64,9 @@ def set_variables(changes: Mapping[str, str | None]) -> None:
 
 
 def zygote_environment() -> dict[str, str]:
-    """Return the environment that a zygote starts with: this one, with one thread for each maths library.
+    """Return the environment to start a zygote with: this one, with one thread for each math library.
 
-    A fork is safe only from a process with one thread; `restore_threads` undoes it in the workers.
+    Forking is safe only in a process with one thread. `restore_threads` undoes this in the workers.
     """
     environment = dict(os.environ)
     for name in _ONE_THREAD:
@@ -77,7 +77,7 @@ def zygote_environment() -> dict[str, str]:
 
 
 def restore_threads() -> None:
-    """Give a forked worker the thread variables back that the kernel had."""
+    """Restore the kernel's thread variables in a forked worker."""
     for name in _ONE_THREAD:
         saved = os.environ.pop(f"_ACCEL_NB_SAVED_{name}", None)
         if saved is None:
@@ -87,12 +87,12 @@ def restore_threads() -> None:
 
 
 def all_variables() -> dict[str, str]:
-    """Return a copy of the whole environment, to start a process with or to see who started this one."""
+    """Return a copy of the whole environment."""
     return dict(os.environ)
 
 
 def rank_variables(world: World, *, address: str, port: int, machine: int = 0) -> dict[str, str]:
-    """Return what ``torchrun`` gives a rank to find its place and the others by; ``machine`` counts from 0."""
+    """Return the variables that ``torchrun`` sets for a rank; ``machine`` counts from 0."""
     return {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),
@@ -107,13 +107,13 @@ def rank_variables(world: World, *, address: str, port: int, machine: int = 0) -
 
 
 def launch_store() -> str | None:
-    """Return the path of the anonymous file over which the ranks of a launch on one machine meet, if this is one."""
+    """Return the path of the anonymous file that is the store of a launch on one machine; None for other processes."""
     descriptor = os.environ.get(LAUNCH_STORE)
     return None if descriptor is None else f"/proc/self/fd/{int(descriptor)}"
 
 
 def become_rank(world: World) -> None:
-    """Make this worker process look like a ``torchrun`` rank, so that other trainers run in a cell too."""
+    """Set the variables of a ``torchrun`` rank in this worker, so that other trainers run in a cell too."""
     variables = {
         "RANK": str(world.rank),
         "WORLD_SIZE": str(world.size),
@@ -124,19 +124,19 @@ def become_rank(world: World) -> None:
         "GLOO_SOCKET_IFNAME": "lo",
         "_ACCEL_NB_WORKER_DEVICE": world.device,
     }
-    # Not by `update`: it asks every class of mappings there is what it was given, and each page of memory that is
-    # touched on the way becomes this worker's own.
+    # Not by `update`: its `isinstance` checks against abstract classes write to memory pages that the worker shares
+    # with the zygote, and each such page is copied.
     for name, value in variables.items():
         os.environ[name] = value
 
 
 def set_local_rank(world: World) -> None:
-    """Set ``LOCAL_RANK``, which not every way of starting a rank has set, for a library that reads it at any time."""
+    """Set ``LOCAL_RANK``, which not every launcher sets, for a library that reads it."""
     os.environ["LOCAL_RANK"] = str(world.local_rank)
 
 
 def torchrun_world() -> World | None:
-    """Return the world that ``torchrun`` or our own pool put into the variables, or None outside of both."""
+    """Return the world that ``torchrun`` or the pool has set in the variables; None if neither has."""
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         return None
     rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
@@ -150,9 +150,9 @@ def torchrun_world() -> World | None:
 
 
 def secret_values() -> list[str]:
-    """Return the values of variables whose names say secret, key, token or password, the longest first.
+    """Return the values of variables whose names contain secret, key, token or password, longest first.
 
-    Short ones are left out, and paths of what exists: the secret is in the file.
+    Short values are left out, and paths of existing files: the secret is in the file.
     """
     found = {os.environ[name] for name in list(os.environ) if _is_secret(name)}
     hidden = (
@@ -167,7 +167,7 @@ def _is_secret(name: str) -> bool:
 
 
 def prepare_for_xla(*, on_processor: bool) -> None:
-    """Set what torch_xla reads when it is imported; ``on_processor`` takes the processor also where there is a TPU."""
+    """Set what torch_xla reads when it is imported; ``on_processor`` uses the processor even if there is a TPU."""
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")  # else each program that is compiled writes a warning
     if on_processor:
         os.environ["PJRT_DEVICE"] = "CPU"
@@ -181,7 +181,7 @@ def visible_gpus() -> list[str] | None:
 
 @contextmanager
 def unchanged_environment() -> Iterator[None]:
-    """Put ``os.environ`` back as it was when the block ends."""
+    """Restore ``os.environ`` when the block ends."""
     before = dict(os.environ)
     try:
         yield
@@ -194,7 +194,7 @@ def unchanged_environment() -> Iterator[None]:
 
 @contextmanager
 def clear_environment() -> Iterator[None]:
-    """Run the block without any variable, and put all of them back after it."""
+    """Run the block without any variable, and restore all of them after it."""
     with unchanged_environment():
         os.environ.clear()
         yield
@@ -202,7 +202,7 @@ def clear_environment() -> Iterator[None]:
 
 @contextmanager
 def patch_environment(**variables: object) -> Iterator[None]:
-    """Run the block with some variables set, by their names in upper case, and put all back after it."""
+    """Run the block with some variables set, by their names in upper case, and restore all after it."""
     with unchanged_environment():
         os.environ.update({name.upper(): str(value) for name, value in variables.items()})
         yield

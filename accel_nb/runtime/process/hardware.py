@@ -1,4 +1,4 @@
-"""What this machine has, found without torch and without touching any device context."""
+"""The hardware of this machine, found without torch and without making a device context."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import psutil
 from accel_nb.runtime.process.environment import visible_gpus
 
 _DRIVERS = ("/dev/nvidiactl", "/dev/dxg")
-"""Either of them is there where a driver is; the second under Windows' Linux."""
+"""One of them exists where a driver is installed; the second under WSL."""
 
 _TPU_VENDOR = "0x1ae0"
 _TPU_DEVICES = frozenset({"0x0027", "0x005e", "0x0062", "0x0063", "0x006f", "0x0076"})
-"""PCI ids of TPU chips as torch_xla knows them; the vendor makes other devices too, such as network adapters."""
+"""PCI ids of TPU chips, as in torch_xla; the vendor makes other devices too, such as network adapters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class Gpu:
 
     @property
     def has_real_bf16(self) -> bool:
-        """Whether bf16 arithmetic is in the hardware (compute capability 8.0 and newer), not emulated."""
+        """Whether the hardware computes bf16 (compute capability 8.0 and newer), without emulation."""
         return self.capability >= (8, 0)
 
 
@@ -52,11 +52,11 @@ class Machine:
     disk_free_bytes: int
     gpus: tuple[Gpu, ...]
     gpu_problems: tuple[str, ...] = ()
-    """Of GPUs that could not be read, why."""
+    """Why GPUs could not be read, one line each."""
 
 
 def inspect_machine() -> Machine:
-    """Look at this machine now. Reads the driver's management library; makes no device context."""
+    """Inspect this machine now, through the driver's management library; makes no device context."""
     memory = psutil.virtual_memory()
     gpus, problems = inspect_gpus()
     return Machine(
@@ -72,12 +72,12 @@ def inspect_machine() -> Machine:
 
 @cache
 def count_tpu_chips(bus: str = "/sys/bus/pci/devices") -> int:
-    """Count the TPU chips on the PCI bus, by what the system says of each device in a folder of its own."""
+    """Count the TPU chips on the PCI bus, from the system's folder of each device."""
     found = 0
     for device in Path(bus).glob("*"):
         try:
             vendor, kind = ((device / name).read_text().strip() for name in ("vendor", "device"))
-        except OSError:  # not every device tells
+        except OSError:  # not every device has these files
             continue
         found += vendor == _TPU_VENDOR and kind in _TPU_DEVICES
     return found
@@ -101,12 +101,12 @@ def cuda_of_torch() -> tuple[int, int] | None:
 
 
 def why_no_xla(torch: str | None = None, torch_xla: str | None = None) -> str | None:
-    """Say why torch_xla cannot run with the installed torch, and what to do; None where it can.
+    """Return why torch_xla cannot run with the installed torch, and what to do; None where it can.
 
-    A build of torch_xla fits one minor version of torch, which it states nowhere: with another it fails to load. The
-    versions are those that are installed, unless they are given.
+    A build of torch_xla fits one minor version of torch, which its metadata does not state: with another it fails to
+    load. The versions default to the installed ones.
     """
-    # Asked whenever an accelerator is made: a package's version is read from all of its metadata, so not in vain.
+    # Called whenever an accelerator is made, and reading a version parses all of a package's metadata: check first.
     if torch_xla is None and find_spec("torch_xla") is not None:
         torch_xla = _version_of("torch_xla")
     if torch_xla is None:
@@ -135,7 +135,7 @@ def _minor(version: str) -> str:
 
 
 def why_unusable(gpu: Gpu, cuda: tuple[int, int] | None) -> str | None:
-    """Say why torch built for this CUDA has no code for a device, and what to do; None where it has.
+    """Return why torch built for this CUDA has no code for a device, and what to do; None where it has.
 
     PyTorch's builds for CUDA 12.8 and newer begin with compute capability 7.5, those for older ones with 5.0.
     """
@@ -157,7 +157,7 @@ def find_gpus() -> tuple[Gpu, ...]:
 
 
 def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """List the CUDA devices that torch would see, and say of each that could not be read why."""
+    """List the CUDA devices that torch would see, and why others could not be read."""
     if not any(map(os.path.exists, _DRIVERS)):
         return (), ()
     import pynvml
@@ -173,9 +173,9 @@ def inspect_gpus() -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
 
 
 def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tuple[str, ...]]:
-    """List the devices that an initialised management library knows; ``visible`` as in ``CUDA_VISIBLE_DEVICES``.
+    """List the devices of an initialized management library; ``visible`` as in ``CUDA_VISIBLE_DEVICES``.
 
-    A process sees one part at most of GPUs that are divided (MIG), and then no whole one beside it.
+    A process sees at most one part of GPUs that are divided (MIG), and then no whole GPU.
     """
     whole: list[tuple[Gpu, str]] = []
     parts: list[tuple[Gpu, str]] = []
@@ -199,7 +199,7 @@ def list_gpus(nvml: Any, visible: list[str] | None) -> tuple[tuple[Gpu, ...], tu
         match = [gpu for gpu, uuid in whole if entry == str(gpu.index) or uuid.startswith(entry)]
         match = match or [gpu for gpu, _ in parts if entry == str(gpu.index)][: 0 if chosen else 1]
         if not match:
-            break  # CUDA itself ignores everything after the first entry that it does not know
+            break  # CUDA ignores everything after the first unknown entry
         chosen.append(match[0])
     return tuple(chosen), tuple(problems)
 

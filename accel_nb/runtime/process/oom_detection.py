@@ -1,4 +1,4 @@
-"""Whether the system ended a process because memory ran out: its own counters say so. Linux; no torch."""
+"""Whether the system killed a process for lack of memory, from its counters. Linux; imports no torch."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Literal
 
 Verdict = Literal["group", "machine", "other", "unknown"]
-"""Why a process got SIGKILL: its control group had no memory left, the machine had none, neither, or nobody knows."""
+"""Why a process got SIGKILL: its control group was out of memory, the machine was, neither, or it is not known."""
 
 _COUNTER = "oom_kill"
 
 
 @dataclass(slots=True)
 class KillCounters:
-    """Reads how many processes the system has ended for lack of memory; remembers what it has read."""
+    """Counters of processes that the system has killed for lack of memory, as of the last reading."""
 
     proc: Path = Path("/proc")
     groups: Path = Path("/sys/fs/cgroup")
@@ -24,12 +24,12 @@ class KillCounters:
         self._known = self._read()
 
     def verdict(self) -> Verdict:
-        """Say why a process that has just been ended by SIGKILL was; each kill that was counted explains one."""
+        """Return why a process has just been killed by SIGKILL; each counted kill explains one process."""
         now = self._read()
         before, self._known = self._known, now
         if not now:
             return "unknown"
-        # Of several ranks the system ends one; those that follow, because they waited for it, are ended by us.
+        # The system kills one of several ranks; the pool ends the others, which waited for it.
         if now.get("group", 0) > before.get("group", 0):
             return "group"
         return "machine" if now.get("machine", 0) > before.get("machine", 0) else "other"
@@ -40,7 +40,7 @@ class KillCounters:
         return {name: count for name, count in (("group", group), ("machine", machine)) if count is not None}
 
     def _group_files(self) -> list[Path]:
-        """Return where this process's control group may count, the most exact first: version 2, then version 1."""
+        """Return the files that may hold the counters of this process's control group, most specific first."""
         try:
             lines = [line.split(":", 2) for line in (self.proc / "self" / "cgroup").read_text().splitlines()]
         except OSError:

@@ -1,4 +1,4 @@
-"""Which notebook platform this process runs on, and what that means for a run. Torch-free; asks no network."""
+"""Detection of the notebook platform, and what it means for a run. Imports no torch; uses no network."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from accel_nb.runtime.process.environment import notebook_variables, variables_n
 from accel_nb.runtime.process.hardware import count_tpu_chips
 
 Rung = Literal["widget", "core widget", "picture", "text"]
-"""How well a front end can show the panel: with anywidget, with ipywidgets alone, without widgets, not at all."""
+"""How a front end can show the panel: with anywidget, with ipywidgets alone, without widgets, not at all."""
 
 
 @dataclass(frozen=True, slots=True)
 class Signals:
-    """What a platform may be told by: variables, loaded modules, names of the notebook, folders, the parent process."""
+    """What platforms are detected by: variables, loaded modules, names of the notebook, folders, the parent process."""
 
     variables: Mapping[str, str] = field(default_factory=dict)
     modules: frozenset[str] = frozenset()
@@ -39,7 +39,7 @@ class Signals:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A platform: how it is recognised, the best rung of the panel that it shows, and what to know about it."""
+    """A platform: how it is detected, the best display mode of the panel there, and advice for its users."""
 
     name: str
     title: str
@@ -98,7 +98,7 @@ PLATFORMS: tuple[Platform, ...] = (
         "sagemaker",
         "SageMaker Studio",
         lambda here: "SAGEMAKER_INTERNAL_IMAGE_URI" in here.variables,
-        advice=("the server's memory and devices are another machine's: believe what the cell says, not the page",),
+        advice=("the server's memory and devices are another machine's: rely on the cell's output, not the page",),
     ),
     Platform(
         "databricks",
@@ -122,21 +122,21 @@ PLATFORMS: tuple[Platform, ...] = (
     Platform("jupyter", "Jupyter", lambda here: here.has_kernel),
     Platform("script", "a script", lambda here: True, rung="text"),
 )
-"""In the order in which they are looked for: Kaggle's image carries Colab's variables too, and VS Code's leak."""
+"""In the order of detection: Kaggle's image has Colab's variables too, and other programs inherit VS Code's."""
 
 
 _TPU_VARIABLES = "TPU_ACCELERATOR_TYPE", "PJRT_DEVICE"
 
 
 def find_signals() -> Signals:
-    """Look at this process."""
+    """Collect the signals of this process."""
     main = sys.modules.get("__main__")
     try:
         parent = " ".join((psutil.Process().parent() or psutil.Process()).cmdline())
-    except psutil.Error:  # it ended, or belongs to somebody else
+    except psutil.Error:  # it has ended, or belongs to another user
         parent = ""
     app = getattr(sys.modules.get("ipykernel.kernelapp"), "IPKernelApp", None)
-    is_kernel = app is not None and app.initialized()  # the package alone may have been imported by anything
+    is_kernel = app is not None and app.initialized()  # other code may have imported the package alone
     return Signals(
         variables=notebook_variables(),
         modules=frozenset(sys.modules) - (frozenset() if is_kernel else {"ipykernel"}),
@@ -148,16 +148,16 @@ def find_signals() -> Signals:
 
 
 def detect_platform(signals: Signals | None = None) -> Platform:
-    """Return the first platform whose signal is there; a script where there is none."""
+    """Return the first platform that is detected; ``script`` without any."""
     here = signals or find_signals()
     return next(platform for platform in PLATFORMS if platform.is_here(here))
 
 
 def find_tpu(signals: Signals | None = None) -> str | None:
-    """Return the type of the TPU that this machine has, ``TPU`` where it does not tell; None without one.
+    """Return the type of this machine's TPU, ``TPU`` where the type is not known; None without one.
 
     Images of TPU machines name the type in a variable. The chips are on the PCI bus, and older drivers show them as
-    ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to a design that is gone, and say nothing.
+    ``/dev/accel0``. ``COLAB_TPU_ADDR`` and ``TPU_NAME`` belong to an older design and are ignored.
     """
     here = signals or Signals(variables_named(*_TPU_VARIABLES), num_tpu_chips=count_tpu_chips())
     named, asked_for = map(here.variables.get, _TPU_VARIABLES)

@@ -14,14 +14,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from accel_nb.runtime.devices.device import get_rng_state, seed_beside_torch, set_rng_state
+from accel_nb.runtime.devices.registry import device_type, loaded_types
 from accel_nb.runtime.world import World
 
 Present = tuple[tuple[bytes, Any], tuple[bytes, int, int, float], bytes]
-"""What `present` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""
+"""What `capture_cpu` returns: the states of Python's, NumPy's and torch's global CPU generators, as plain values."""
 
 RngStates = dict[str, Tensor]
-"""Generator states by name: ``python``, ``numpy``, ``torch`` and, where asked for, ``device``; CPU tensors all."""
+"""Generator states by name: ``python``, ``numpy``, ``torch`` and, if requested, ``device``; all are CPU tensors."""
 
 Part = Literal["python", "numpy", "torch"]
 ALL_PARTS: tuple[Part, ...] = ("python", "numpy", "torch")
@@ -43,10 +43,10 @@ def derive(seed: int, *keys: int | str) -> int:
 
 
 def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = None) -> int:
-    """Seed Python, NumPy and torch on all devices, and return the seed that was used.
+    """Seed Python, NumPy and torch on all devices, and return the seed.
 
-    With ``per_rank`` each rank gets a stream of its own, and rank 0 the one that a single process would have. With
-    ``step`` the streams depend on that number too: what is drawn in a step does not depend on the steps before.
+    With ``per_rank`` each rank gets its own random stream, and rank 0 that of a single process. With ``step`` the
+    streams depend on that number too: what is drawn in a step does not depend on earlier steps.
     """
     if step is not None:
         seed = derive(seed, "step", step)
@@ -55,7 +55,8 @@ def set_seed(seed: int, *, per_rank: World | None = None, step: int | None = Non
     random.seed(seed)
     np.random.seed(seed % _MAX_NUMPY_SEED)  # user code draws from the global generator
     torch.manual_seed(seed)
-    seed_beside_torch(seed)
+    for kind in loaded_types():
+        kind.seed_beside_torch(seed)
     return seed
 
 
@@ -77,19 +78,19 @@ def capture(device: torch.device | str | None = None, *, parts: Sequence[Part] =
     if "torch" in parts:
         states["torch"] = torch.get_rng_state()
     if (accelerator := _accelerator(device)) is not None:
-        states["device"] = get_rng_state(accelerator)
+        states["device"] = device_type(accelerator).get_rng_state(accelerator)
     return states
 
 
 def present() -> Present:
-    """Return the states of the global CPU generators for another process of this machine; takes less than `capture`."""
+    """Return the states of the global CPU generators for another process of this machine; faster than `capture`."""
     found, (_, words, gauss) = _numpy_state(), random.getstate()
     of_numpy = found["state"]["key"].tobytes(), found["state"]["pos"], found["has_gauss"], found["gauss"]
     return (array("I", words).tobytes(), gauss), of_numpy, torch.get_rng_state().numpy().tobytes()
 
 
 def take_up(states: Present) -> None:
-    """Set the global CPU generators to what `present` returned."""
+    """Set the global CPU generators to what `capture_cpu` returned."""
     (words, gauss), (key, position, has_gauss, gauss_of_numpy), of_torch = states
     random.setstate((_PYTHON_VERSION, tuple(array("I", words)), gauss))
     key = np.frombuffer(key, dtype=np.uint32)
@@ -99,7 +100,7 @@ def take_up(states: Present) -> None:
 
 @lru_cache(maxsize=1)
 def digest(states: Present) -> str:
-    """Return a text that is equal for equal states; at once if they are those of the last call."""
+    """Return a digest of the states; cached for those of the last call."""
     (words, gauss), (key, *rest), of_torch = states
     found = hashlib.blake2b(repr((gauss, rest)).encode(), digest_size=16)
     for part in (words, key, of_torch):
@@ -108,9 +109,9 @@ def digest(states: Present) -> str:
 
 
 def restore(states: Mapping[str, Tensor], device: torch.device | str | None = None) -> None:
-    """Set the global generators to what :func:`capture` returned; a part that is not there is left alone.
+    """Set the global generators to what `capture` returned; missing parts are not changed.
 
-    ``device`` says where the state named ``device`` goes; without it that part is left alone too.
+    ``device`` is the device of the state named ``device``; without it that state is ignored.
     """
     _check(states)
     if "python" in states:
@@ -124,14 +125,14 @@ def restore(states: Mapping[str, Tensor], device: torch.device | str | None = No
     if "torch" in states:
         torch.set_rng_state(states["torch"])
     if "device" in states and (accelerator := _accelerator(device)) is not None:
-        set_rng_state(states["device"], accelerator)
+        device_type(accelerator).set_rng_state(states["device"], accelerator)
 
 
 @contextmanager
 def forked(states: Mapping[str, Tensor] | None = None, *, parts: Sequence[Part] = ALL_PARTS) -> Iterator[None]:
-    """Run the block with other CPU generator states, then put back those from before it.
+    """Run the block with other CPU generator states, then restore those from before it.
 
-    Without ``states`` the block goes on from the current ones, and ``parts`` says what is put back.
+    Without ``states`` the block starts from the current ones, and ``parts`` are restored.
     """
     if states is not None:
         parts = [part for part in ALL_PARTS if part in states]
@@ -145,12 +146,12 @@ def forked(states: Mapping[str, Tensor] | None = None, *, parts: Sequence[Part] 
 
 
 def pack(states: Mapping[str, Tensor]) -> Tensor:
-    """Return all states as one uint8 tensor, for one message; as long on every rank for the same names."""
+    """Return all states as one uint8 tensor, for one message; its length depends on the names only."""
     return torch.cat([state.contiguous().view(torch.uint8) for state in states.values()])
 
 
 def unpack(message: Tensor, like: Mapping[str, Tensor]) -> RngStates:
-    """Undo :func:`pack`; ``like`` gives the names, types and lengths."""
+    """Undo `pack`; ``like`` has the names, dtypes and lengths."""
     chunks = message.split([state.numel() * state.element_size() for state in like.values()])
     return {
         # A chunk starts anywhere in the message, and a view as int64 needs an aligned start: hence the copy.
@@ -170,7 +171,7 @@ def _accelerator(device: torch.device | str | None) -> torch.device | None:
     if device is None:
         return None
     device = torch.device(device)
-    return None if device.type == "cpu" else device
+    return None if device_type(device).is_host else device
 
 
 def _check(states: Mapping[str, Tensor]) -> None:

@@ -1,6 +1,6 @@
-"""Hiding secrets in what leaves a process: reports, logs, stored options, trackers, lines of our own in the notebook.
+"""Redaction of secrets in reports, logs, stored options, trackers and the package's own lines in the notebook.
 
-What a cell prints, and the errors of a cell's own code, are the user's and are left as they are.
+What a cell prints and the errors of its code are not changed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from accel_nb.secrets import HIDDEN, hide_secrets, is_secret, names_secret
 
 
 def redact(text: str) -> str:
-    """Return the text with ``***`` in place of secrets: those of the environment, and what looks like one."""
+    """Return the text with ``***`` in place of secrets: those of the environment, and known patterns."""
     for value in secret_values():
         text = text.replace(value, HIDDEN)
     return hide_secrets(text)
@@ -30,7 +30,7 @@ def redacted_words(words: Sequence[str]) -> tuple[str, ...]:
 def redacted(value: Any, name: str = "") -> Any:
     """Return a value with the secrets of its texts hidden, at any depth of mappings, lists and tuples.
 
-    A text under a ``name`` that says secret is hidden whole; numbers are kept. What is of another kind stays as it is.
+    A text whose ``name`` is that of a secret is hidden whole. Numbers and other kinds of value are unchanged.
     """
     if isinstance(value, str):
         return HIDDEN if is_secret(name, value) else redact(value)

@@ -1,6 +1,6 @@
-"""Python values as one checked message, never a pickle: a JSON tree, then the bytes of arrays and tensors.
+"""Serialization of Python values without pickle: a JSON tree, then the bytes of arrays and tensors.
 
-Layout: eight bytes with the length of the tree, the tree, then the buffers in the order in which the tree names them.
+Layout: eight bytes with the length of the tree, the tree, then the buffers in the order of their positions in it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _WAY_OUT = (
 
 
 def encode(value: Any) -> bytes:
-    """Return ``value`` as a message; raises `MisuseError` that names the type which cannot be sent, and where it is.
+    """Return ``value`` as a message; raises `MisuseError` with the type and position of what cannot be sent.
 
     Tensors may be on any device and are sent without their gradients.
     """
@@ -40,8 +40,8 @@ def encode(value: Any) -> bytes:
 def decode(message: bytes) -> Any:
     """Return the value of a message; tensors are on the CPU.
 
-    Raises ``ValueError`` for what `encode` did not write: a tree that is no JSON, an unknown kind, values of other
-    types, or lengths that do not add up.
+    Raises ``ValueError`` for what `encode` did not write: invalid JSON, an unknown kind, values of other types, or
+    wrong lengths.
     """
     end = _PREFIX + int.from_bytes(message[:_PREFIX], "big")
     if len(message) < _PREFIX or end > len(message):
@@ -87,7 +87,7 @@ def _tree(value: Any, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
 
 
 def _tensor_tree(value: Tensor, buffers: list[bytes], path: tuple[Any, ...]) -> Any:
-    if value.layout is not torch.strided or value.is_quantized or value.device.type == "meta":
+    if value.layout is not torch.strided or value.is_quantized or value.is_meta:
         raise _refusal(value, path, f"a tensor of layout {value.layout} on {value.device}")
     flat = value.detach().to("cpu").contiguous().reshape(-1)
     content = flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

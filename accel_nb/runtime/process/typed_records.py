@@ -1,4 +1,4 @@
-"""Records out of plain values that another process has sent: the right fields, each of the right type, or nothing."""
+"""Construction of dataclasses from plain values of another process, with checks of fields and types."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def build(record: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError that names the field.
+    """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError with the wrong field.
 
-    Only the outermost level of a list, tuple or dict is looked at, and the items of tuples. A whole number counts as
-    a float. Values are not shown.
+    Only the outermost level of a list, tuple or dict is checked, and the items of tuples. An int counts as a float.
+    The message contains no values.
     """
     hints = hints_of(record)
     if values.keys() != hints.keys():

@@ -1,7 +1,7 @@
-"""Walking through batches: tensors inside tuples, lists, mappings and dataclasses.
+"""Operations on batches: tensors nested in tuples, lists, mappings and dataclasses.
 
-A *batch* is what a collate function returned. A list or tuple as long as the batch holds one value for each sample
-if it has no array (file names, say) or arrays of other lengths (boxes per image); every other one is a list of fields.
+A *batch* is what a collate function returns. A list or tuple of the batch's length has one value for each sample if it
+has no array (file names, say) or arrays of other lengths (boxes per image); every other one is a list of fields.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ _NOTHING = object()
 
 
 def map_tensors(fn: Callable[[Tensor], Any], nested: Any) -> Any:
-    """Return ``nested`` with ``fn`` applied to each tensor; other leaves are kept as they are.
+    """Return ``nested`` with ``fn`` applied to each tensor; other leaves are unchanged.
 
-    Containers are made anew, of the same type (a mapping that cannot be copied becomes a dict); nothing is changed in
+    Returns new containers of the same types (a mapping that cannot be copied becomes a dict); nothing is changed in
     place.
     """
     if isinstance(nested, Tensor):
         return fn(nested)
-    if type(nested) is tuple:  # what most loaders yield: no generic walk
+    if type(nested) is tuple:  # what most loaders yield: a fast path
         return tuple([fn(item) if isinstance(item, Tensor) else map_tensors(fn, item) for item in nested])
     return _map_children(lambda child: map_tensors(fn, child), nested)
 
 
 def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any], bool]) -> Any:
-    """Return ``nested`` with ``fn`` applied to each tensor, each other leaf, and whatever ``is_leaf`` takes for one."""
+    """Return ``nested`` with ``fn`` applied to each tensor, each other leaf, and each value that ``is_leaf``."""
     if isinstance(nested, Tensor) or is_leaf(nested) or next(_children(nested), _NOTHING) is _NOTHING:
         return fn(nested)
     return _map_children(lambda child: map_leaves(fn, child, is_leaf=is_leaf), nested)
@@ -42,7 +42,7 @@ def map_leaves(fn: Callable[[Any], Any], nested: Any, *, is_leaf: Callable[[Any]
 def to_device(nested: Any, device: torch.device | str, non_blocking: bool = False) -> Any:
     """Return ``nested`` with each tensor on ``device``; tensors that are there already are not copied.
 
-    An object with a ``to`` method of its own (a packed sequence, a tokenizer's batch) is asked to move itself.
+    An object with a ``to`` method (a packed sequence, a tokenizer's batch) is moved by that.
     """
 
     def move(tensor: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def to_device(nested: Any, device: torch.device | str, non_blocking: bool = Fals
         if callable(own) and not isinstance(item, type):
             try:
                 return own(device, non_blocking=non_blocking)
-            except TypeError:  # a `to` that knows only the device
+            except TypeError:  # a `to` without `non_blocking`
                 return own(device)
         return _map_children(walk, item)
 
@@ -74,7 +74,7 @@ def find_tensors(nested: Any) -> Iterator[Tensor]:
 
 
 def find_leaves(nested: Any) -> Iterator[Any]:
-    """Yield everything in ``nested`` that is no container, depth first; tensors in the order of `find_tensors`."""
+    """Yield every value in ``nested`` that is no container, depth first; tensors in the order of `find_tensors`."""
     if isinstance(nested, Tensor) or not _is_container(nested):
         yield nested
     else:
@@ -85,7 +85,7 @@ def find_leaves(nested: Any) -> Iterator[Any]:
 def describe(nested: Any, *, any_rows: bool = False) -> str:
     """Return structure, dtypes and shapes as text: ``{'x': float32[3, 2], 'y': (int64[3], None)}``.
 
-    With ``any_rows`` first dims are left open: ``float32[*, 2]``.
+    With ``any_rows`` first dims are written as ``*``: ``float32[*, 2]``.
     """
     if isinstance(nested, Tensor):
         shape = ", ".join(map(str, nested.shape)) if not any_rows else _beyond_rows(tuple(nested.shape))
@@ -125,7 +125,7 @@ def first_batch_size(nested: Any) -> int | None:
 def slice_batch(nested: Any, start: int, stop: int) -> Any:
     """Return samples ``start`` to ``stop`` of a batch; tensors are views, not copies.
 
-    Arrays whose first axis is not the batch (a scalar, a shared table) are kept whole.
+    Arrays whose first axis is not the batch (a scalar, a shared table) are returned whole.
     """
     size = first_batch_size(nested)
     if size is None:
@@ -146,7 +146,7 @@ def slice_batch(nested: Any, start: int, stop: int) -> Any:
 def concat_batches(batches: Sequence[Any]) -> Any:
     """Return one batch with the samples of all of them, in order.
 
-    Raises ``ValueError`` where they do not fit: another structure, or arrays of other shapes past the first axis.
+    Raises ``ValueError`` for other structures, or other shapes past the first axis.
     """
     if len(batches) == 1:
         return batches[0]
@@ -246,7 +246,7 @@ def _map_children(fn: Callable[[Any], Any], nested: Any) -> Any:
         if isinstance(nested, MutableMapping):  # a copy keeps what the constructor would not take
             try:
                 twin = copy.copy(nested)
-            except TypeError:  # its constructor wants more than it gives away
+            except TypeError:  # its constructor needs arguments that its copy does not pass
                 return items
             for key, value in items.items():  # some mappings (model outputs) refuse `update`
                 twin[key] = value

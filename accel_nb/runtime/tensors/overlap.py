@@ -1,7 +1,6 @@
-"""Tensors of which several elements are one place in memory, such as those that `Tensor.expand` returns.
+"""Tensors with internal overlap: several elements at one address, such as those that `Tensor.expand` returns.
 
-torch refuses to write into these. What is written into them is equal along the repeated dims, so one element of each
-is enough.
+torch refuses to write into these. Elements of a repeated dim are equal, so writing one of each is enough.
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ if TYPE_CHECKING:
 
 
 def has_overlap(tensor: Tensor) -> bool:
-    """Whether a dim of the tensor repeats one place in memory."""
+    """Whether a dim of the tensor has stride 0."""
     return any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 def distinct(tensor: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return a view with one element of each dim that repeats one place in memory; the tensor itself without any.
+    """Return a view with one element of each dim of stride 0; the tensor itself if there is none.
 
-    ``like`` is the tensor whose repeated dims count, of the same shape; by default it is the tensor itself.
+    ``like``, of the same shape, is the tensor whose strides count; by default the tensor itself.
     """
     for dim, (size, stride) in enumerate(zip(tensor.shape, (tensor if like is None else like).stride(), strict=True)):
         if stride == 0 and size > 1:

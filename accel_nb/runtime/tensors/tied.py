@@ -1,4 +1,4 @@
-"""Parameters that several modules share: finding them, and tying them again where moving a model untied them."""
+"""Tied parameters: find them, and tie them again after a model was moved."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ def retie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
 
 
 def move_tied(model: nn.Module, move: Callable[[nn.Module], object], optimizers: Iterable[Optimizer] = ()) -> None:
-    """Move a model, and keep ties and optimizers as they were although the move may make every parameter anew.
+    """Move a model, and keep ties and optimizers although the move may replace every parameter.
 
-    ``Module.to`` does so on some devices, and where ``torch.__future__`` says so. A gradient or state of a tied
-    parameter stays one: it is not added up over the names that it goes by.
+    ``Module.to`` replaces parameters on some devices, and with some settings of ``torch.__future__``. A tied parameter
+    keeps one gradient and one state.
     """
     groups = find_tied(model)
     before = dict(model.named_parameters())
@@ -40,12 +40,12 @@ def move_tied(model: nn.Module, move: Callable[[nn.Module], object], optimizers:
     changed = {key: new for key, new in changed.items() if id(new) != key}
     if changed:
         for optimizer in optimizers:
-            _follow(optimizer, changed)
+            _replace_parameters(optimizer, changed)
 
 
 @torch.no_grad()
-def _follow(optimizer: Optimizer, changed: dict[int, nn.Parameter]) -> None:
-    """Let an optimizer step the parameters that have taken the place of its own."""
+def _replace_parameters(optimizer: Optimizer, changed: dict[int, nn.Parameter]) -> None:
+    """Replace parameters and their state in an optimizer."""
     for group in optimizer.param_groups:
         group["params"] = [changed.get(id(parameter), parameter) for parameter in group["params"]]
     for parameter in [parameter for parameter in optimizer.state if id(parameter) in changed]:

@@ -14,6 +14,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 from torch.nn.parallel import DistributedDataParallel
 
 from accel_nb.config.sections import DdpOptions
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.torch_private import is_checked
 
 _HOOKS: dict[str, Any] = {
@@ -43,7 +44,7 @@ def register_hook(ddp: DistributedDataParallel, options: DdpOptions) -> None:
         )
     if options.comm_wrapper != "no":
         hook = _WRAPPERS[options.comm_wrapper](hook)
-    ddp.register_comm_hook(state, _for_gloo(hook) if ddp.device_type == "cpu" else hook)
+    ddp.register_comm_hook(state, _for_gloo(hook) if device_type(ddp.device_type).is_host else hook)
 
 
 def average_buckets(ddp: DistributedDataParallel) -> None:

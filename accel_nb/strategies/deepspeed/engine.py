@@ -32,6 +32,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from accel_nb.errors import MisuseError
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.distributed.sharded import FlatPart
@@ -53,7 +54,7 @@ def join(device: torch.device) -> None:
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     # DeepSpeed calls collectives that torch has deprecated: a warning in every step that no user can act on.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    if device.type == "cpu":
+    if device_type(device).is_host:
         set_accelerator(CPU_Accelerator())
     if _group is dist.group.WORLD:
         return

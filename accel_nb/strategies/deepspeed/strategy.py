@@ -27,6 +27,7 @@ from accel_nb.config.sections import DeepspeedOptions
 from accel_nb.errors import MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.process.environment import patch_environment, set_local_rank
@@ -309,7 +310,7 @@ class Deepspeed(Stepping):
             _restore_plain_class(model)
         trained = {id(value): value for value in stepped_parameters(optimizer)}
         count = sum(value.numel() for key, value in trained.items() if key in owned)
-        settings = settings_for(self.options, count, pins_memory=self._device.type == "cuda")
+        settings = settings_for(self.options, count, pins_memory=device_type(self._device).pins_memory)
         fillings = [self._fillings.pop(id(model)) for model in models if id(model) in self._fillings]
         self._zeros[id(optimizer)] = ZeroModel(models, optimizer, settings, self._comm, fillings)
         for model in models:

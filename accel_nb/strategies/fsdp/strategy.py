@@ -27,6 +27,7 @@ from accel_nb.config.sections import FsdpOptions
 from accel_nb.errors import ConfigError, MisuseError
 from accel_nb.precision.forward import forward_in_precision
 from accel_nb.precision.policy import Precision
+from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import Communicator
 from accel_nb.runtime.tensors.instance_patching import give_forward, take_forward_back
@@ -294,7 +295,7 @@ class Fsdp(Stepping):
             "mp_policy": MixedPrecisionPolicy(compute, reduce),
         }
         if options.cpu_offload:
-            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=self._device.type == "cuda")
+            settings["offload_policy"] = CPUOffloadPolicy(pin_memory=device_type(self._device).pins_memory)
         output = policy.output if compute is not None else None
         return settings, {**settings, "mp_policy": MixedPrecisionPolicy(compute, reduce, output)}
 

@@ -1,4 +1,4 @@
-"""Opens the exporters that the options name, and feeds them: one that fails is reported once and left out."""
+"""Opens the exporters that the options name and passes events on; one that fails is reported once and removed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ logger = logging.getLogger(__name__)
 
 
 class Exporter(Protocol):
-    """A way to a monitoring system."""
+    """Sends samples to a monitoring system."""
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Take samples in; must not wait for anything."""
+        """Accept samples; must not block."""
         ...
 
     def flush(self) -> None:
-        """Bring what was taken to where it goes: a run has ended."""
+        """Send accepted samples: a run has ended."""
         ...
 
     def describe(self) -> str:
@@ -31,7 +31,7 @@ class Exporter(Protocol):
         ...
 
     def close(self) -> None:
-        """Bring the last samples to where they go, and release what is held."""
+        """Send the last samples and release resources."""
         ...
 
 
@@ -44,9 +44,9 @@ class Exporters:
         self._names: set[str] = set()
 
     def use(self, options: MetricsOptions) -> list[str]:
-        """Open what the options name, close what they do not; returns where the metrics go, one line each.
+        """Open the exporters that the options name, close others; returns where the metrics go, one line each.
 
-        Raises `ConfigError` for what cannot be opened: no package, a port that is taken, a host that is not known.
+        Raises `ConfigError` for one that cannot be opened: no package, a port in use, an unknown host.
         """
         if options == self._options:
             return []
@@ -61,7 +61,7 @@ class Exporters:
         return [exporter.describe() for exporter in self._open]
 
     def feed(self, events: Iterable[Event]) -> None:
-        """Export what events say; never raises."""
+        """Export the samples of events; never raises."""
         if not self._open:
             return
         samples = [sample for event in events if self._is_kept(event) for sample in samples_of(event)]
@@ -69,12 +69,12 @@ class Exporters:
             self._guarded(exporter, lambda exporter=exporter: exporter.take(samples))
 
     def flush(self) -> None:
-        """Bring what was fed to where it goes; call when a run has ended."""
+        """Send exported samples; call when a run has ended."""
         for exporter in list(self._open):
             self._guarded(exporter, exporter.flush)
 
     def close(self) -> None:
-        """Close every exporter; nothing listens any more. May be called again."""
+        """Close every exporter. May be called again."""
         for exporter in reversed(list(self._open)):
             self._guarded(exporter, exporter.close)
         self._open.clear()
@@ -99,7 +99,7 @@ class Exporters:
 
 
 def _wanted(options: MetricsOptions) -> list[tuple[str, Callable[[], Exporter]]]:
-    """Return what to open, under the option that asks for it."""
+    """Return the exporters to open, by the option that requests each."""
     wanted: list[tuple[str, Callable[[], Exporter]]] = []
     port, textfile, statsd, otlp = options.port, options.textfile, options.statsd, options.otlp
     if port is not None or textfile is not None:

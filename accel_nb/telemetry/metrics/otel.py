@@ -16,7 +16,7 @@ class OpenTelemetry:
     """Sends metrics every few seconds, in a thread of the SDK's; the SDK's own variables (``OTEL_...``) apply too."""
 
     def __init__(self, endpoint: str) -> None:
-        """Build a provider of our own: the process's is left to others."""
+        """Build a separate provider: the global one of the process belongs to the user."""
         sdk: Any = import_module("opentelemetry.sdk.metrics")
         export: Any = import_module("opentelemetry.sdk.metrics.export")
         otlp: Any = import_module("opentelemetry.exporter.otlp.proto.http.metric_exporter")
@@ -35,7 +35,7 @@ class OpenTelemetry:
         }
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Take samples in."""
+        """Accept samples."""
         for sample in samples:
             metric, instrument = METRICS[sample.name], self._instruments[sample.name]
             attributes = dict(zip(metric.labels, sample.labels, strict=True))
@@ -48,7 +48,7 @@ class OpenTelemetry:
                     instrument.record(sample.value, attributes)
 
     def flush(self) -> None:
-        """Leave it to the SDK's thread, which sends every few seconds: a collector that is slow holds nothing up."""
+        """Do nothing: the SDK's thread sends every few seconds, so that a slow collector does not block."""
 
     def describe(self) -> str:
         """Return where the metrics go."""

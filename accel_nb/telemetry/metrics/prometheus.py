@@ -14,7 +14,7 @@ _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 
 
 
 class Registry:
-    """The metrics as prometheus_client holds them; what asks for them may do so in any thread."""
+    """The metrics as objects of prometheus_client, which any thread may read."""
 
     def __init__(self) -> None:
         from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -31,7 +31,7 @@ class Registry:
                 self._metrics[name] = made(name, metric.help, metric.labels, registry=self.registry)
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Take samples in."""
+        """Accept samples."""
         for sample in samples:
             metric = self._metrics[sample.name]
             child = metric.labels(*sample.labels) if sample.labels else metric
@@ -44,14 +44,14 @@ class Registry:
                     child.observe(sample.value)
 
     def flush(self) -> None:
-        """Hold everything in memory: there is nothing to bring anywhere."""
+        """Do nothing: Prometheus reads the metrics from memory."""
 
 
 class Endpoint(Registry):
-    """Serves ``http://127.0.0.1:PORT/metrics``, on loopback only; port 0 takes a free one."""
+    """Serves ``http://127.0.0.1:PORT/metrics``, on loopback only; port 0 chooses a free one."""
 
     def __init__(self, port: int) -> None:
-        """Listen; raises OSError if the port is taken."""
+        """Listen; raises OSError if the port is in use."""
         from prometheus_client import start_http_server
 
         super().__init__()
@@ -80,7 +80,7 @@ class Textfile(Registry):
         self._write_at = 0.0
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Take samples in, and write if it is time."""
+        """Accept samples, and write if it is time."""
         super().take(samples)
         if time.monotonic() >= self._write_at:
             self.flush()

@@ -1,4 +1,4 @@
-"""What is exported: the metrics by name, and the samples that an event gives; no system's format, no torch."""
+"""Definitions of the exported metrics, and the samples of an event; independent of monitoring systems, no torch."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from accel_nb.telemetry.events import (
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One exported metric: counters only grow, gauges hold the newest value, histograms keep how values spread."""
+    """One exported metric: counters only grow, gauges hold the newest value, histograms hold the distribution."""
 
     kind: Literal["counter", "gauge", "histogram"]
     help: str
@@ -52,7 +52,7 @@ METRICS: Mapping[str, Metric] = MappingProxyType(
 )
 
 MAX_NAMES = 200
-"""So many values that a cell logs by name are exported: each is a time series of its own for ever."""
+"""How many logged names are exported: each is a separate time series."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ _MEMORY = ("parameters", "gradients", "optimizer", "other", "cached", "free")
 
 
 def samples_of(event: Event) -> Iterator[Sample]:
-    """Return what one event says to monitoring systems."""
+    """Yield the samples of one event."""
     rank = (str(event.rank),)
     match event:
         case StepDone():
@@ -95,5 +95,5 @@ def samples_of(event: Event) -> Iterator[Sample]:
             yield Sample("accel_nb_checkpoint_bytes", (), event.num_bytes)
             yield Sample("accel_nb_checkpoint_stall_seconds", (), event.stall_s)
             yield Sample("accel_nb_checkpoint_write_seconds", (), event.write_s)
-        case _:  # events that later versions add say nothing here
+        case _:  # events without metrics
             return

@@ -44,7 +44,7 @@ class Statsd:
     """Sends samples to ``HOST:PORT``; packets that cannot be sent are lost, as is usual with UDP."""
 
     def __init__(self, address: str, *, tagged: bool) -> None:
-        """Find the host once; raises OSError if there is none of that name."""
+        """Resolve the host once; raises OSError for an unknown name."""
         host, _, port = address.rpartition(":")
         family, kind, protocol, _, self._address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_DGRAM)[0]
         self._name, self._tagged = address, tagged
@@ -52,7 +52,7 @@ class Statsd:
         self._socket.setblocking(False)
 
     def take(self, samples: Iterable[Sample]) -> None:
-        """Send samples; of a gauge's only the newest, of a counter's the sum."""
+        """Send samples: of a gauge the newest only, of a counter the sum."""
         merged: dict[tuple[str, ...], Sample] = {}
         times: list[Sample] = []
         for sample in samples:

@@ -1,4 +1,4 @@
-"""Where logged values go beside the panel: experiment trackers, one run a job, written off the training thread."""
+"""Experiment trackers: one run for each job, called outside of the training thread."""
 
 from accel_nb.telemetry.trackers.base import GeneralTracker as GeneralTracker
 from accel_nb.telemetry.trackers.base import NotKept as NotKept

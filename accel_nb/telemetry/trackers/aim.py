@@ -14,14 +14,14 @@ from accel_nb.telemetry.trackers.pictures import drawable, pictures
 class AimTracker(GeneralTracker):
     """A run of the experiment that `init_trackers` names, in the repository ``LOGGING_DIR``.
 
-    A run gets its hash when it is opened; checkpoints know it from then on.
+    A run gets its hash when it is opened; checkpoints store it from then on.
     """
 
     name = "aim"
     requires_logging_directory = True
 
     def __init__(self, run_name: str, logging_dir: str | os.PathLike[str], **kwargs: Any) -> None:
-        """Name the experiment; ``kwargs`` go to ``aim.Run``. Unless they say so, nothing is watched by itself."""
+        """Name the experiment; ``kwargs`` go to ``aim.Run``. By default nothing is recorded automatically."""
         super().__init__()
         self.run_id = kwargs.pop("run_hash", None)
         self._options = {
@@ -38,7 +38,7 @@ class AimTracker(GeneralTracker):
         """The ``aim.Run``."""
         return self._run
 
-    writer = tracker  # the name that scripts for other packages know
+    writer = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the run."""
@@ -46,7 +46,7 @@ class AimTracker(GeneralTracker):
         repo = self._options["repo"]
         if isinstance(repo, str) and "://" not in repo:
             Path(repo).mkdir(parents=True, exist_ok=True)
-        # A run that was killed holds a lock; it is ours to go on with.
+        # A killed run still holds a lock, which may be overridden.
         self._run = aim.Run(**{"force_resume": self.run_id is not None, **self._options}, run_hash=self.run_id)
         self.run_id = self._run.hash
 

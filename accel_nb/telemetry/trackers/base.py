@@ -1,4 +1,4 @@
-"""What a tracker is: the well-known interface, so that trackers that were written for it work as they are."""
+"""The tracker interface, compatible with that of Hugging Face Accelerate: its trackers work unchanged."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from accel_nb.runtime.process.secrets import redacted
 
 
 class NotKept(MisuseError):
-    """A backend has no place for what it was given; it goes on with the rest."""
+    """Raised by a tracker whose backend does not support a kind of value; other values are logged."""
 
 
 class GeneralTracker:
     """A place that values of a run are logged to.
 
-    Subclass it for a tracker of your own: give ``name`` and ``requires_logging_directory``, and override what the
-    backend has. All methods are called in one thread of the main rank, `start` first and `finish` last. What they raise
-    is reported once, and the training goes on without the tracker.
+    Subclass it for another tracker: set ``name`` and ``requires_logging_directory``, and override what the backend
+    supports. All methods are called in one thread of the main rank, `start` first and `finish` last. An error
+    is reported once, and the training continues without the tracker.
     """
 
     name: str = ""
     requires_logging_directory: bool = False
     main_process_only: bool = True
     run_id: str | None = None
-    """What the backend knows the run by, once that is settled; checkpoints keep it, so that a resumed training goes on
-    with the same run."""
+    """The backend's id of the run, once it is assigned; checkpoints store it, so that a resumed training continues the
+    same run."""
 
     def __init__(self, _blank: bool = False) -> None:
-        """Open nothing yet: that is what `start` is for."""
+        """Open nothing yet; `start` does."""
 
     @property
     def tracker(self) -> Any:
@@ -37,14 +37,14 @@ class GeneralTracker:
         return None
 
     def resume(self, run_id: str, step: int) -> None:
-        """Go on with the run that a checkpoint of step ``step`` names; called before `start`, if at all."""
+        """Continue the run that a checkpoint of step ``step`` names; called before `start`, if at all."""
         self.run_id = run_id
 
     def start(self) -> None:
         """Open the run, or the one that `resume` has named."""
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Keep the run's configuration; secrets have been taken out."""
+        """Store the run's configuration, from which secrets have been removed."""
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
         """Log values of one step: numbers, texts, and dictionaries of numbers."""
@@ -60,18 +60,18 @@ class GeneralTracker:
         raise NotKept(f"tracker {self.name} keeps no tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
-        """Keep a file or a folder with the run."""
+        """Store a file or a folder with the run."""
         raise NotKept(f"tracker {self.name} keeps no artifacts")
 
     def flush(self) -> None:
-        """Bring what was logged to where it stays; called when no more values wait."""
+        """Write what was logged; called when the queue is empty."""
 
     def finish(self) -> None:
         """Close the run."""
 
 
 class NoTracker(GeneralTracker):
-    """Takes everything and does nothing: what ranks have that do not track."""
+    """A tracker that does nothing, for ranks that do not track."""
 
     def log_images(self, values: dict[str, Any], step: int | None = None, **kwargs: Any) -> None:
         """Do nothing."""

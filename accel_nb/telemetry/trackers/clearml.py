@@ -14,14 +14,14 @@ from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
 class ClearmlTracker(GeneralTracker):
     """A task of the project that `init_trackers` names; ``CLEARML_OFFLINE_MODE=1`` keeps it on this disk.
 
-    A task gets its id from the server when it is opened. Tasks that are kept on this disk cannot be gone on with: a
-    resumed training begins another, which ``Task.import_offline_session(..., previous_task_id=...)`` joins.
+    A task gets its id from the server when it is opened. Offline tasks cannot be continued: a resumed training starts
+    another, which ``Task.import_offline_session(..., previous_task_id=...)`` joins to the first.
     """
 
     name = "clearml"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``Task.init``. Unless they say so, nothing is watched by itself."""
+        """Name the project; ``kwargs`` go to ``Task.init``. By default nothing is recorded automatically."""
         super().__init__()
         self._options = {
             "project_name": run_name,
@@ -40,12 +40,12 @@ class ClearmlTracker(GeneralTracker):
         """The ``clearml.Task``."""
         return self._task
 
-    task = tracker  # the name that scripts for other packages know
+    task = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the task."""
         task: Any = import_module("clearml").Task
-        # Its way to report is to fork this process, whose threads the child would wait for without end.
+        # Its reporter forks this process; the child would wait for ever for threads that it does not have.
         task._report_subprocess_enabled = False
         goes_on = {} if self.run_id is None or task.is_offline() else {"continue_last_task": self.run_id}
         self._task = task.init(**{**self._options, **goes_on})

@@ -20,8 +20,8 @@ class CometTracker(GeneralTracker):
     def __init__(self, run_name: str, **kwargs: Any) -> None:
         """Name the project; ``kwargs`` go to ``comet_ml.start``.
 
-        Unless ``experiment_config`` says otherwise, nothing is logged but what the run logs: no code, no output, and
-        PyTorch is not watched.
+        Unless ``experiment_config`` says otherwise, only the run's values are logged: no code, no output, and
+        PyTorch is not instrumented.
         """
         super().__init__()
         self.run_id = str(kwargs.pop("experiment_key", None) or uuid.uuid4().hex)
@@ -34,7 +34,7 @@ class CometTracker(GeneralTracker):
         """The experiment."""
         return self._experiment
 
-    writer = tracker  # the name that scripts for other packages know
+    writer = tracker  # the name in Hugging Face Accelerate
 
     def resume(self, run_id: str, step: int) -> None:
         """Go on with an experiment."""

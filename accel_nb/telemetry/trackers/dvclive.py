@@ -13,7 +13,7 @@ from accel_nb.telemetry.trackers.pictures import drawable, numbered, pictures
 
 
 class DvcliveTracker(GeneralTracker):
-    """Writes to the folder ``LOGGING_DIR/RUN``; a run of that name goes on there."""
+    """Writes to the folder ``LOGGING_DIR/RUN``; an existing run of that name is continued."""
 
     name = "dvclive"
     requires_logging_directory = True
@@ -34,7 +34,7 @@ class DvcliveTracker(GeneralTracker):
         """The ``dvclive.Live``."""
         return self._live
 
-    live = tracker  # the name that scripts for other packages know
+    live = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the folder."""
@@ -67,11 +67,11 @@ class DvcliveTracker(GeneralTracker):
     def log_table(
         self, table_name: str, columns: Sequence[str], data: Sequence[Sequence[Any]], step: int | None = None
     ) -> None:
-        """Say that there are no tables; its plots are charts."""
+        """Raise `NotKept`: DVCLive has no tables."""
         raise NotKept(f"tracker {self.name} keeps no tables")
 
     def log_artifact(self, local_path: str, name: str | None = None) -> None:
-        """Track a file or folder with DVC; wants a DVC repository around the current folder."""
+        """Track a file or folder with DVC; needs a DVC repository around the current folder."""
         if import_module("dvclive.dvc").get_dvc_repo() is None:
             raise NotKept(f"tracker {self.name} keeps no artifacts outside of a DVC repository")
         self._live.log_artifact(local_path, name=name)

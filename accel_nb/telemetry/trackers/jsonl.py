@@ -15,7 +15,7 @@ from accel_nb.telemetry.trackers.base import GeneralTracker
 class JsonlTracker(GeneralTracker):
     """Appends to ``LOGGING_DIR/RUN.jsonl``: the configuration, then values with step and time.
 
-    A line ``{"resumed": {"step": N}}`` says that a checkpoint of that step was gone back to.
+    A line ``{"resumed": {"step": N}}`` records that training was resumed from a checkpoint of that step.
     """
 
     name = "jsonl"
@@ -35,11 +35,11 @@ class JsonlTracker(GeneralTracker):
         return self._file
 
     def resume(self, run_id: str, step: int) -> None:
-        """Note in the file that what it holds of later steps was lost with the training."""
+        """Record the resume in the file: the resumed training repeats later steps."""
         self._resumed_step = step
 
     def start(self) -> None:
-        """Open the file; a run of that name goes on in it."""
+        """Open the file for appending."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._file = self.path.open("a", encoding="utf-8")
         if self._resumed_step is not None:
@@ -50,11 +50,11 @@ class JsonlTracker(GeneralTracker):
         self._write({"config": values})
 
     def log(self, values: dict[str, Any], step: int | None, **kwargs: Any) -> None:
-        """Write one line; what JSON has no number for is written by its name."""
+        """Write one line; NaN and infinities are written as texts."""
         self._write({"step": step, "time": time.time(), "values": values})
 
     def flush(self) -> None:
-        """Hand the lines to the system."""
+        """Flush buffered lines to the system."""
         if self._file is not None:
             self._file.flush()
 

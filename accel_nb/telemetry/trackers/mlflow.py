@@ -1,4 +1,4 @@
-"""MLflow, by its client: no run of the process is opened, so other code's runs are left alone."""
+"""MLflow, by its client: no active run is set in the process, so runs of other code are not affected."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class MlflowTracker(GeneralTracker):
     ) -> None:
         """Name the experiment, which has its artifacts at ``artifact_location`` if it is new.
 
-        ``kwargs`` go to ``MlflowClient.create_run``. A tag of ours finds the run again.
+        ``kwargs`` go to ``MlflowClient.create_run``. A tag identifies the run when training is resumed.
         """
         super().__init__()
         self.run_id = uuid.uuid4().hex[:12]
@@ -49,7 +49,7 @@ class MlflowTracker(GeneralTracker):
         """The run as MLflow's client returns it: ``mlflow.entities.Run``."""
         return self._run
 
-    active_run = tracker  # the name that scripts for other packages know
+    active_run = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the run."""
@@ -68,7 +68,7 @@ class MlflowTracker(GeneralTracker):
             self._run = client.create_run(experiment, tags=tags, **self._options)
 
     def store_init_configuration(self, values: dict[str, Any]) -> None:
-        """Store parameters, texts of at most 6,000 characters; those that a resumed run has are left as they are."""
+        """Store parameters, texts of at most 6,000 characters; existing ones of a resumed run are not changed."""
         param: Any = import_module("mlflow.entities").Param
         known = self._client.get_run(self._id).data.params
         params = [param(name, str(value)[:6000]) for name, value in flat(values).items() if name not in known]

@@ -1,4 +1,4 @@
-"""Pictures in one form, whatever they come as."""
+"""Conversion of images to arrays of bytes."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _CHANNELS = (1, 3, 4)
 def pictures(value: Any) -> list[np.ndarray]:
     """Return copies of one picture or of several as arrays (height, width, channels) of bytes.
 
-    A picture is one of PIL, an array or a tensor: (height, width), or with 1, 3 or 4 channels, which come last in an
-    array and first in a tensor, where both could be; bytes from 0 to 255, or floats from 0 to 1. Several are a list, or
-    have one dimension more. Raises `MisuseError` for anything else.
+    A picture is a PIL image, an array or a tensor: (height, width), or with 1, 3 or 4 channels, last in an array and
+    first in a tensor where both are possible; bytes from 0 to 255, or floats from 0 to 1. Several are a list, or have
+    one more dimension. Raises `MisuseError` for anything else.
     """
     if isinstance(value, Sequence) and not isinstance(value, str | bytes):
         return [picture for item in value for picture in pictures(item)]  # pyright: ignore[reportUnknownVariableType]
@@ -42,10 +42,10 @@ def pictures(value: Any) -> list[np.ndarray]:
 
 
 def numbered(name: str, images: Sequence[Any]) -> dict[str, Any]:
-    """Return several pictures each under a name of its own; one keeps its name."""
+    """Return several pictures under numbered names; a single one keeps the name."""
     return {name: images[0]} if len(images) == 1 else {f"{name}/{index}": item for index, item in enumerate(images)}
 
 
 def drawable(picture: np.ndarray) -> np.ndarray:
-    """Return a picture as most libraries take it: one of a single channel without that dimension."""
+    """Return a picture in the shape that most libraries expect: a single channel without its dimension."""
     return picture[..., 0] if picture.shape[-1] == 1 else picture

@@ -1,4 +1,4 @@
-"""Which trackers ``log_with`` means."""
+"""Selection of trackers by ``log_with``."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ BUILT_IN: Mapping[str, tuple[str, str]] = MappingProxyType(
         "dvclive": ("DvcliveTracker", "dvclive"),
     }
 )
-"""Each in the module of its own name: its class, and the package that it needs, which it imports when it is started."""
+"""By module name: the class, and the package that it imports when it is started."""
 
 
 def checked_choice(log_with: Any) -> tuple[str | GeneralTracker, ...]:
-    """Return what ``log_with`` asks for: names and trackers; raises `ConfigError` for what there is not.
+    """Return the names and trackers in ``log_with``; raises `ConfigError` for unknown or missing ones.
 
-    ``all`` means what is installed, and needs no folder to be found.
+    ``all`` means every installed tracker.
     """
     if log_with is None:
         return ()
@@ -90,17 +90,17 @@ def chosen_trackers(
 
 
 def _is_installed(package: str) -> bool:
-    # A folder of results in the current one, as some packages make under their own name, is no package.
+    # A folder of results that some packages create under their own name is not the package.
     spec = importlib.util.find_spec(package)
     return spec is not None and spec.origin is not None
 
 
 def _is_tracker(item: Any) -> bool:
-    # By what it has: a class that was written for the other package is as good.
+    # By its attributes: trackers written for Hugging Face Accelerate are no subclasses.
     return not isinstance(item, str | Enum) and callable(getattr(item, "log", None)) and hasattr(item, "name")
 
 
 def _safe(run: str) -> str:
-    """Return a run's name as the name of a file: a run cannot leave the folder."""
+    """Return a run's name as a file name without path separators."""
     name = "".join(letter if letter.isalnum() or letter in "-_. " else "_" for letter in run).strip(". ")
     return name[:128] or "run"

@@ -13,8 +13,7 @@ from accel_nb.telemetry.trackers.pictures import drawable, pictures
 class SwanlabTracker(GeneralTracker):
     """An experiment of the project that `init_trackers` names; ``mode="offline"`` keeps it on this disk.
 
-    There is one in a process at a time. One that is kept on this disk is a folder of its own after a resume; both carry
-    the same id.
+    A process has one at a time. After a resume an offline experiment gets a second folder with the same id.
     """
 
     name = "swanlab"
@@ -31,7 +30,7 @@ class SwanlabTracker(GeneralTracker):
         """The ``swanlab.Run``."""
         return self._run
 
-    run = tracker  # the name that scripts for other packages know
+    run = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the experiment."""

@@ -14,7 +14,7 @@ from accel_nb.telemetry.trackers.pictures import pictures
 
 
 class TensorBoardTracker(GeneralTracker):
-    """Writes to the folder ``LOGGING_DIR/RUN``; a run of that name goes on there."""
+    """Writes to the folder ``LOGGING_DIR/RUN``; an existing run of that name is continued."""
 
     name = "tensorboard"
     requires_logging_directory = True
@@ -32,10 +32,10 @@ class TensorBoardTracker(GeneralTracker):
         """The ``SummaryWriter``."""
         return self._writer
 
-    writer = tracker  # the name that scripts for other packages know
+    writer = tracker  # the name in Hugging Face Accelerate
 
     def resume(self, run_id: str, step: int) -> None:
-        """Hide what the files hold of later steps: it was lost with the training."""
+        """Hide later steps in the files, which the resumed training repeats."""
         self._options["purge_step"] = step + 1
 
     def start(self) -> None:

@@ -39,7 +39,7 @@ class TrackioTracker(GeneralTracker):
         """The ``trackio.Run``."""
         return self._run
 
-    run = tracker  # the name that scripts for other packages know
+    run = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the run."""

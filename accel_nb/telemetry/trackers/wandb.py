@@ -18,7 +18,7 @@ class WandbTracker(GeneralTracker):
     name = "wandb"
 
     def __init__(self, run_name: str, **kwargs: Any) -> None:
-        """Name the project; ``kwargs`` go to ``wandb.init``. What is printed is left to the notebook, not recorded."""
+        """Name the project; ``kwargs`` go to ``wandb.init``. Printed output is not recorded."""
         super().__init__()
         self.run_id = str(kwargs.pop("id", None) or uuid.uuid4().hex[:12])
         self._options = {"project": run_name, "resume": "allow", **kwargs}
@@ -29,7 +29,7 @@ class WandbTracker(GeneralTracker):
         """The ``wandb.Run``."""
         return self._run
 
-    run = tracker  # the name that scripts for other packages know
+    run = tracker  # the name in Hugging Face Accelerate
 
     def start(self) -> None:
         """Open the run."""

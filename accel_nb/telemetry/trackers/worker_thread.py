@@ -1,4 +1,4 @@
-"""Hands values to trackers in a thread of its own: a tracker that is slow, down or broken never stops the training."""
+"""Calls trackers in a separate thread: one that is slow, offline or broken never blocks the training."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ CLOSE_PATIENCE_S = 30.0
 
 
 class TrackerFeed:
-    """The trackers of one run; every method but the thread's own returns at once, save `wait_started` and `close`.
+    """The trackers of one run. Methods return at once, except `wait_started` and `close`.
 
-    The run is opened when the first value comes: until then `resume` can say which one is to go on.
+    The run is opened with the first value: until then `resume` can choose an existing one.
     """
 
     def __init__(self, trackers: Sequence[GeneralTracker], config: Mapping[str, Any] | None) -> None:
@@ -37,14 +37,14 @@ class TrackerFeed:
         self._thread = threading.Thread(target=self._run, name="accel_nb trackers", daemon=True)
 
     def run_ids(self) -> dict[str, str]:
-        """Return by which name each backend knows the run, as far as that is settled."""
+        """Return the id of the run for each backend that has assigned one."""
         ids = {tracker.name: getattr(tracker, "run_id", None) for tracker in self.trackers}
         return {name: run_id for name, run_id in ids.items() if isinstance(run_id, str)}
 
     def resume(self, run_ids: Mapping[str, str], step: int) -> None:
-        """Go on with the runs that a checkpoint names; before the first value."""
+        """Continue the runs that a checkpoint names; call before the first value."""
         for tracker in self.trackers:
-            # Trackers that were written for the other package have no such method.
+            # Trackers written for Hugging Face Accelerate have no such method.
             if tracker.name in run_ids and hasattr(tracker, "resume"):
                 tracker.resume(run_ids[tracker.name], step)
 
@@ -60,7 +60,7 @@ class TrackerFeed:
     def call(
         self, method: str, *arguments: Any, by_name: Mapping[str, Mapping[str, Any]] | None = None, **options: Any
     ) -> None:
-        """Call a method of every tracker, when its turn comes; ``by_name`` are more options of one by its name."""
+        """Queue a call of a method of every tracker; ``by_name`` has more options for a tracker by its name."""
         if not self.has_begun:
             self._begin()
         self._waiting.put(partial(_call, method, arguments, options, by_name or {}))
@@ -72,7 +72,7 @@ class TrackerFeed:
         return self._started.wait(timeout_s)
 
     def close(self, timeout_s: float = CLOSE_PATIENCE_S) -> None:
-        """Log what waits and finish every tracker; one that hangs is left behind after the timeout, and said so."""
+        """Log what is queued and finish every tracker; after the timeout, warn about those that have not."""
         if not self.has_begun:
             self._begin()
         self._waiting.put(None)
@@ -115,7 +115,7 @@ class TrackerFeed:
                     logger.warning("%s; they are left out there", problem)
             except Exception:
                 self._alive.remove(tracker)
-                why = redact(traceback.format_exc().rstrip())  # services put addresses and tokens into their errors
+                why = redact(traceback.format_exc().rstrip())  # errors of services may contain addresses and tokens
                 logger.warning("tracker %s failed and gets no more values; the run goes on\n%s", tracker.name, why)
 
 
@@ -138,6 +138,6 @@ def _call(
 
 
 def _flush(tracker: GeneralTracker) -> None:
-    flush = getattr(tracker, "flush", None)  # trackers that were written for the other package have none
+    flush = getattr(tracker, "flush", None)  # trackers written for Hugging Face Accelerate have none
     if flush is not None:
         flush()

@@ -1,0 +1,71 @@
+"""Devices that torch offers by its common interfaces only: xpu, mps, and types that are not registered.
+
+No test has run on such a device. What torch names for every type is used, and copies wait.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from accel_nb.runtime.devices.base import DeviceMemory, DeviceType
+from accel_nb.runtime.devices.cpu import host_memory
+
+_WITH_BF16 = frozenset({"xpu"})
+
+
+class Accelerator(DeviceType):
+    """One type of device by its name, through `torch.get_device_module`."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def count(self) -> int:
+        """Count the devices; 0 where this torch was built without the type."""
+        try:
+            module = self._module()
+            return int(module.device_count()) if module.is_available() else 0
+        except (RuntimeError, AttributeError):
+            return 0
+
+    def make_current(self, device: torch.device) -> torch.device:
+        """Return the device as it is: a type with one device has no current one."""
+        return device
+
+    def memory(self, device: torch.device | str) -> DeviceMemory:
+        """Measure a device's memory; that of the process where torch does not measure the device's."""
+        module = self._module()
+        if not hasattr(module, "mem_get_info"):
+            return host_memory()
+        free, total = module.mem_get_info(device)
+        return DeviceMemory(module.memory_allocated(device), module.memory_reserved(device), free, total)
+
+    def peak_bytes(self, device: torch.device | str) -> int | None:
+        """Return the most bytes that tensors have had, where torch counts them."""
+        count = getattr(self._module(), "max_memory_allocated", None)
+        return None if count is None else count(device)
+
+    def has_real_bf16(self, device: torch.device | str) -> bool:
+        """Whether the type is known to compute bfloat16."""
+        return self.name in _WITH_BF16
+
+    def get_rng_state(self, device: torch.device) -> torch.Tensor:
+        """Return the state of the device's generator, on the CPU."""
+        return self._module().get_rng_state(device).cpu()
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
+        """Set the device's generator."""
+        self._module().set_rng_state(state, device)
+
+    def empty_cache(self) -> None:
+        """Return unused cached memory to the device."""
+        self._module().empty_cache()
+
+    def synchronize(self, device: torch.device | str) -> None:
+        """Wait for the device."""
+        if hasattr(module := self._module(), "synchronize"):
+            module.synchronize()
+
+    def _module(self) -> Any:
+        return torch.get_device_module(self.name)

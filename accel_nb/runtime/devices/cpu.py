@@ -1,0 +1,51 @@
+"""The processor of this machine as a device."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+import psutil
+
+from accel_nb.runtime.devices.base import DeviceMemory, DeviceType
+
+if TYPE_CHECKING:
+    import torch
+
+
+class Cpu(DeviceType):
+    """The processor: its memory is that of the process, its generator is torch's global one."""
+
+    name = "cpu"
+    is_host: ClassVar[bool] = True
+    in_collectives: ClassVar[bool] = True
+
+    def count(self) -> int:
+        """Return 1."""
+        return 1
+
+    def memory(self, device: torch.device | str = "cpu") -> DeviceMemory:
+        """Measure the memory of the process and of the machine."""
+        return host_memory()
+
+    def has_real_bf16(self, device: torch.device | str) -> bool:
+        """Return True: torch's CPU kernels for bfloat16 are no slower than those for float32 that emulate it."""
+        return True
+
+    def get_rng_state(self, device: torch.device) -> torch.Tensor:
+        """Return the state of torch's global generator."""
+        import torch
+
+        return torch.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor, device: torch.device) -> None:
+        """Set torch's global generator."""
+        import torch
+
+        torch.set_rng_state(state)
+
+
+def host_memory() -> DeviceMemory:
+    """Measure the memory of this process and of its machine."""
+    resident = psutil.Process().memory_info().rss
+    machine = psutil.virtual_memory()
+    return DeviceMemory(resident, resident, machine.available, machine.total, is_of_process=True)
