@@ -21,7 +21,7 @@ from accel_nb.ui.fallback import (
     find_display_facts,
     static_bundle,
 )
-from accel_nb.ui.queries import Asked, Question, read_question
+from accel_nb.ui.queries import Query, QuerySources, read_query
 from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
 from accel_nb.ui.view import Cursor, PanelState, jsonable, packed
 
@@ -47,8 +47,8 @@ ENVELOPE_BYTES = 2000
 NUMBER_BYTES = 8
 """About what a number of a map of memory weighs."""
 
-MAX_QUESTIONS = 16
-"""How many of a browser's questions may wait."""
+MAX_QUERIES = 16
+"""How many of a browser's queries may wait."""
 
 MARK = {"accel_nb": "panel"}
 """The output's metadata, by which the browser finds panels whose kernel is gone."""
@@ -202,7 +202,7 @@ class WidgetSurface:
         self._sent_at = 0.0
         # Set by the comm's thread, read in the main thread: a browser has lost its place, or asks for more.
         self._wants_snapshot = False
-        self._questions: deque[Question] = deque()
+        self._queries: deque[Query] = deque()
         # The state of a run that is over, for as long as somebody keeps it; None before.
         self._ended: Callable[[], PanelState | None] | None = None
 
@@ -290,22 +290,22 @@ class WidgetSurface:
             self._wants_snapshot = True
         elif kind == "control" and self._on_control is not None:
             self._on_control(content.get("action"))
-        elif (question := read_question(content)) is not None and len(self._questions) < MAX_QUESTIONS:
-            self._questions.append(question)
+        elif (query := read_query(content)) is not None and len(self._queries) < MAX_QUERIES:
+            self._queries.append(query)
             if self._ended is not None:
                 self._answer(self._ended())
 
     def _answer(self, state: PanelState | None) -> int:
         """Send what a browser has asked for; return how many bytes that was."""
-        waiting: dict[object, Question] = {}
-        while self._questions:
-            question = self._questions.popleft()
-            waiting[question.key] = question
+        waiting: dict[object, Query] = {}
+        while self._queries:
+            query = self._queries.popleft()
+            waiting[query.key] = query
         if self._widget is None:
             return 0
         num_bytes = 0
-        for question in waiting.values():
-            message, blocks = question.answer(Asked(state, self._others()))
+        for query in waiting.values():
+            message, blocks = query.answer(QuerySources(state, self._others()))
             headers, buffer = packed(blocks)
             self._widget.send({**message, "version": PROTOCOL_VERSION, "blocks": headers}, buffers=[buffer])
             num_bytes += len(buffer) + ENVELOPE_BYTES

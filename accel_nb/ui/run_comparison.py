@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.ui.view import Block, PanelState, TableKind
+from accel_nb.ui.messages import TableKind
+from accel_nb.ui.view import Block, PanelState
 
 MAX_RUNS = 5
 """So many beside the one that is looked at."""

@@ -23,10 +23,9 @@ from accel_nb.telemetry.events import (
     Steered,
     StepDone,
 )
+from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, Status, TableKind
 from accel_nb.ui.series_table import MAX_ROWS, Room, Table
 
-Status = Literal["running", "done", "failed", "interrupted"]
-TableKind = Literal["step", "metric", "memory", "plan"]
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
 """How many rows of each table a reader has."""
@@ -40,7 +39,15 @@ METRIC_COLUMNS = ("step", "value")
 MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
 
 PLAN_COLUMNS = ("step", "learning rate")
-"""What schedules are going to give; each plan is a table of its own, named by a number."""
+"""Learning rates of a schedule's future steps; each plan is a table of its own, named by a number."""
+
+TABLE_COLUMNS: Mapping[TableKind, tuple[str, ...]] = {
+    "step": STEP_COLUMNS,
+    "metric": METRIC_COLUMNS,
+    "memory": MEMORY_COLUMNS,
+    "plan": PLAN_COLUMNS,
+}
+"""The columns of each table; the first is x, the last of ``memory`` is the total."""
 
 MAX_TEXT = 256
 MAX_MARKS = 200
@@ -301,7 +308,7 @@ class PanelState:
             )
         return max((ms for track in self._tracks.values() if (ms := track.mean_step_ms()) is not None), default=None)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> PanelFacts:
         """Return the header's figures, ready for JSON."""
         slow, is_running = self.straggler(), self.status == "running"
         return {
@@ -540,7 +547,7 @@ class PanelState:
         return max(0.0, max(times) - min(starts)) if times and starts else 0.0
 
 
-def jsonable(value: float | None) -> float | str | None:
+def jsonable(value: float | None) -> JsonNumber:
     """Return the number, or its name where JSON has none for it."""
     if value is None or math.isfinite(value):
         return value
@@ -552,9 +559,12 @@ def cap_text(text: str, limit: int = MAX_TEXT) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def packed(blocks: Sequence[Block]) -> tuple[list[dict[str, Any]], bytes]:
+def packed(blocks: Sequence[Block]) -> tuple[list[BlockHeader], bytes]:
     """Return the blocks' headers and their one buffer: float64, block after block, column after column."""
-    headers = [{"table": b.table, "rank": b.rank, "name": b.name, "rows": len(b.columns[0])} for b in blocks]
+    headers: list[BlockHeader] = [
+        {"table": block.table, "rank": block.rank, "name": block.name, "rows": len(block.columns[0])}
+        for block in blocks
+    ]
     return headers, b"".join(column.tobytes() for block in blocks for column in block.columns)
 
 

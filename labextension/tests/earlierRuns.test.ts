@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest';
+import type { Query } from '../src/generated/messages';
 import { isAnswer, parseAnswer, type IEarlierCurve } from '../src/model/answers';
 import { EarlierRuns } from '../src/model/earlierRuns';
 import { ProtocolError } from '../src/model/protocol';
@@ -27,9 +28,9 @@ function metricCurve(run: number): IEarlierCurve {
 }
 
 function start() {
-  const asked: Record<string, unknown>[] = [];
+  const asked: Query[] = [];
   const runs = new EarlierRuns(
-    question => asked.push(question),
+    query => asked.push(query),
     () => undefined
   );
   runs.takeList([
@@ -50,7 +51,7 @@ describe('EarlierRuns', () => {
     runs.choose(1, true);
     expect(runs.lines(LOSS, 'step')).toEqual([]);
     runs.lines(LOSS, 'step');
-    expect(asked).toEqual([{ kind: 'earlier', version: 1, run: 1, table: 'step', name: '' }]);
+    expect(asked).toEqual([{ kind: 'earlier', run: 1, table: 'step', name: '' }]);
     runs.takeCurve(stepCurve(1));
     const [line] = runs.lines(LOSS, 'samples');
     expect(line!.title).toBe('first');
@@ -63,7 +64,7 @@ describe('EarlierRuns', () => {
     const { runs, asked } = start();
     runs.choose(1, true);
     runs.lines(ACCURACY, 'samples');
-    expect(asked.map(({ table }) => table)).toEqual(['step', 'metric']);
+    expect(asked).toMatchObject([{ table: 'step' }, { table: 'metric' }]);
     runs.takeCurve(metricCurve(1));
     expect(runs.lines(ACCURACY, 'samples')).toEqual([]); // its steps are not here yet
     expect(runs.lines(ACCURACY, 'step')).toHaveLength(1);

@@ -1,4 +1,6 @@
-/** The colours of all charts: fixed tables that people with any colour vision can tell apart (after Okabe and Ito). */
+/** The colours of all charts: fixed tables that people with any colour vision can distinguish (after Okabe and Ito). */
+
+import type { IMark } from '../generated/messages';
 
 export const RANK_COLOURS = [
   '#0072b2',
@@ -39,17 +41,7 @@ export const MARK_COLOURS = {
   interrupted: '#8c6bb1',
   checkpoint: '#009e73',
   steered: '#0072b2'
-} as const;
-
-export type MarkKind = keyof typeof MARK_COLOURS;
-
-/** Something that happened at a place on the step axis. */
-export interface IMark {
-  readonly x: number;
-  readonly kind: MarkKind;
-  readonly rank: number;
-  readonly text: string;
-}
+} as const satisfies Record<IMark['kind'], string>;
 
 /** What a mark says when it is pointed at. */
 export function markText({ kind, rank, text }: IMark): string {
@@ -70,6 +62,6 @@ export function markText({ kind, rank, text }: IMark): string {
   }
 }
 
-export function isMarkKind(value: unknown): value is MarkKind {
+export function isMarkKind(value: unknown): value is IMark['kind'] {
   return typeof value === 'string' && Object.prototype.hasOwnProperty.call(MARK_COLOURS, value);
 }

@@ -2,8 +2,8 @@
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable } from '../chart/columns';
+import { TABLE_COLUMNS, type Query } from '../generated/messages';
 import type { IEarlierCurve, IEarlierRun } from './answers';
-import { TABLE_COLUMNS } from './protocol';
 
 export type AxisName = 'step' | 'samples' | 'time';
 
@@ -21,11 +21,9 @@ export interface IEarlierLine {
   readonly axis: IAxis;
 }
 
-type Ask = (question: Record<string, unknown>) => void;
-
 export class EarlierRuns {
   constructor(
-    private readonly ask: Ask,
+    private readonly query: (query: Query) => void,
     private readonly changed: () => void
   ) {}
 
@@ -40,7 +38,7 @@ export class EarlierRuns {
 
   /** Ask which runs there are. */
   list(): void {
-    this.ask({ kind: 'earlier', version: 1 });
+    this.query({ kind: 'earlier' });
   }
 
   choose(run: number, isChosen: boolean): void {
@@ -115,7 +113,7 @@ export class EarlierRuns {
     const key = keyOf(curve);
     if (!drawn.asked.has(key) && !drawn.tables.has(key)) {
       drawn.asked.add(key);
-      this.ask({ kind: 'earlier', version: 1, run, table: curve.table, name: curve.name });
+      this.query({ kind: 'earlier', run, table: curve.table, name: curve.name });
     }
   }
 

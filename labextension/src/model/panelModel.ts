@@ -2,11 +2,11 @@
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
-import type { IMark } from '../chart/palette';
+import { MEAN_RANK, TABLE_COLUMNS, type IMark, type Query } from '../generated/messages';
 import type { Answer, IDetail } from './answers';
 import { EarlierRuns, type AxisName } from './earlierRuns';
 import type { IMemoryMap } from './memoryMap';
-import { MEAN_RANK, TABLE_COLUMNS, type IBlock, type IFacts, type IPanelMessage } from './protocol';
+import type { IBlock, IFacts, IPanelMessage } from './protocol';
 
 /** The series of tables that one panel may hold; a flood of names or ranks beyond is not kept. */
 const MAX_TABLES = 2048;
@@ -138,17 +138,17 @@ export class PanelModel {
 
   /** The runs that this one can be compared with. */
   readonly earlier = new EarlierRuns(
-    question => this.ask(question),
+    query => this.query(query),
     () => this.tell()
   );
 
   /** Ask for every row of a part of a curve, its steps from `first` to `last`. */
   look(curve: ICurve, first: number, last: number): void {
-    this.ask({ kind: 'detail', version: 1, table: curve.table, name: curve.name, first, last });
+    this.query({ kind: 'detail', table: curve.table, name: curve.name, first, last });
   }
 
-  /** Where questions to the kernel go. */
-  ask: (question: Record<string, unknown>) => void = () => undefined;
+  /** Sends a query to the kernel. */
+  query: (query: Query) => void = () => undefined;
 
   /** Call `listener` after each change, until `signal` aborts. */
   onChange(listener: () => void, signal: AbortSignal): void {

@@ -2,7 +2,7 @@
 
 import { useLayoutEffect, useRef, useState } from 'react';
 import { linesInSight, type LogLines } from '../model/logLines';
-import type { ILogHead } from '../model/sidebarState';
+import type { ILogLine } from '../model/sidebarState';
 import { Choice, Section } from './parts';
 import type { IViewProps } from './view';
 
@@ -13,7 +13,7 @@ export function LogView({
   session,
   trans,
   logs
-}: IViewProps & { readonly logs: readonly ILogHead[] }): React.JSX.Element {
+}: IViewProps & { readonly logs: readonly ILogLine[] }): React.JSX.Element {
   const { logRank } = session;
   const isShown = logRank !== null && logs.some(log => log.rank === logRank);
   return (

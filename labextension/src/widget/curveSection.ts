@@ -3,11 +3,11 @@
 import { placeText, STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
 import { capText, formatMilliseconds, formatNumber } from '../chart/format';
-import { earlierColour, markText, type IMark } from '../chart/palette';
+import { earlierColour, markText } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
 import { LEARNING_RATE, type ICurve, type PanelModel } from '../model/panelModel';
-import { MEAN_RANK } from '../model/protocol';
+import { MEAN_RANK, type IMark } from '../generated/messages';
 import { element, paintSwatch, setText } from './dom';
 
 const KEYS_HINT = 'Plus and minus zoom, arrows move, 0 shows all';

@@ -2,6 +2,7 @@
 
 import type { AnyModel, InitializeProps, RenderProps } from '@anywidget/types';
 import uPlotStyle from 'uplot/dist/uPlot.min.css';
+import { PANEL_VERSION } from '../generated/messages';
 import { isAnswer, parseAnswer } from '../model/answers';
 import { PanelModel } from '../model/panelModel';
 import { parseMessage, ProtocolError } from '../model/protocol';
@@ -25,7 +26,12 @@ export default function define() {
       const style = document.createElement('style');
       style.textContent = `${uPlotStyle}\n${panelStyle}`;
       el.append(style);
-      showPanel(panel, el, action => model.send({ kind: 'control', version: 1, action }), signal);
+      showPanel(
+        panel,
+        el,
+        action => model.send({ kind: 'control', version: PANEL_VERSION, action }),
+        signal
+      );
     }
   };
 }
@@ -36,7 +42,7 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
   const resync = () => {
     if (!isWaiting) {
       isWaiting = true;
-      model.send({ kind: 'resync', version: 1, seq: panel.seq });
+      model.send({ kind: 'resync', version: PANEL_VERSION, seq: panel.seq });
     }
   };
   const take = (content: unknown, buffers: readonly ArrayBufferView[]) => {
@@ -65,7 +71,7 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
     }
   };
   const onMessage = (content: unknown, buffers: DataView[]) => take(content, buffers);
-  panel.ask = question => model.send(question);
+  panel.query = query => model.send({ ...query, version: PANEL_VERSION });
 
   model.on('msg:custom', onMessage);
   model.on('change:final', takeTraits);

@@ -1,14 +1,11 @@
-/** What the user may ask of a run while it goes on. The kernel checks it all again: `accel_nb/telemetry/actions.py`. */
+/** Controls of a running cell. The kernel checks every action again: `accel_nb/telemetry/actions.py`. */
 
+import type { Action as RunAction } from '../generated/messages';
 import type { IFacts } from '../model/protocol';
 import { actionButton, chooser, element, setText } from './dom';
 
-/** Fields as the kernel names them. */
-export type Action =
-  | { readonly kind: 'stop' | 'interrupt' | 'checkpoint' | 'map_memory' }
-  | { readonly kind: 'scale_rate'; readonly factor: number }
-  | { readonly kind: 'set_rate'; readonly value: number }
-  | { readonly kind: 'interval'; readonly steps: number };
+/** An action of the training loop, or an interrupt of the cell. */
+export type Action = RunAction | { readonly kind: 'interrupt' };
 
 const INTERVALS = [1, 10, 100, 1000].map(steps => ({
   value: String(steps),
