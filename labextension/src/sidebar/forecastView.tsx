@@ -4,7 +4,7 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { formatBytes, formatCount } from '../chart/format';
 import type { IForecast, IPlan } from '../model/forecast';
 import { Action, Bar, Hints, Section, type IBarPart } from './parts';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
 const COLOURS: Readonly<Record<string, string>> = {
   parameters: '#0072b2',

@@ -4,7 +4,7 @@ import { useLayoutEffect, useRef, useState } from 'react';
 import { linesInSight, type LogLines } from '../model/logLines';
 import type { ILogLine } from '../model/sidebarState';
 import { Choice, Section } from './parts';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
 const LINE_PX = 16;
 const MAX_RANKS = 16;

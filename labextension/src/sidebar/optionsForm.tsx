@@ -16,7 +16,7 @@ import { problemsByOption, type IResolution } from '../model/sidebarState';
 import { OptionField, type IFieldContext } from './optionField';
 import { Action, Choice, Hints, Section, Words, schemaText } from './parts';
 import type { NotebookSession, Scope } from './session';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
 /** Values are checked in the kernel, where they are used, and nowhere else. */
 const UNCHECKED: IFormComponentProps['validator'] = {
