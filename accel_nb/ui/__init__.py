@@ -1,4 +1,4 @@
-"""What people see: the live panel, its picture, and the kernel's side of the sidebar. Imports no torch."""
+"""The live panel, its picture, and the kernel's side of the sidebar. Imports no torch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["Panel", "SidebarComm"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a part when it is asked for."""
+    """Import a class on first use."""
     if name == "Panel":
         from accel_nb.ui.panel import Panel
 

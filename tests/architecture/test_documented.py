@@ -86,7 +86,7 @@ def test_modules_that_the_architecture_names_exist(project: Path) -> None:
     names = {
         name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text) if (package / name.partition(".")[0]).is_dir()
     }
-    paths = {path for path in re.findall(r"`((?:accel_nb|labextension|tests|docs)/[\w./]+)`", text)}
+    paths = set(re.findall(r"`((?:accel_nb|labextension|tests|docs)/[\w./]+)`", text))
     assert names
     assert [name for name in sorted(names) if not _is_module(package / name.replace(".", "/"))] == []
     assert [path for path in sorted(paths) if not (project / path).exists()] == []

@@ -55,7 +55,7 @@ export interface IEarlierRunFacts {
   readonly summary: string;
 }
 
-/** Something that happened at a place on the step axis. */
+/** An event at a position on the step axis. */
 export interface IMark {
   readonly x: number;
   readonly kind: 'nan' | 'skipped' | 'restart' | 'failed' | 'interrupted' | 'checkpoint' | 'steered';
@@ -160,7 +160,7 @@ export interface IWorkerLine {
   readonly memory_bytes: number;
 }
 
-/** What one rank has printed in the last cell: ``log`` tells one cell's from another's. */
+/** The log of one rank in the last cell; ``log`` is its name, which differs from cell to cell. */
 export interface ILogLine {
   readonly rank: number;
   readonly log: string;
