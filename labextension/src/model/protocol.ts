@@ -50,13 +50,13 @@ export type IRankFacts = Checked<IWireRankFacts>;
 
 export interface IPanelMessage {
   readonly kind: 'delta' | 'snapshot';
-  /** The sequence number that a delta follows on. */
+  /** The sequence number of the message before a delta. */
   readonly base: number;
   readonly seq: number;
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
-  /** The latest maps of memory, where they are other ones than before. */
+  /** The latest memory maps; null if they have not changed. */
   readonly maps: readonly IMemoryMap[] | null;
 }
 
@@ -105,7 +105,7 @@ function isTableKind(value: unknown): value is TableKind {
   return typeof value === 'string' && Object.prototype.hasOwnProperty.call(TABLE_COLUMNS, value);
 }
 
-/** Copy the buffer: it need not start on a multiple of eight. */
+/** Copy the buffer: its start may not be a multiple of eight. */
 function alignedNumbers(buffer: ArrayBufferView | undefined): Float64Array {
   if (buffer === undefined) {
     return new Float64Array(0);

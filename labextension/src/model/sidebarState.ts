@@ -22,7 +22,7 @@ export interface ISidebarState {
   readonly workers: readonly IWorkerLine[];
   readonly notes: readonly string[];
   readonly logs: readonly ILogLine[];
-  /** Another text when runs have begun or ended; empty where none is recorded. */
+  /** A stamp that changes when a run begins or ends; empty if no run is recorded. */
   readonly runs: string;
 }
 
@@ -60,7 +60,7 @@ export function parseSidebarState(data: unknown): ISidebarState | null {
   };
 }
 
-/** An answer of the kernel to the question of that number: its body, or the text of a refusal. */
+/** The kernel's reply to the request `id`: the body of an answer, or the text of a refusal. */
 export type Reply =
   | { readonly id: number; readonly body: Readonly<Record<string, unknown>> }
   | { readonly id: number; readonly refusal: string };
@@ -75,7 +75,7 @@ export function parseReply(data: unknown): Reply | null {
   return data.kind === 'refusal' ? { id: data.id, refusal: asText(data.text, MAX_TEXT) } : null;
 }
 
-/** One option's value as the kernel resolved it, and where it came from. */
+/** One option's value as the kernel resolved it, and its origin. */
 export interface IResolvedOption {
   readonly value: string;
   readonly layer: string;

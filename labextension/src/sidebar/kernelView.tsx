@@ -2,7 +2,7 @@
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import { formatBytes } from '../chart/format';
-import { rankColour } from '../chart/palette';
+import { rankColor } from '../chart/palette';
 import type { IDeviceLine, ISidebarState } from '../model/sidebarState';
 import { Action, Bar, Hints, Section } from './parts';
 import { poolText } from './poolText';
@@ -76,7 +76,7 @@ function Ready({
                 <span className="accel-nb-line-main">
                   <span
                     className="accel-nb-line-dot"
-                    style={{ background: rankColour(worker.rank) }}
+                    style={{ background: rankColor(worker.rank) }}
                   />
                   {trans.__('rank %1', worker.rank)}
                 </span>
@@ -131,7 +131,7 @@ function Device({
         <Bar
           label={text}
           parts={[
-            { label: text, share: used / device.totalBytes, colour: 'var(--jp-brand-color1)' }
+            { label: text, share: used / device.totalBytes, color: 'var(--jp-brand-color1)' }
           ]}
         />
       )}

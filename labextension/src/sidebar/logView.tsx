@@ -1,4 +1,4 @@
-/** What a rank printed: a list that draws only the lines in sight, and stays at the end while it is at the end. */
+/** Output of a rank: a list that draws only the lines in sight, and follows the end while it is scrolled there. */
 
 import { useLayoutEffect, useRef, useState } from 'react';
 import { linesInSight, type LogLines } from '../model/logLines';

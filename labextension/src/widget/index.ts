@@ -1,4 +1,4 @@
-/** The anywidget entry: the data lives with the model, views come and go. */
+/** The anywidget entry. The data belongs to the model; views are created and removed. */
 
 import type { AnyModel, InitializeProps, RenderProps } from '@anywidget/types';
 import uPlotStyle from 'uplot/dist/uPlot.min.css';
@@ -9,7 +9,7 @@ import { parseMessage, ProtocolError } from '../model/protocol';
 import { showPanel } from './panelView';
 import panelStyle from './widget.css';
 
-/** What the kernel's widget synchronises: empty while a cell runs, one whole snapshot message once it has ended. */
+/** Synchronized traits: empty while a cell runs, one snapshot message once it has ended. */
 interface ITraits extends Record<string, unknown> {
   final: unknown;
   snapshot: DataView | null;
@@ -36,7 +36,7 @@ export default function define() {
   };
 }
 
-/** Feed `panel` from the model's messages and traits; ask for a snapshot when something is missing. */
+/** Update `panel` by the model's messages and traits; request a snapshot if a message is missing. */
 function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal): void {
   let isWaiting = false;
   const resync = () => {
@@ -45,10 +45,10 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
       model.send({ kind: 'resync', version: PANEL_VERSION, seq: panel.seq });
     }
   };
-  const take = (content: unknown, buffers: readonly ArrayBufferView[]) => {
+  const receive = (content: unknown, buffers: readonly ArrayBufferView[]) => {
     try {
       if (isAnswer(content)) {
-        panel.take(parseAnswer(content, buffers));
+        panel.applyAnswer(parseAnswer(content, buffers));
         return;
       }
       const message = parseMessage(content, buffers);
@@ -63,23 +63,23 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
       console.warn(`accel_nb: dropped a message: ${error.message}`);
     }
   };
-  const takeTraits = () => {
+  const readTraits = () => {
     const final = model.get('final');
     const snapshot = model.get('snapshot');
     if (typeof final === 'object' && final !== null && 'kind' in final) {
-      take(final, snapshot ? [snapshot] : []);
+      receive(final, snapshot ? [snapshot] : []);
     }
   };
-  const onMessage = (content: unknown, buffers: DataView[]) => take(content, buffers);
+  const onMessage = (content: unknown, buffers: DataView[]) => receive(content, buffers);
   panel.query = query => model.send({ ...query, version: PANEL_VERSION });
 
   model.on('msg:custom', onMessage);
-  model.on('change:final', takeTraits);
+  model.on('change:final', readTraits);
   signal.addEventListener('abort', () => {
     model.off('msg:custom', onMessage);
-    model.off('change:final', takeTraits);
+    model.off('change:final', readTraits);
   });
-  takeTraits();
+  readTraits();
   if (panel.facts === null) {
     resync();
   }

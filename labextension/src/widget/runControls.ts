@@ -12,8 +12,8 @@ const INTERVALS = [1, 10, 100, 1000].map(steps => ({
   label: steps === 1 ? 'log every step' : `log every ${steps}`
 }));
 
-/** A row of controls, shown as long as somebody listens to them. */
-export class Steering {
+/** A row of controls, shown while the kernel accepts actions. */
+export class RunControls {
   constructor(send: (action: Action) => void, signal: AbortSignal) {
     this.save = actionButton(
       'checkpoint now',
@@ -28,7 +28,7 @@ export class Steering {
     this.rate.addEventListener(
       'keydown',
       event => {
-        event.stopPropagation(); // the notebook has commands on single keys
+        event.stopPropagation(); // the notebook binds single keys to commands
         if (event.key === 'Enter') {
           this.setRate(send);
         }
@@ -82,7 +82,7 @@ export class Steering {
       ),
       this.said
     );
-    // JupyterLab's own commands on Enter, space and letters would take them from buttons and field.
+    // Else JupyterLab's commands on Enter, space and letters would replace those of buttons and field.
     this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', 'Steer the run');
