@@ -305,7 +305,7 @@ export class NotebookSession {
 
   private forecastLater(): void {
     window.clearTimeout(this.forecastTimer);
-    if (this.followsForecast() && this.forecastKey !== this.forecastInputs) {
+    if (this.followsForecast() && this.forecastKey !== this.lastForecastKey) {
       this.forecastTimer = window.setTimeout(() => void this.requestForecast(), FORECAST_MS);
     }
   }
@@ -369,7 +369,7 @@ export class NotebookSession {
 
   private setForecast(forecast: Forecast, key: string): void {
     this.currentForecast = forecast;
-    this.forecastInputs = key;
+    this.lastForecastKey = key;
     this.hasChanged.emit();
   }
 
@@ -379,7 +379,7 @@ export class NotebookSession {
   private currentScope: Scope = 'cell';
   private currentResolution: IResolution | null = null;
   private currentForecast: Forecast = { kind: 'none' };
-  private forecastInputs = '';
+  private lastForecastKey = '';
   private lastError = '';
   private shownRank: number | null = null;
   private logName = '';
