@@ -24,20 +24,20 @@ def generated_files() -> dict[str, str]:
     }
 
 
-def write_generated(root: Path) -> list[str]:
-    """Write the generated files below ``root`` and return the paths of those that changed."""
-    stale = stale_files(root)
+def write_generated(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Write the generated files, texts by path, below ``root`` and return the paths of those that changed."""
+    stale = stale_files(root, files)
     for path in stale:
         (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_text(generated_files()[path], encoding="utf-8")
+        (root / path).write_text(files[path], encoding="utf-8")
     return stale
 
 
-def stale_files(root: Path) -> list[str]:
-    """Return the paths of the generated files below ``root`` that are missing or differ from the schema."""
+def stale_files(root: Path, files: Mapping[str, str]) -> list[str]:
+    """Return the paths of the generated files, texts by path, that are missing or differ below ``root``."""
     return [
         path
-        for path, text in generated_files().items()
+        for path, text in files.items()
         if not (root / path).is_file() or (root / path).read_text(encoding="utf-8") != text
     ]
 
@@ -115,12 +115,12 @@ def _flag_cell(option: Option) -> str:
 
 
 def _interface(name: str, node: Mapping[str, Any]) -> str:
-    comment = _comment(node.get("description", "").partition("\n\n")[0], "")
+    comment = typescript_comment(node.get("description", "").partition("\n\n")[0], "")
     if not node.get("properties"):
         return f"{comment}\nexport type I{name} = Record<string, never>;\n"
     lines = [comment, f"export interface I{name} {{"]
     for key, field in node["properties"].items():
-        lines += [_comment(_with_unit(field), "  "), f"  {key}?: {_type(field)};"]
+        lines += [typescript_comment(_with_unit(field), "  "), f"  {key}?: {_type(field)};"]
     return "\n".join([*lines, "}", ""])
 
 
@@ -129,7 +129,8 @@ def _with_unit(field: Mapping[str, Any]) -> str:
     return field.get("description", "") + unit
 
 
-def _comment(text: str, indent: str) -> str:
+def typescript_comment(text: str, indent: str) -> str:
+    """Return a text as a documentation comment of one line."""
     return f"{indent}/** {' '.join(text.split())} */"
 
 
@@ -151,25 +152,27 @@ def _union(name: str, members: Sequence[str]) -> str:
     return f"export type {name} =\n" + "\n".join(f"  | '{member}'" for member in members) + ";\n"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Write or check the generated files; returns the exit status."""
+def run_command(arguments: Sequence[str], command: str, files: Mapping[str, str]) -> int:
+    """Write or check the generated ``files``, texts by path; return the exit status."""
     flags = [argument for argument in arguments if argument.startswith("-")]
     roots = [argument for argument in arguments if not argument.startswith("-")]
     if flags not in ([], ["--check"]) or len(roots) > 1:
-        print(f"usage: {COMMAND} [--check] [REPOSITORY]", file=sys.stderr)
+        print(f"usage: {command} [--check] [REPOSITORY]", file=sys.stderr)
         return 2
     root = Path(roots[0] if roots else Path(__file__).parents[2])
     if not (root / "pyproject.toml").is_file():
         print(f"{root} is not the repository of accel_nb; give its path", file=sys.stderr)
         return 2
     if not flags:
-        print("\n".join(f"wrote {path}" for path in write_generated(root)) or "all generated files are up to date")
+        print(
+            "\n".join(f"wrote {path}" for path in write_generated(root, files)) or "all generated files are up to date"
+        )
         return 0
-    stale = stale_files(root)
+    stale = stale_files(root, files)
     for path in stale:
-        print(f"{path} differs from the schema; run {COMMAND}", file=sys.stderr)
+        print(f"{path} is out of date; run {command}", file=sys.stderr)
     return 1 if stale else 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(run_command(sys.argv[1:], COMMAND, generated_files()))

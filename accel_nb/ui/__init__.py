@@ -1,1 +1,1 @@
-"""What people see: the live panel, its picture, and the kernel's side of the sidebar. Imports no torch."""
+"""The live panel, its picture, and the kernel's side of the sidebar. Imports no torch."""

@@ -1,9 +1,8 @@
-"""The kernel's side of the JupyterLab sidebar: a comm that describes the session and answers what the browser asks.
+"""The kernel's side of the JupyterLab sidebar: a comm that sends the session's state and answers requests.
 
-To the browser go the state, and answers. From it come ``{"kind": "refresh"}``, ``{"kind": "watch", "on": true}`` (the
-state is then told each second, for a minute), and ``{"kind": "ask", "id": N, "about": NAME, "given": {...}}``.
-Anything else is counted and dropped. Actions are no messages: the browser runs the line magic, which queues with the
-cells.
+The browser sends ``{"kind": "refresh"}``, ``{"kind": "watch", "on": true}`` (the state is then sent each second, for a
+minute), and ``{"kind": "ask", "id": N, "about": NAME, "given": {...}}``. Other messages are counted and dropped.
+Actions are not messages: the browser runs the line magic, which queues with the cells.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ TARGET = "accel_nb.sidebar"
 PROTOCOL_VERSION = 2
 WATCH_S = 1.0
 LEASE_S = 60.0
-"""How long a browser that does not ask again is told the state each second; its page may be gone without a word."""
+"""How long the state is sent each second without a renewal: a page may close without a message."""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 Answer = Callable[[Mapping[str, Any]], Mapping[str, Any]]
@@ -53,7 +52,7 @@ class WorkerLine:
 
 @dataclass(frozen=True, slots=True)
 class LogLine:
-    """What one rank has printed in the last cell: ``log`` tells one cell's from another's."""
+    """The log of one rank in the last cell; ``log`` is its name, which differs from cell to cell."""
 
     rank: int
     log: str
@@ -62,7 +61,7 @@ class LogLine:
 
 @dataclass(frozen=True, slots=True)
 class SidebarState:
-    """What the sidebar shows."""
+    """State that the sidebar shows."""
 
     devices: Sequence[DeviceLine]
     pool: str
@@ -70,10 +69,10 @@ class SidebarState:
     notes: Sequence[str] = ()
     logs: Sequence[LogLine] = ()
     runs: str = ""
-    """Another text when runs have begun or ended; empty where none is recorded."""
+    """A stamp that changes when a run begins or ends; empty if no run is recorded."""
 
     def message(self) -> dict[str, Any]:
-        """Return the state as the message that the sidebar takes."""
+        """Return the state as a message."""
         return {
             "kind": "state",
             "version": PROTOCOL_VERSION,
@@ -86,11 +85,11 @@ class SidebarState:
 
 
 class SidebarComm:
-    """Registers the target on a kernel, calls the browser, and keeps the open comms.
+    """Registers the target on a kernel, opens a comm to the browser, and keeps the open comms.
 
-    ``describe`` and the ``answers``, by what they are about, are called in whatever thread a message arrives on (a
-    running cell does not delay it), so they must only read snapshots. An answer that raises ValueError is a refusal
-    with its text. In plain IPython, without a kernel, nothing is registered.
+    ``describe`` and the ``answers``, by topic, are called in the thread of the message, also while a cell runs, so they
+    must only read snapshots. An answer that raises ValueError is sent as a refusal with its text. In plain IPython,
+    without a kernel, nothing is registered.
     """
 
     def __init__(
@@ -104,14 +103,14 @@ class SidebarComm:
         self._lock = threading.Lock()
         self._ending = threading.Event()
         self._has_changed = threading.Event()
-        self._teller: threading.Thread | None = None
+        self._sender: threading.Thread | None = None
         self.num_dropped = 0
         self.is_called = False
-        """Whether a browser was called and has not hung up."""
+        """Whether a comm was opened to the browser, and the browser has not closed it."""
         if self._manager is not None:
             try:
                 self._manager.register_target(TARGET, self._on_open)
-                self._call()
+                self._open_comm()
             except Exception as error:  # the magics need no sidebar
                 logger.warning(
                     "the JupyterLab sidebar is off: no comm can be opened here (%s: %s); the magics work without it",
@@ -120,14 +119,14 @@ class SidebarComm:
                 )
 
     def push(self) -> None:
-        """Have the state sent to every open sidebar, in a thread: no cell waits for it."""
+        """Send the state to every open sidebar, in a thread, so that no cell waits."""
         if self._comms:
             with self._lock:
                 self._has_changed.set()
-                self._start_telling()
+                self._start_sender()
 
     def close(self) -> None:
-        """Take the target away and close the comms: the sidebars show that the extension is not loaded."""
+        """Unregister the target and close the comms; sidebars then show that the extension is not loaded."""
         self._ending.set()
         self._has_changed.set()
         if self._manager is not None:
@@ -137,28 +136,28 @@ class SidebarComm:
             comm.close()
         self._comms.clear()
 
-    def _call(self) -> None:
-        """Open a comm to the browser: one that has the sidebar takes it, any other closes it."""
+    def _open_comm(self) -> None:
+        """Open a comm to the browser; a browser without the sidebar closes it."""
         comm = _comm_class(self._manager)(target_name=TARGET, data=self._describe().message())
-        self._keep(comm)
+        self._add(comm)
         self.is_called = True
-        comm.on_close(lambda _: self._hang_up(comm.comm_id))
+        comm.on_close(lambda _: self._on_browser_close(comm.comm_id))
 
     def _on_open(self, comm: Any, _message: Any) -> None:
-        self._keep(comm)
+        self._add(comm)
         comm.send(self._describe().message())
 
-    def _keep(self, comm: Any) -> None:
+    def _add(self, comm: Any) -> None:
         hear_beside_cells(comm)
         self._comms[comm.comm_id] = comm
         comm.on_msg(lambda message: self._on_message(comm, message))
-        comm.on_close(lambda _: self._forget(comm.comm_id))
+        comm.on_close(lambda _: self._remove(comm.comm_id))
 
-    def _hang_up(self, comm_id: str) -> None:
+    def _on_browser_close(self, comm_id: str) -> None:
         self.is_called = False
-        self._forget(comm_id)
+        self._remove(comm_id)
 
-    def _forget(self, comm_id: str) -> None:
+    def _remove(self, comm_id: str) -> None:
         self._comms.pop(comm_id, None)
         with self._lock:
             self._watching.pop(comm_id, None)
@@ -176,7 +175,7 @@ class SidebarComm:
                 comm.send(self._answer(number, self._answers[about], given))
             case _:
                 self.num_dropped += 1
-                logger.debug("the sidebar sent something unknown")
+                logger.debug("dropped an unknown message of the sidebar")
 
     def _answer(self, number: int, answer: Answer, given: Mapping[str, Any]) -> dict[str, Any]:
         head = {"version": PROTOCOL_VERSION, "id": number}
@@ -192,35 +191,35 @@ class SidebarComm:
             else:
                 self._watching.pop(comm_id, None)
             if self._watching:
-                self._start_telling()
+                self._start_sender()
 
-    def _start_telling(self) -> None:
-        if self._teller is None and not self._ending.is_set():
-            self._teller = threading.Thread(target=self._tell, name="accel_nb sidebar", daemon=True)
-            self._teller.start()
+    def _start_sender(self) -> None:
+        if self._sender is None and not self._ending.is_set():
+            self._sender = threading.Thread(target=self._send_states, name="accel_nb sidebar", daemon=True)
+            self._sender.start()
 
-    def _tell(self) -> None:
-        """Tell every sidebar of a change, and those that watch each second, as long as there is either."""
+    def _send_states(self) -> None:
+        """Send the state to all sidebars after a change, and each second to watching ones; return if none is left."""
         while True:
             self._has_changed.wait(WATCH_S)
             with self._lock:
                 now = time.monotonic()
                 self._watching = {comm: until for comm, until in self._watching.items() if until > now}
-                told = list(self._comms if self._has_changed.is_set() else self._watching)
+                receivers = list(self._comms if self._has_changed.is_set() else self._watching)
                 self._has_changed.clear()
-                if not told or self._ending.is_set():
-                    self._teller = None
+                if not receivers or self._ending.is_set():
+                    self._sender = None
                     return
             message = self._describe().message()
-            for comm in [self._comms[name] for name in told if name in self._comms]:
+            for comm in [self._comms[name] for name in receivers if name in self._comms]:
                 comm.send(message)
 
 
 def _comm_class(manager: Any) -> Callable[..., Any]:
-    """Return what opens a comm that a kernel's comm manager serves.
+    """Return the function that opens a comm of a kernel's comm manager.
 
-    ipykernel before 6.18 does not use the package ``comm``, which may be installed beside it: comms of that package
-    would reach no front end there.
+    ipykernel before 6.18 does not use the package ``comm``, which may be installed all the same: its comms would reach
+    no front end there.
     """
     try:
         import comm

@@ -1,4 +1,4 @@
-"""Where in the kernel a comm's messages from the browser are taken."""
+"""Routing of a comm's messages among the kernel's subshells."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from typing import Any
 
 
 def hear_beside_cells(comm: Any) -> None:
-    """Have a comm's messages taken on the subshell to which JupyterLab addressed them, also while a cell runs.
+    """Have a comm's messages handled on the subshell that JupyterLab addressed, also while a cell runs.
 
-    ipykernel from 7.4 on sends a message from the browser to the shell that last sent on its comm, for cells that wait
-    for a widget's reply. Ours wait for none: a running cell that draws would turn all that is asked of it to the main
-    shell, which hears it when the cell has ended. ipykernel has no public way to say so; other versions do not look.
+    ipykernel from 7.4 on routes a message from the browser to the shell that last sent on the comm, for cells that wait
+    for a widget's reply. A running cell that draws would thereby route messages to the main shell, which handles them
+    after the cell. ipykernel has no public setting for it; other versions ignore this attribute.
     """
     comm._reply_subshell_for = lambda _data, addressed: addressed

@@ -1,6 +1,6 @@
-"""The panel of core ipywidgets, for front ends that render no others: its picture, a line of figures, and buttons.
+"""The panel by core ipywidgets, for front ends without anywidget: a picture, a line of figures, and buttons.
 
-Importing this module imports ipywidgets, so import it only to show such a panel.
+Importing this module imports ipywidgets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from ipywidgets import HTML, Button, HBox, Image, Layout, VBox
 
 from accel_nb.ui.comm_routing import hear_beside_cells
 from accel_nb.ui.fallback import Painter, static_bundle
-from accel_nb.ui.picture import STATUS_COLOURS
+from accel_nb.ui.picture import STATUS_COLORS
 from accel_nb.ui.view import PanelState
 
 LINE_INTERVAL_S = 0.5
@@ -25,9 +25,9 @@ Control = Callable[[object], object]
 
 
 class CoreSurface:
-    """A picture that is drawn anew every few seconds, with a line of figures above that is as new as half a second.
+    """Shows a picture, redrawn every few seconds, and a line of figures, updated twice a second.
 
-    When the run has ended, picture and text take the place of the widgets: any viewer shows them in a saved notebook.
+    When the run has ended, a picture and text replace the widgets: any viewer of the saved notebook shows them.
     """
 
     def __init__(self, on_control: Control | None = None) -> None:
@@ -56,14 +56,14 @@ class CoreSurface:
         )
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Write the figures and draw again, each when it is time."""
+        """Update figures and picture, each when it is due."""
         if not self._is_paused and (force or self._painter.is_due):
             self._draw(state)
         elif force or time.monotonic() >= self._next_line_at:
             self._write(state)
 
     def close(self, state: PanelState) -> None:
-        """Leave picture and text, and take the widgets away."""
+        """Replace the widgets by picture and text."""
         self._handle.update(static_bundle(state), raw=True)
         for widget in (*self._panel.children[-1].children, *self._panel.children, self._panel):
             widget.close()
@@ -71,20 +71,20 @@ class CoreSurface:
     def _controls(self, state: PanelState) -> list[Button]:
         if self._on_control is None or not state.can_be_steered:
             return []
-        save = self._asking("checkpoint now", SAVE_HINT if state.can_save else NO_FOLDER_HINT, "checkpoint")
+        save = self._add_action("checkpoint now", SAVE_HINT if state.can_save else NO_FOLDER_HINT, "checkpoint")
         save.disabled = not state.can_save
         return [
-            self._asking("stop after step", "End the cell after this step; what it has trained comes back", "stop"),
-            self._asking("interrupt", "Interrupt the cell wherever it is", "interrupt"),
+            self._add_action("stop after step", "End the cell after this step; what it has trained comes back", "stop"),
+            self._add_action("interrupt", "Interrupt the cell wherever it is", "interrupt"),
             save,
         ]
 
-    def _asking(self, label: str, hint: str, kind: str) -> Button:
-        def ask() -> None:
-            assert self._on_control is not None, "the button is there for it"
+    def _add_action(self, label: str, hint: str, kind: str) -> Button:
+        def send() -> None:
+            assert self._on_control is not None, "controls exist only with on_control"
             self._on_control({"kind": kind})
 
-        return self._button(label, hint, ask)
+        return self._button(label, hint, send)
 
     def _button(self, label: str, hint: str, act: Callable[[], None]) -> Button:
         button = Button(description=label, tooltip=hint, layout=Layout(width="auto"))
@@ -104,8 +104,8 @@ class CoreSurface:
 
     def _write(self, state: PanelState) -> None:
         self._next_line_at = time.monotonic() + LINE_INTERVAL_S
-        colour = STATUS_COLOURS[state.status]
+        color = STATUS_COLORS[state.status]
         notes = "".join(f" · {escape(note)}" for note in state.notes())
-        status = f'<span style="color: {colour}">●</span> <b>{escape(state.status)}</b>'
+        status = f'<span style="color: {color}">●</span> <b>{escape(state.status)}</b>'
         self._line.value = f"{status} {escape(state.title)}: {escape(state.summary())}{notes}"
         self._said.value = escape(state.said)

@@ -1,6 +1,6 @@
-"""How a panel is shown here: as a live widget, as a picture that is drawn anew, or as one line of text.
+"""Ways to show a panel: a live widget, a picture that is redrawn, or one line of text.
 
-`accel_nb.ui.core_widgets` has what lies between the first two: the picture with buttons, as widgets of ipywidgets.
+A fourth is in `accel_nb.ui.core_widgets`: the picture with buttons, by ipywidgets.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from accel_nb.ui.view import PanelState
 Mode = Literal["live", "static", "off"]
 
 BEST_RUNGS = {platform.name: platform.rung for platform in PLATFORMS}
-"""What each front end shows: some are built without anywidget and cannot fetch it, others have no widgets at all."""
+"""The best way of each front end: some have no anywidget and cannot download it, others have no widgets."""
 
 PICTURE_INTERVAL_S = 2.0
 PICTURE_DUTY = 0.03
@@ -24,7 +24,7 @@ PICTURE_DUTY = 0.03
 
 @dataclass(frozen=True, slots=True)
 class DisplayFacts:
-    """What the choice of a rung depends on."""
+    """Facts that decide how a panel is shown."""
 
     platform: str
     has_kernel: bool
@@ -33,7 +33,7 @@ class DisplayFacts:
 
 
 def choose_rung(facts: DisplayFacts, mode: Mode) -> Rung:
-    """Return the best way to show a panel; every one of them leaves something to see in a saved notebook."""
+    """Return the best available way to show a panel. Each leaves an output in a saved notebook."""
     if not facts.has_kernel:
         return "text"
     best = BEST_RUNGS[facts.platform] if mode == "live" else "picture"
@@ -45,7 +45,7 @@ def choose_rung(facts: DisplayFacts, mode: Mode) -> Rung:
 
 
 def find_display_facts() -> DisplayFacts:
-    """Look at this process; imports nothing heavy."""
+    """Find the facts of this process, without importing the packages."""
     from importlib.util import find_spec
     from pathlib import Path
 
@@ -67,11 +67,11 @@ class Surface(Protocol):
         ...
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Draw what is new, unless it was drawn a moment ago."""
+        """Draw new data if it is due."""
         ...
 
     def close(self, state: PanelState) -> None:
-        """Draw the final state, the way a saved notebook keeps it."""
+        """Draw the final state, as a saved notebook has it."""
         ...
 
 
@@ -79,10 +79,10 @@ class TextSurface:
     """One line when the run has ended: for terminals, and where nothing else can be drawn."""
 
     def open(self, state: PanelState) -> None:
-        """Wait for the end: a terminal cannot take a line back."""
+        """Do nothing: a terminal cannot replace a line."""
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Wait for the end."""
+        """Do nothing."""
 
     def close(self, state: PanelState) -> None:
         """Show the summary."""
@@ -92,7 +92,7 @@ class TextSurface:
 
 
 class Painter:
-    """Draws pictures, and knows when the kernel can spare the next one."""
+    """Draws pictures, and limits the share of time that drawing takes."""
 
     def __init__(self) -> None:
         self._next_at = 0.0
@@ -112,7 +112,7 @@ class Painter:
 
 
 class PictureSurface:
-    """A PNG in the output, drawn anew every few seconds through its display id."""
+    """Shows a PNG, redrawn every few seconds by its display id."""
 
     def __init__(self) -> None:
         self._handle: Any = None

@@ -1,4 +1,4 @@
-"""The live panel of one cell: events in, drawing out, never in the way of the training."""
+"""The live panel of one cell: receives events, draws within a time budget, never raises into the run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from accel_nb.ui.fallback import (
     find_display_facts,
     static_bundle,
 )
-from accel_nb.ui.queries import Asked, Question, read_question
+from accel_nb.ui.queries import Query, QuerySources, read_query
 from accel_nb.ui.run_comparison import EarlierRun, EarlierRuns
 from accel_nb.ui.view import Cursor, PanelState, jsonable, packed
 
@@ -35,35 +35,35 @@ PROTOCOL_VERSION = 1
 MIN_INTERVAL_S = 1 / 15
 MAX_INTERVAL_S = 1.0
 DUTY = 0.0015
-"""The share of the machine's processors, which may all be training, that messages to the browser may take of the
-kernel's main thread; Jupyter's own threads, which send them, take nearly as much again."""
+"""CPU time of the main thread for messages to the browser, as a share of all processors, which may be training.
+Jupyter's threads, which send the messages, use nearly as much again."""
 
 BYTES_PER_S = 64_000
-"""What streaming may send; of a run with more steps than that the extremes are sent, and the rest where one looks."""
+"""Limit of streaming. Of a faster run the extremes are sent; the browser queries the range that a user zooms into."""
 
 ENVELOPE_BYTES = 2000
-"""About what a message weighs beside its rows."""
+"""Approximate size of a message without its rows."""
 
 NUMBER_BYTES = 8
-"""About what a number of a map of memory weighs."""
+"""Approximate size of a number in a memory map."""
 
-MAX_QUESTIONS = 16
-"""How many of a browser's questions may wait."""
+MAX_QUERIES = 16
+"""Limit of waiting queries of a browser."""
 
 MARK = {"accel_nb": "panel"}
-"""The output's metadata, by which the browser finds panels whose kernel is gone."""
+"""Metadata of the output, by which the browser finds panels whose kernel has ended."""
 
 SNAPSHOT_POINTS = 2000
 RESYNC_POINTS = 20_000
 MAX_SURFACES = 4
-"""A panel that was attached to more often goes on in the last places only."""
+"""A panel is drawn in at most so many outputs, the last ones that it was attached to."""
 
 
 class Panel:
-    """Shows a run below its cell; appears with the first step or metric, so a cell that trains nothing shows none.
+    """Shows a run below its cell, from the first step or metric on: a cell that trains nothing has no panel.
 
-    Call ``feed`` whenever events arrive, ``refresh`` in the loop that waits, ``finish`` once; ``attach`` and ``say`` at
-    any time, in any thread. None of them raises: a panel that fails is given up with one warning.
+    Call ``feed`` when events arrive, ``refresh`` in the waiting loop, ``finish`` once; ``attach`` and ``say`` at any
+    time, in any thread. None of them raises: a panel that fails is switched off with one warning.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Panel:
         also: Callable[[Sequence[Event]], None] | None = None,
         earlier: EarlierRuns | None = None,
     ) -> None:
-        """``also`` gets every event that the panel is fed, shown or not; ``earlier`` the run, when it has ended."""
+        """``also`` is called with all events, also while the panel is off; ``earlier`` stores the ended run."""
         self._also = also
         self._earlier = earlier or EarlierRuns()
         self._number = self._earlier.begin()
@@ -88,7 +88,7 @@ class Panel:
         self.state.num_earlier = len(self._earlier.others(self._number))
         self._mode: Mode = mode
         self._rung: Rung | None = rung
-        # Takes what the user asks for in the browser, unchecked, in the comm's thread.
+        # Called with actions from the browser, unchecked, in the comm's thread.
         self._on_control = on_control
         self._surfaces: list[Surface] = []
         self._is_off = mode == "off"
@@ -97,11 +97,11 @@ class Panel:
 
     @property
     def is_shown(self) -> bool:
-        """Whether the panel is in the output."""
+        """Whether the panel is in an output."""
         return bool(self._surfaces)
 
     def feed(self, events: Sequence[Event]) -> None:
-        """Take events in; draws nothing."""
+        """Update the state by events; draw nothing."""
         with self._lock:
             if self._also is not None:
                 self._also(events)
@@ -109,17 +109,17 @@ class Panel:
                 self.state.fold(events)
 
     def say(self, text: str) -> None:
-        """Show a line about what the user asked for, in place of the one before."""
+        """Show the outcome of the user's last action."""
         self.state.say(text)
 
     def show(self) -> None:
-        """Put the panel into the output now, without waiting for data."""
+        """Put the panel into the output, also without data."""
         with self._lock:
             if not self._is_off and not self._surfaces:
                 self._guarded(self._open)
 
     def attach(self) -> None:
-        """Draw the panel here as well, with all that it knows; it goes on in both places while the run does."""
+        """Draw the panel in this output too, with all data so far; both are updated while the run lasts."""
         with self._lock:
             if self._mode == "off" or not self.state.has_data:
                 return
@@ -129,7 +129,7 @@ class Panel:
                 self._guarded(self._open)
 
     def refresh(self, force: bool = False) -> None:
-        """Draw what is new; cheap when called too often."""
+        """Draw new data if it is due; may be called often."""
         with self._lock:
             if self._is_off:
                 return
@@ -179,7 +179,7 @@ class Panel:
 
 
 class WidgetSurface:
-    """The widget: binary deltas while the cell runs, the whole state and a picture when it has ended."""
+    """Draws by the widget: binary deltas while the cell runs, the whole state and a picture when it has ended."""
 
     def __init__(
         self,
@@ -200,10 +200,10 @@ class WidgetSurface:
         self._cost_s = 0.0
         self._duty = DUTY * num_usable_cores()
         self._sent_at = 0.0
-        # Set by the comm's thread, read in the main thread: a browser has lost its place, or asks for more.
-        self._wants_snapshot = False
-        self._questions: deque[Question] = deque()
-        # The state of a run that is over, for as long as somebody keeps it; None before.
+        # Set in the comm's thread, read in the main thread: a browser needs a snapshot, or has sent queries.
+        self._snapshot_requested = False
+        self._queries: deque[Query] = deque()
+        # Returns the state of the ended run while it is referenced elsewhere; None before the end.
         self._ended: Callable[[], PanelState | None] | None = None
 
     def open(self, state: PanelState) -> None:
@@ -217,17 +217,17 @@ class WidgetSurface:
         self._widget.on_msg(self._on_message)
         self._handle = display(self._view(state), raw=True, display_id=True, metadata=MARK)
         self.update(state, force=True)
-        self._sent_at = started  # what the run did meanwhile is sent as it is
+        self._sent_at = started  # rows that arrived meanwhile are sent unthinned
 
     def update(self, state: PanelState, *, force: bool) -> None:
-        """Send the new rows, at a rate that costs the kernel next to nothing."""
+        """Send new rows, within the limits of bandwidth and CPU time."""
         started = time.monotonic()
         if not force and started < self._next_at:
             return
         num_bytes = self._answer(state)
         room = BYTES_PER_S * max(MIN_INTERVAL_S, started - self._sent_at) - ENVELOPE_BYTES
-        # A panel that is drawn late begins with a snapshot, of as many points as one can tell apart.
-        needs_snapshot = self._wants_snapshot if self._seq else state.num_rows > RESYNC_POINTS
+        # A panel that opens late begins with a snapshot, of as many points as a chart can show.
+        needs_snapshot = self._snapshot_requested if self._seq else state.num_rows > RESYNC_POINTS
         found = None if needs_snapshot else state.columns_since(self._cursor, int(room))
         has_news = state.said != self._said or state.num_mapped != self._num_mapped
         if found is not None and not found[0] and not force and not has_news:
@@ -236,7 +236,7 @@ class WidgetSurface:
         assert self._widget is not None, "open comes first"
         started_cpu = time.thread_time()
         if found is None:
-            self._wants_snapshot = False
+            self._snapshot_requested = False
             message, buffer, self._cursor = self._message(state, "snapshot", state.snapshot(RESYNC_POINTS))
         else:
             message, buffer, self._cursor = self._message(state, "delta", found)
@@ -287,25 +287,25 @@ class WidgetSurface:
     def _on_message(self, _widget: Any, content: Any, _buffers: Any) -> None:
         kind = content.get("kind") if isinstance(content, dict) else None
         if kind == "resync":
-            self._wants_snapshot = True
+            self._snapshot_requested = True
         elif kind == "control" and self._on_control is not None:
             self._on_control(content.get("action"))
-        elif (question := read_question(content)) is not None and len(self._questions) < MAX_QUESTIONS:
-            self._questions.append(question)
+        elif (query := read_query(content)) is not None and len(self._queries) < MAX_QUERIES:
+            self._queries.append(query)
             if self._ended is not None:
                 self._answer(self._ended())
 
     def _answer(self, state: PanelState | None) -> int:
-        """Send what a browser has asked for; return how many bytes that was."""
-        waiting: dict[object, Question] = {}
-        while self._questions:
-            question = self._questions.popleft()
-            waiting[question.key] = question
+        """Answer the waiting queries; return the number of bytes sent."""
+        waiting: dict[object, Query] = {}
+        while self._queries:
+            query = self._queries.popleft()
+            waiting[query.key] = query
         if self._widget is None:
             return 0
         num_bytes = 0
-        for question in waiting.values():
-            message, blocks = question.answer(Asked(state, self._others()))
+        for query in waiting.values():
+            message, blocks = query.answer(QuerySources(state, self._others()))
             headers, buffer = packed(blocks)
             self._widget.send({**message, "version": PROTOCOL_VERSION, "blocks": headers}, buffers=[buffer])
             num_bytes += len(buffer) + ENVELOPE_BYTES

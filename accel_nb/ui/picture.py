@@ -1,4 +1,4 @@
-"""The panel as a picture: what a saved notebook, nbconvert and viewers without widgets show."""
+"""The panel as a picture, for saved notebooks, nbconvert and viewers without widgets."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ MAX_MAPS = 4
 MAX_LINES = 16
 DPI = 144
 
-RANK_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f")
-MEMORY_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#9a9a9a")
-MARK_COLOURS = {
+RANK_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#8c6bb1", "#7f7f7f")
+MEMORY_COLORS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#9a9a9a")
+MARK_COLORS = {
     "nan": "#d55e00",
     "skipped": "#e69f00",
     "restart": "#7f7f7f",
@@ -27,13 +27,13 @@ MARK_COLOURS = {
     "checkpoint": "#009e73",
     "steered": "#0072b2",
 }
-STATUS_COLOURS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
+STATUS_COLORS = {"running": "#0072b2", "done": "#00805c", "failed": "#d55e00", "interrupted": "#8c6bb1"}
 
 INK, FAINT, GRID = "#1f2328", "#656d76", "#e4e7eb"
 
 
 def draw_png(state: PanelState) -> bytes:
-    """Draw the state with matplotlib, without pyplot: no backend is chosen and no figure stays behind."""
+    """Draw the state with matplotlib, without pyplot, which would choose a backend and keep the figure."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -56,7 +56,7 @@ def draw_png(state: PanelState) -> bytes:
         _draw_curve(figure.add_subplot(grid[:, 0]), state)
         maps = [figure.add_subplot(grid[row, 1]) for row in range(len(shown))]
         _draw_memory(maps, state, shown, num_ranks=len(ranks))
-        figure.text(0.012, 0.955, state.status, color=STATUS_COLOURS[state.status], weight="bold", va="center")
+        figure.text(0.012, 0.955, state.status, color=STATUS_COLORS[state.status], weight="bold", va="center")
         offset = 0.012 + 0.0083 * (len(state.status) + 1.2)
         figure.text(offset, 0.955, _plain(f"{state.title}:  {state.summary()}"), color=INK, va="center")
         notes = "  ·  ".join(state.notes())
@@ -68,7 +68,7 @@ def draw_png(state: PanelState) -> bytes:
 
 
 def _compressed(canvas: FigureCanvasAgg) -> bytes:
-    """Return the PNG with a palette: a third of the size, and no difference to see in a line drawing."""
+    """Return the PNG with a palette: a third of the size, without a visible difference in line drawings."""
     import numpy as np
     from PIL import Image
 
@@ -87,11 +87,11 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
     for rank in ranks[:MAX_LINES]:
         is_bold = len(ranks) == 1
         points = tables[rank].picked(MAX_POINTS)
-        colour = RANK_COLOURS[rank % len(RANK_COLOURS)]
+        color = RANK_COLORS[rank % len(RANK_COLORS)]
         axes.plot(
             points[0],
             points[1],
-            color=colour,
+            color=color,
             lw=1.5 if is_bold else 0.8,
             alpha=1 if is_bold else 0.55,
             marker="o" if points.shape[1] < 3 else None,
@@ -102,9 +102,9 @@ def _draw_curve(axes: Axes, state: PanelState) -> None:
         points = tables[MEAN_RANK].picked(MAX_POINTS)
         axes.plot(points[0], points[1], color=INK, lw=1.5, label="mean")
     for mark in state.marks:
-        is_small = mark.kind == "checkpoint"  # they come often: a tick at the top is enough
+        is_small = mark.kind == "checkpoint"  # frequent: a tick at the top
         line = {"ymin": 0.96, "lw": 2.0} if is_small else {"lw": 0.8, "ls": (0, (3, 3))}
-        axes.axvline(mark.x, color=MARK_COLOURS[mark.kind], **line)
+        axes.axvline(mark.x, color=MARK_COLORS[mark.kind], **line)
     axes.set_title("loss" if kind == "step" else _plain(name[:40]), loc="left")
     axes.set_xlabel("step", labelpad=1)
     axes.margins(x=0.01)
@@ -126,7 +126,7 @@ def _draw_memory(maps: list[Axes], state: PanelState, ranks: list[int], *, num_r
         if points.shape[1] == 1:  # one moment has no width
             points = np.repeat(points, 2, axis=1)
             points[0, 1] = max(end, points[0, 0] + 1e-3)
-        axes.stackplot(points[0], points[1:6] / size, colors=MEMORY_COLOURS, labels=MEMORY_COLUMNS[1:6], lw=0)
+        axes.stackplot(points[0], points[1:6] / size, colors=MEMORY_COLORS, labels=MEMORY_COLUMNS[1:6], lw=0)
         axes.set_xlim(0, max(end, 1e-3))
         axes.set_ylim(0, top / size * 1.08)
         axes.locator_params(axis="y", nbins=4 if len(ranks) < 3 else 2)
@@ -205,5 +205,5 @@ def _style() -> Any:
     }
 
 
-assert len(MEMORY_COLOURS) == len(MEMORY_COLUMNS) - 3, "time, free and total are not stacked"
+assert len(MEMORY_COLORS) == len(MEMORY_COLUMNS) - 3, "time, free and total are not stacked"
 assert STEP_COLUMNS[1] == "loss", "the picture draws the first value column of the step table"

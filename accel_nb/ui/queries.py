@@ -1,80 +1,87 @@
-"""What a browser may ask of a panel: a closed set of records, checked where they come in, each with its answer."""
+"""Queries that a browser may send to a panel: a closed set of records, checked on receipt, each with its answer."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar
 
+from accel_nb.ui.messages import CurveKind, EarlierRunFacts
 from accel_nb.ui.run_comparison import EarlierRun
 from accel_nb.ui.view import Block, PanelState
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """What an answer may be made of: the run that is drawn, if it is still kept, and the others of the notebook."""
+class QuerySources:
+    """What queries are answered from: the state of the panel's run, if it is still kept, and the earlier runs."""
 
     state: PanelState | None
     others: Sequence[EarlierRun] = ()
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
-    """The part of a curve that is looked at: steps from ``first`` to ``last``."""
+class DetailQuery:
+    """Request the rows of a curve's steps from ``first`` to ``last``."""
 
-    table: Literal["step", "metric"]
+    kind: ClassVar[str] = "detail"
+    table: CurveKind
     name: str
     first: float
     last: float
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> Detail | None:
-        """Return what a message from a browser asks for; None for one that is not ours."""
+    def parse(cls, content: Mapping[str, Any]) -> DetailQuery | None:
+        """Return the query in a browser's message; None if a field is missing or of another type."""
         table, name = content.get("table"), content.get("name")
-        first, last = _place(content.get("first")), _place(content.get("last"))
+        first, last = _axis_position(content.get("first")), _axis_position(content.get("last"))
         if table not in ("step", "metric") or not isinstance(name, str) or first is None or last is None:
             return None
         return cls(table, name, first, last)
 
     @property
     def key(self) -> object:
-        """Questions of one key are answered once, by the last of them: one looks at one part at a time."""
-        return Detail
+        """Of waiting queries with one key only the last is answered: a user zooms into one range at a time."""
+        return DetailQuery
 
-    def answer(self, asked: Asked) -> tuple[dict[str, Any], list[Block]]:
-        """Return the rows as they are."""
-        state = asked.state
+    def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
+        """Return the answer's fields and the rows."""
+        state = sources.state
         blocks = [] if state is None else state.detail(self.table, self.name, self.first, self.last)
         where = {"table": self.table, "name": self.name, "first": self.first, "last": self.last}
         return {"kind": "detail", **where}, blocks
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierList:
-    """Which runs there are to compare with."""
+class EarlierListQuery:
+    """Request the list of runs to compare with."""
+
+    kind: ClassVar[str] = "earlier"
 
     @property
     def key(self) -> object:
-        """Each is like the other."""
+        """All such queries are equal: one answer serves them."""
         return self
 
-    def answer(self, asked: Asked) -> tuple[dict[str, Any], list[Block]]:
-        """Return their numbers, titles and summaries."""
-        runs = [{"run": run.number, "title": run.title, "summary": run.summary} for run in asked.others]
+    def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
+        """Return the numbers, titles and summaries of the runs."""
+        runs: list[EarlierRunFacts] = [
+            {"run": run.number, "title": run.title, "summary": run.summary} for run in sources.others
+        ]
         return {"kind": "earlier", "runs": runs}, []
 
 
 @dataclass(frozen=True, slots=True)
-class EarlierCurve:
-    """One curve of an earlier run."""
+class EarlierCurveQuery:
+    """Request one curve of an earlier run."""
 
+    kind: ClassVar[str] = "earlier"
     run: int
-    table: Literal["step", "metric"]
+    table: CurveKind
     name: str
 
     @classmethod
-    def parse(cls, content: Mapping[str, Any]) -> EarlierCurve | None:
-        """Return what a message from a browser asks for; None for one that is not ours."""
+    def parse(cls, content: Mapping[str, Any]) -> EarlierCurveQuery | None:
+        """Return the query in a browser's message; None if a field is missing or of another type."""
         run, table, name = content.get("run"), content.get("table"), content.get("name")
         if type(run) is not int or table not in ("step", "metric") or not isinstance(name, str):
             return None
@@ -82,34 +89,34 @@ class EarlierCurve:
 
     @property
     def key(self) -> object:
-        """Each curve is a question of its own."""
+        """Each curve is answered."""
         return self
 
-    def answer(self, asked: Asked) -> tuple[dict[str, Any], list[Block]]:
-        """Return its rows: none of a run that is kept no more, or that has no such curve."""
-        run = next((run for run in asked.others if run.number == self.run), None)
+    def answer(self, sources: QuerySources) -> tuple[dict[str, Any], list[Block]]:
+        """Return the curve's rows: none if the run is no longer kept or has no such curve."""
+        run = next((run for run in sources.others if run.number == self.run), None)
         blocks = [] if run is None else run.blocks(self.table, self.name)
         num_workers = 1 if run is None else run.num_workers
         return {"kind": "earlier curve", "run": self.run, "num_workers": num_workers}, blocks
 
 
-Question = Detail | EarlierList | EarlierCurve
+Query = DetailQuery | EarlierListQuery | EarlierCurveQuery
 
 
-def read_question(content: object) -> Question | None:
-    """Return what a message from a browser asks; None for anything that is no question."""
+def read_query(content: object) -> Query | None:
+    """Return the query in a browser's message; None for any other message."""
     if not isinstance(content, Mapping):
         return None
     message: Mapping[str, Any] = content  # pyright: ignore[reportUnknownVariableType]
     match message.get("kind"):
-        case "detail":
-            return Detail.parse(message)
-        case "earlier":
-            return EarlierCurve.parse(message) if "run" in message else EarlierList()
+        case DetailQuery.kind:
+            return DetailQuery.parse(message)
+        case EarlierListQuery.kind:
+            return EarlierCurveQuery.parse(message) if "run" in message else EarlierListQuery()
         case _:
             return None
 
 
-def _place(value: object) -> float | None:
-    """Return a number that can be a place on an axis; None for everything else that JSON has."""
+def _axis_position(value: object) -> float | None:
+    """Return a number that can be a position on an axis; None for any other JSON value."""
     return float(value) if isinstance(value, int | float) and type(value) is not bool and abs(value) < 1e300 else None

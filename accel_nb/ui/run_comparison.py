@@ -1,4 +1,4 @@
-"""The runs of a kernel that have ended, thinned: what a later panel draws beside its own curves."""
+"""Ended runs of a kernel, thinned, to draw beside the curves of a later panel."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from accel_nb.ui.view import Block, PanelState, TableKind
+from accel_nb.ui.messages import TableKind
+from accel_nb.ui.view import Block, PanelState
 
 MAX_RUNS = 5
-"""So many beside the one that is looked at."""
+"""Limit of runs to compare one with."""
 MAX_POINTS = 2000
-"""Rows that are kept of each curve: two for each pixel of a wide chart."""
+"""Rows of each curve that are kept: two for each pixel of a wide chart."""
 
 
 @dataclass(frozen=True, slots=True)
 class EarlierRun:
-    """One run that has ended: of every curve its mean over the ranks, float64 arrays of shape [columns, rows]."""
+    """One ended run: the mean over ranks of every curve, as float64 arrays of shape [columns, rows]."""
 
     number: int
     title: str
@@ -27,24 +28,24 @@ class EarlierRun:
     curves: dict[tuple[TableKind, str], Any]
 
     def blocks(self, table: TableKind, name: str) -> list[Block]:
-        """Return a curve as a message carries it; nothing for one that the run has not."""
+        """Return a curve as blocks of a message; empty if the run has no such curve."""
         columns = self.curves.get((table, name))
         return [] if columns is None else [Block(table, 0, name, list(columns))]
 
 
 class EarlierRuns:
-    """The last runs of one kernel; any thread may ask."""
+    """The last runs of one kernel; thread-safe."""
 
     def __init__(self) -> None:
         self._numbers = itertools.count(1)
         self._runs: deque[EarlierRun] = deque(maxlen=MAX_RUNS + 1)
 
     def begin(self) -> int:
-        """Return the number of a run that begins."""
+        """Return the number of a new run."""
         return next(self._numbers)
 
     def keep(self, number: int, state: PanelState) -> None:
-        """Keep what a run has drawn, now that it has ended; one that has drawn nothing is none."""
+        """Store the curves of an ended run, if it has any."""
         curves: dict[tuple[TableKind, str], Any] = {}
         wanted: list[tuple[TableKind, str]] = [("step", ""), *(("metric", name) for name in state.metrics)]
         for kind, name in wanted:
@@ -54,5 +55,5 @@ class EarlierRuns:
             self._runs.append(EarlierRun(number, state.title, state.summary(), state.num_workers, curves))
 
     def others(self, number: int) -> Sequence[EarlierRun]:
-        """Return the runs beside that of this number, the newest first."""
+        """Return the runs other than ``number``, newest first."""
         return [run for run in reversed(tuple(self._runs)) if run.number != number][:MAX_RUNS]

@@ -13,32 +13,32 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 MAX_ROWS = 1_000_000
-"""Above this many rows the older ones are thinned to about half."""
+"""Beyond this many rows the older ones are thinned to about half."""
 
 KEPT_RAW = 4096
-"""The newest rows, which thinning leaves whole: a reader that keeps up never notices it."""
+"""The newest rows, which are not thinned: a reader that keeps up misses none."""
 
 THINNED_BLOCK = 4
 
 
 @dataclass(slots=True)
 class Room:
-    """How many rows each of several tables may hold: one more table leaves less to each."""
+    """Limit of rows for each of several tables that share ``max_bytes``."""
 
     max_bytes: int = 1 << 62
     max_rows: int = MAX_ROWS
     num_columns: int = 0
 
     def share(self, num_columns: int) -> None:
-        """Make room for another table."""
+        """Lower the limit for another table of so many columns."""
         self.num_columns += num_columns
         self.max_rows = min(self.max_rows, self.max_bytes // (8 * self.num_columns))
 
 
 class Table:
-    """Columns of equal length; the first is x and must not decrease, ``key`` is the one whose extremes survive.
+    """Columns of equal length; the first is x and must not decrease.
 
-    Where there are more rows than ``room`` has for them, the older ones are thinned.
+    Beyond the limit of ``room`` the older rows are thinned; extremes of column ``key`` are kept.
     """
 
     def __init__(self, num_columns: int, *, key: int = 1, room: Room | None = None) -> None:
@@ -61,9 +61,9 @@ class Table:
             self._thin()
 
     def rows_since(self, total: int, max_rows: int = MAX_ROWS) -> Sequence[Sequence[float]] | None:
-        """Return the columns of the rows after the first ``total``, or None when some of them are thinned away.
+        """Return the columns of the rows after the first ``total``; None if some of them have been thinned.
 
-        Of more than ``max_rows`` rows the extremes are picked.
+        Of more than ``max_rows`` rows the extremes are returned.
         """
         if total < self._thinned_below:
             return None
@@ -75,7 +75,7 @@ class Table:
     def picked(self, max_rows: int) -> NDArray[np.float64]:
         """Return at most about ``max_rows`` rows, shape [columns, rows].
 
-        Kept are the lowest and highest of each block of rows, and the last row, which is the one that is read.
+        These are the lowest and highest of each block of rows, and the last row, whose values are displayed.
         """
         return self._picked(slice(None), max_rows)
 
@@ -111,7 +111,7 @@ class Table:
 
 
 def extreme_rows(values: NDArray[np.float64], block: int) -> NDArray[np.intp]:
-    """Return the rows of the lowest and highest number of each block, in order; what is not finite loses."""
+    """Return the rows of the lowest and highest number of each block, in order; finite ones come before others."""
     import numpy as np
 
     padding = -len(values) % block

@@ -1,4 +1,4 @@
-"""What a panel shows, folded from events: plain data, no drawing, no torch."""
+"""State of a panel, computed from events: plain data, no drawing, no torch."""
 
 from __future__ import annotations
 
@@ -23,13 +23,12 @@ from accel_nb.telemetry.events import (
     Steered,
     StepDone,
 )
+from accel_nb.ui.messages import BlockHeader, JsonNumber, PanelFacts, Status, TableKind
 from accel_nb.ui.series_table import MAX_ROWS, Room, Table
 
-Status = Literal["running", "done", "failed", "interrupted"]
-TableKind = Literal["step", "metric", "memory", "plan"]
 Key = tuple[TableKind, int, str]
 Cursor = dict[Key, int]
-"""How many rows of each table a reader has."""
+"""How many rows of each table a reader has received."""
 
 MEAN_RANK = -1
 """The rank under which the mean over all ranks is kept."""
@@ -40,12 +39,20 @@ METRIC_COLUMNS = ("step", "value")
 MEMORY_COLUMNS = ("time", "parameters", "gradients", "optimizer", "other", "cached", "free", "total")
 
 PLAN_COLUMNS = ("step", "learning rate")
-"""What schedules are going to give; each plan is a table of its own, named by a number."""
+"""Learning rates of a schedule's future steps; each plan is a table of its own, named by a number."""
+
+TABLE_COLUMNS: Mapping[TableKind, tuple[str, ...]] = {
+    "step": STEP_COLUMNS,
+    "metric": METRIC_COLUMNS,
+    "memory": MEMORY_COLUMNS,
+    "plan": PLAN_COLUMNS,
+}
+"""The columns of each table; the first is x, the last of ``memory`` is the total."""
 
 MAX_TEXT = 256
 MAX_MARKS = 200
 MAX_CHECKPOINT_MARKS = 64
-"""Of more checkpoints every second one is marked, again and again, so that they leave room for what went wrong."""
+"""Beyond this every second checkpoint mark is dropped, so that marks of failures still fit."""
 MAX_METRICS = 32
 MAX_BYTES: Mapping[TableKind, int] = {
     "step": 64_000_000,
@@ -53,11 +60,11 @@ MAX_BYTES: Mapping[TableKind, int] = {
     "memory": 8_000_000,
     "plan": 1_000_000,
 }
-"""What all tables of a kind hold together, however many ranks and metrics there are; older rows are thinned for it."""
+"""The size of all tables of a kind together, for any number of ranks and metrics; beyond it older rows are thinned."""
 MAX_PLANS = 8
 MAX_PLAN_ROWS = 4000
 MAX_MAPS = 8
-"""Ranks whose map of blocks is kept: as many as are drawn."""
+"""Ranks whose map of blocks is kept: as many as the panel draws."""
 MAX_HOLDERS = 16
 MAX_SNAPSHOT_ROWS = 40_000
 RECENT = 32
@@ -68,7 +75,7 @@ STRAGGLER_MS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened at a place on the step axis."""
+    """An event at a position on the step axis."""
 
     x: float
     kind: Literal["nan", "skipped", "restart", "failed", "interrupted", "checkpoint", "steered"]
@@ -87,8 +94,8 @@ class Block:
 
 
 @dataclass(slots=True)
-class RankTrack:
-    """Where one rank stands."""
+class RankProgress:
+    """Progress of one rank."""
 
     device: str = ""
     offset: float = 0.0
@@ -111,7 +118,7 @@ class RankTrack:
         return self.busy_s / self.num_steps * 1e3 if self.num_steps else None
 
     def samples_per_s(self) -> float:
-        """Return the rate over the recent steps; zero when it cannot be told."""
+        """Return the rate over the recent steps; zero before the second."""
         if len(self.recent) < 2:
             return 0.0
         elapsed_s = self.recent[-1][0] - self.recent[0][0]
@@ -119,8 +126,8 @@ class RankTrack:
         return num_samples / elapsed_s if elapsed_s > 0 else 0.0
 
 
-class Mean:
-    """The mean over ranks, row by row as they come in; a rank that stays silent holds nothing up for long."""
+class RankMean:
+    """Mean over ranks, row by row; a rank that reports nothing delays it by at most `WAITING_ROWS` rows."""
 
     def __init__(self, table: Table, num_ranks: int) -> None:
         self.table = table
@@ -130,7 +137,7 @@ class Mean:
         self._done = -math.inf
 
     def add(self, rank: int, x: float, weight: float, values: Sequence[float]) -> None:
-        """Take one rank's values at ``x``; they count by ``weight``."""
+        """Add one rank's values at ``x`` with a weight."""
         if x <= self._done:
             return
         self._seen.add(rank)
@@ -143,7 +150,7 @@ class Mean:
             self._flush(min(self._waiting))
 
     def finish(self) -> None:
-        """Put out what waits for ranks that will not report any more."""
+        """Append the rows that wait for ranks, without those ranks."""
         if self._waiting:
             self._flush(max(self._waiting))
 
@@ -154,7 +161,7 @@ class Mean:
 
 
 class PanelState:
-    """The state of one panel: a pure fold over events."""
+    """State of one panel, a pure function of the events so far."""
 
     def __init__(self, title: str, num_workers: int, *, max_rows: int = MAX_ROWS) -> None:
         self.title = cap_text(title)
@@ -166,18 +173,18 @@ class PanelState:
         self.num_skipped = 0
         self.num_nan = 0
         self.failures: dict[int, str] = {}
-        # Whether somebody listens to the controls, whether a checkpoint has a place, and what became of the last wish.
+        # Whether actions are accepted, whether there is a checkpoint folder, and the outcome of the last action.
         self.can_be_steered = False
         self.can_save = False
         self.said = ""
-        # The latest map of each rank's blocks, and how often there was a new one.
+        # The latest map of each rank's blocks, and how many maps have arrived.
         self.maps: dict[int, MemoryMapped] = {}
         self.num_mapped = 0
         # How many runs there are to compare with.
         self.num_earlier = 0
         self.metrics: dict[str, float] = {}
-        self._tracks: dict[int, RankTrack] = {}
-        self._means: dict[tuple[TableKind, str], Mean] = {}
+        self._tracks: dict[int, RankProgress] = {}
+        self._means: dict[tuple[TableKind, str], RankMean] = {}
         self._rooms = {kind: Room(max_bytes, max_rows) for kind, max_bytes in MAX_BYTES.items()}
         self._nan_at: deque[float] = deque(maxlen=WAITING_ROWS)
         self._start = math.nan
@@ -189,12 +196,12 @@ class PanelState:
 
     @property
     def num_steps(self) -> int:
-        """The steps of the rank that is furthest."""
+        """The largest number of steps of a rank."""
         return max((track.num_steps for track in self._tracks.values()), default=0)
 
     @property
     def num_rows(self) -> int:
-        """The rows that the largest table holds."""
+        """The number of rows of the largest table."""
         return max((len(table) for table in self.tables.values()), default=0)
 
     @property
@@ -203,7 +210,7 @@ class PanelState:
         return sorted(self._tracks)
 
     def fold(self, events: Iterable[Event]) -> None:
-        """Take events in; what is malformed is counted and dropped."""
+        """Update the state by events; malformed ones are counted and dropped."""
         for event in events:
             try:
                 self._fold_one(event)
@@ -211,20 +218,20 @@ class PanelState:
                 self.num_dropped += 1
 
     def say(self, text: str) -> None:
-        """Keep a line about what the user asked for."""
+        """Set the outcome of the user's last action; its first line is kept."""
         self.said = cap_text(next(iter(text.splitlines()), ""))
 
     def finish(self, status: Status) -> None:
-        """Close the fold: no more events will come."""
+        """Set the final status; no more events follow."""
         self.status = status
         self.can_be_steered = False
         for mean in self._means.values():
             mean.finish()
 
     def columns_since(self, cursor: Cursor, max_bytes: int | None = None) -> tuple[list[Block], Cursor] | None:
-        """Return the rows that a reader lacks and its new cursor; None when it lags so far that it needs a snapshot.
+        """Return the rows after a reader's cursor, and its new cursor; None if some were thinned: it needs a snapshot.
 
-        Where they would be more than ``max_bytes`` the extremes of each table are picked, two rows at the least.
+        Of more than ``max_bytes`` only the extremes of each table are returned, at least two rows.
         """
         totals = {key: table.total for key, table in self.tables.items()}
         behind = {key: cursor.get(key, 0) for key, total in totals.items() if cursor.get(key, 0) != total}
@@ -232,7 +239,7 @@ class PanelState:
         limits = {} if max_bytes is None or not behind else {"max_rows": max(2, max_bytes // row_bytes)}
         blocks: list[Block] = []
         for key, known in behind.items():
-            # A plan is sent once, and as it is.
+            # A plan is sent once, complete.
             columns = self.tables[key].rows_since(known, **({} if key[0] == "plan" else limits))
             if columns is None:
                 return None
@@ -240,7 +247,7 @@ class PanelState:
         return blocks, totals
 
     def detail(self, kind: TableKind, name: str, first: float, last: float, max_points: int = 4000) -> list[Block]:
-        """Return the rows of a curve on every rank whose x lies in ``[first, last]``, about ``max_points`` a rank."""
+        """Return the rows of a curve with x in ``[first, last]``, for every rank, about ``max_points`` each."""
         return [
             Block(*key, list(columns))
             for key, table in self.tables.items()
@@ -258,22 +265,22 @@ class PanelState:
         return blocks, {key: table.total for key, table in self.tables.items()}
 
     def curve(self, name: str = "loss") -> Table | None:
-        """Return the table with the mean of a step value or metric; of the only rank where there is no mean."""
+        """Return the table of a step value or metric: the mean over ranks, or the only rank's."""
         return self.mean("step", "") if name in STEP_COLUMNS else self.mean("metric", name)
 
     def mean(self, kind: TableKind, name: str) -> Table | None:
-        """Return a table's mean over the ranks, or that of the only rank; None before its first row."""
+        """Return the table of the mean over ranks, or of the only rank; None before the first row."""
         mean = self.tables.get((kind, MEAN_RANK, name))
         if mean is not None and len(mean):
             return mean
         return next((table for (k, _, n), table in self.tables.items() if (k, n) == (kind, name) and len(table)), None)
 
     def device(self, rank: int) -> str:
-        """Return the device that a rank reported, or nothing."""
+        """Return the device that a rank reported; empty before it has."""
         return self._tracks[rank].device if rank in self._tracks else ""
 
     def straggler(self) -> int | None:
-        """Return the rank that is clearly slower than the others, if there is one."""
+        """Return the rank whose median step takes clearly longer than the others'; None if there is none."""
         medians = {rank: track.median_step_ms() for rank, track in self._tracks.items() if len(track.recent) >= 8}
         times = {rank: value for rank, value in medians.items() if value is not None}
         if len(times) < 2:
@@ -284,7 +291,7 @@ class PanelState:
         return slowest if is_slow else None
 
     def samples_per_s(self) -> float | None:
-        """Return the samples per second of all ranks together: recently, or over the whole run once it has ended."""
+        """Return samples per second over all ranks: of recent steps, or of the whole run once it has ended."""
         if self.status == "running":
             rate = sum(track.samples_per_s() for track in self._tracks.values())
         else:
@@ -294,14 +301,14 @@ class PanelState:
         return rate or None
 
     def step_ms(self) -> float | None:
-        """Return what a step takes on the slowest rank: recently, or on average once the run has ended."""
+        """Return the slowest rank's step duration: the recent median, or the mean once the run has ended."""
         if self.status == "running":
             return max(
                 (ms for track in self._tracks.values() if (ms := track.median_step_ms()) is not None), default=None
             )
         return max((ms for track in self._tracks.values() if (ms := track.mean_step_ms()) is not None), default=None)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> PanelFacts:
         """Return the header's figures, ready for JSON."""
         slow, is_running = self.straggler(), self.status == "running"
         return {
@@ -350,7 +357,7 @@ class PanelState:
         ]
 
     def notes(self) -> list[str]:
-        """Return what went wrong, a short line each."""
+        """Return failures and warnings, one short line each."""
         lines = [f"rank {rank} failed: {reason}" for rank, reason in sorted(self.failures.items())[:4]]
         if self.num_nan:
             first = next((mark.x for mark in self.marks if mark.kind == "nan"), 0)
@@ -382,7 +389,7 @@ class PanelState:
     def _fold_one(self, event: Event) -> None:
         if not 0 <= event.rank < self.num_workers:
             raise ValueError(f"rank {event.rank} is outside of {self.num_workers} workers")
-        track = self._tracks.setdefault(event.rank, RankTrack())
+        track = self._tracks.setdefault(event.rank, RankProgress())
         if isinstance(event, StepDone):
             self._fold_step(event, track)
         elif isinstance(event, MemorySample):
@@ -406,7 +413,7 @@ class PanelState:
         elif isinstance(event, MemoryMapped):
             self._fold_map(event)
 
-    def _fold_checkpoint(self, event: CheckpointSaved, track: RankTrack) -> None:
+    def _fold_checkpoint(self, event: CheckpointSaved, track: RankProgress) -> None:
         x, url = float(event.step) + track.offset, str(event.url)
         known = [mark for mark in self.marks if mark.kind == "checkpoint"]
         if len(known) >= MAX_CHECKPOINT_MARKS:
@@ -419,28 +426,28 @@ class PanelState:
         is_whole = len(event.blocks) % 4 == 0 and len(event.holders) == len(event.held) <= MAX_HOLDERS
         is_bounded = len(event.segments) <= MAX_SEGMENTS and len(event.blocks) <= 4 * MAX_BLOCKS
         if not (is_whole and is_bounded and all(0 <= number < 2**53 for number in numbers)):
-            raise ValueError("no map of memory")
+            raise ValueError("a memory map is incomplete or too large")
         if event.rank in self.maps or len(self.maps) < MAX_MAPS:
             self.maps[event.rank] = event
             self.num_mapped += 1
 
-    def _fold_plan(self, event: RatePlanned, track: RankTrack) -> None:
+    def _fold_plan(self, event: RatePlanned, track: RankProgress) -> None:
         num_plans = sum(kind == "plan" for kind, _, _ in self.tables)
         rows = [(float(step) + track.offset, float(rate)) for step, rate in zip(event.steps, event.rates, strict=True)]
         if num_plans >= MAX_PLANS or len(rows) > MAX_PLAN_ROWS or rows != sorted(rows, key=lambda row: row[0]):
-            raise ValueError("no plan, or one too many")
+            raise ValueError("a planned learning rate is unsorted or too long, or there are too many")
         table = self._table("plan", event.rank, str(num_plans), len(PLAN_COLUMNS))
         for row in rows:
             table.append(row)
 
-    def _fold_step(self, event: StepDone, track: RankTrack) -> None:
+    def _fold_step(self, event: StepDone, track: RankProgress) -> None:
         loss, rate, step_s, time = (
             float(event.loss), float(event.learning_rate), float(event.step_s), float(event.time)
         )  # fmt: skip
         num_samples = int(event.num_samples)
         before = track.last_x
         x = self._place(event.rank, float(event.step), track)
-        # A report may stand for several steps, and some may have been missed.
+        # One report may cover several steps, and some may be missing.
         num_steps = max(1, round(x - before)) if math.isfinite(before) else 1
         self._note_time(track, time, step_s)
         track.num_samples += num_samples
@@ -455,21 +462,21 @@ class PanelState:
             self.num_skipped += event.rank == min(self._tracks)
             self._mark(x, "skipped", event.rank, "")
         is_nan = not math.isfinite(loss)
-        if is_nan and x not in self._nan_at:  # other ranks' too is one step
+        if is_nan and x not in self._nan_at:  # several ranks may report the same step
             self.num_nan += 1
             self._nan_at.append(x)
         if is_nan and not track.is_nan:
             self._mark(x, "nan", event.rank, "")
         track.is_nan = is_nan
 
-    def _fold_metric(self, event: MetricLogged, track: RankTrack) -> None:
+    def _fold_metric(self, event: MetricLogged, track: RankProgress) -> None:
         name, value = cap_text(str(event.name), 64), float(event.value)
         if name not in self.metrics and len(self.metrics) >= MAX_METRICS:
             raise ValueError(f"more than {MAX_METRICS} metrics")
         table = self._table("metric", event.rank, name, len(METRIC_COLUMNS))
         x = float(event.step) + track.offset
         if len(table) and x <= (last := table.columns[0][-1]):
-            x = last if track.num_steps else last + 1  # a cell that only logs counts what it logs
+            x = last if track.num_steps else last + 1  # a cell without steps: values are numbered
         table.append((x, value))
         if self.num_workers > 1:
             self._mean("metric", name, len(METRIC_COLUMNS)).add(event.rank, x, 1, (value,))
@@ -490,8 +497,8 @@ class PanelState:
         x = max(time - self._start, table.columns[0][-1] if len(table) else 0.0)
         table.append((x, *amounts, sum(amounts[:-1])))
 
-    def _place(self, rank: int, step: float, track: RankTrack) -> float:
-        """Return the x of a step: a count that starts again (a second loop) goes on where the first one ended."""
+    def _place(self, rank: int, step: float, track: RankProgress) -> float:
+        """Return the x of a step; a count that restarts (a second loop) continues after the first one."""
         x = step + track.offset
         if x <= track.last_x:
             if step < track.last_step:
@@ -501,7 +508,7 @@ class PanelState:
         track.last_x, track.last_step = x, step
         return x
 
-    def _note_time(self, track: RankTrack, time: float, step_s: float) -> None:
+    def _note_time(self, track: RankProgress, time: float, step_s: float) -> None:
         if math.isnan(track.first_time):
             track.first_time = time - step_s
         track.last_time = time
@@ -509,7 +516,7 @@ class PanelState:
             self._start = track.first_time
 
     def _mark(self, x: float, kind: Any, rank: int, text: str) -> None:
-        """Add a mark; the same thing on several ranks at one place is one mark."""
+        """Add a mark; equal kinds at one x, as from several ranks, are one mark."""
         if any(mark.x == x and mark.kind == kind for mark in self.marks[-8:]):
             return
         if len(self.marks) < MAX_MARKS and math.isfinite(x):
@@ -523,10 +530,10 @@ class PanelState:
             self.tables[kind, rank, name] = table
         return table
 
-    def _mean(self, kind: TableKind, name: str, num_columns: int) -> Mean:
+    def _mean(self, kind: TableKind, name: str, num_columns: int) -> RankMean:
         mean = self._means.get((kind, name))
         if mean is None:
-            mean = Mean(self._table(kind, MEAN_RANK, name, num_columns), self.num_workers)
+            mean = RankMean(self._table(kind, MEAN_RANK, name, num_columns), self.num_workers)
             self._means[kind, name] = mean
         return mean
 
@@ -540,21 +547,24 @@ class PanelState:
         return max(0.0, max(times) - min(starts)) if times and starts else 0.0
 
 
-def jsonable(value: float | None) -> float | str | None:
-    """Return the number, or its name where JSON has none for it."""
+def jsonable(value: float | None) -> JsonNumber:
+    """Return the number, or its name if it is NaN or infinite, which JSON has not."""
     if value is None or math.isfinite(value):
         return value
     return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
 
 
 def cap_text(text: str, limit: int = MAX_TEXT) -> str:
-    """Cut a text that a user or a worker chose."""
+    """Cut a text of a user or a worker to a length."""
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def packed(blocks: Sequence[Block]) -> tuple[list[dict[str, Any]], bytes]:
-    """Return the blocks' headers and their one buffer: float64, block after block, column after column."""
-    headers = [{"table": b.table, "rank": b.rank, "name": b.name, "rows": len(b.columns[0])} for b in blocks]
+def packed(blocks: Sequence[Block]) -> tuple[list[BlockHeader], bytes]:
+    """Return the blocks' headers and one buffer of float64, block after block, column after column."""
+    headers: list[BlockHeader] = [
+        {"table": block.table, "rank": block.rank, "name": block.name, "rows": len(block.columns[0])}
+        for block in blocks
+    ]
     return headers, b"".join(column.tobytes() for block in blocks for column in block.columns)
 
 

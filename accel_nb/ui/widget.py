@@ -1,4 +1,4 @@
-"""The live panel's widget; importing this module imports anywidget, so import it only to show one."""
+"""The live panel's widget. Importing this module imports anywidget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ BUNDLE = Path(__file__).parent / "static" / "widget.js"
 
 
 class PanelWidget(anywidget.AnyWidget):
-    """The browser side's counterpart: streams go as messages, the final state as traits that a notebook can save."""
+    """The kernel's side of the widget: streams are messages, the final state is in traits, which notebooks save."""
 
     _esm = BUNDLE
 
@@ -28,7 +28,7 @@ class PanelWidget(anywidget.AnyWidget):
         return "accel_nb panel"
 
     def open(self) -> None:
-        """Open the comm; ipywidgets does when the widget is made."""
+        """Open the comm; ipywidgets calls this when the widget is made."""
         super().open()
         hear_beside_cells(self.comm)
 

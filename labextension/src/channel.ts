@@ -1,4 +1,4 @@
-/** The line to the accel_nb extension in one notebook's kernel. The kernel's side is `accel_nb/ui/comm.py`. */
+/** The comm to the accel_nb extension in one notebook's kernel. The kernel's side is `accel_nb/ui/comm.py`. */
 
 import type { ISessionContext } from '@jupyterlab/apputils';
 import { KernelMessage, type Kernel } from '@jupyterlab/services';
@@ -22,15 +22,15 @@ export type ChannelState =
   | { readonly kind: 'foreign'; readonly reason: 'language' | 'shared' }
   | { readonly kind: 'ready'; readonly info: ISidebarState };
 
-/** What a line magic did: what it printed, or why it failed. */
+/** The result of a line magic: its output, or its error. */
 export type RunResult =
   { readonly ok: true; readonly printed: string } | { readonly ok: false; readonly error: string };
 
 /**
  * Follows one session's kernel through restarts and changes.
  *
- * A kernel without the extension closes the comm at once; that is how "not loaded" is told. When the extension is loaded
- * later, the kernel calls.
+ * A kernel without the extension closes the comm at once: the state is then "not loaded". When the extension is loaded
+ * later, the kernel opens a comm.
  */
 export class SidebarChannel {
   constructor(private readonly session: ISessionContext) {
@@ -47,12 +47,12 @@ export class SidebarChannel {
     return this.changed;
   }
 
-  /** Emitted when a kernel with the extension is there that was not there before. */
+  /** Emitted when the extension of a kernel has become reachable. */
   get connected(): ISignal<this, void> {
-    return this.greeted;
+    return this.hasConnected;
   }
 
-  /** Open the comm anew: after a restart, or when the user asks. */
+  /** Open a new comm: after a restart, or on the user's request. */
   connect(): void {
     this.drop();
     const kernel = this.session.session?.kernel ?? null;
@@ -65,7 +65,7 @@ export class SidebarChannel {
       return;
     }
     this.set({ kind: 'connecting' });
-    this.answerCalls(kernel);
+    this.registerTarget(kernel);
     void kernel.info.then(info => {
       if (this.kernel === kernel && info.language_info.name !== 'python') {
         this.drop();
@@ -77,7 +77,7 @@ export class SidebarChannel {
     comm.open();
   }
 
-  /** Ask for the state anew. */
+  /** Request the state. */
   refresh(): void {
     if (this.comm === null) {
       this.connect();
@@ -86,7 +86,7 @@ export class SidebarChannel {
     }
   }
 
-  /** Have the state told each second, or no longer. */
+  /** Start or stop receiving the state each second. */
   watch(isOn: boolean): void {
     window.clearInterval(this.renewal);
     this.isWatching = isOn;
@@ -97,8 +97,8 @@ export class SidebarChannel {
     }
   }
 
-  /** Ask the kernel something, also while a cell runs; rejects with the kernel's words when it refuses. */
-  ask(about: string, given: JSONObject): Promise<Readonly<Record<string, unknown>>> {
+  /** Send a request, also while a cell runs; rejects with the kernel's text if it is refused. */
+  request(about: string, given: JSONObject): Promise<Readonly<Record<string, unknown>>> {
     if (this.current.kind !== 'ready') {
       return Promise.reject(new Error('not connected'));
     }
@@ -109,13 +109,13 @@ export class SidebarChannel {
     });
   }
 
-  /** Run a line magic in the kernel, after the cells that wait there. */
+  /** Run a line magic in the kernel, after the cells that are queued. */
   async run(code: string): Promise<RunResult> {
     const kernel = this.session.session?.kernel;
     if (!kernel) {
       return { ok: false, error: '' };
     }
-    // A cell that fails takes down what waits behind it, which this is not a part of.
+    // A cell that fails aborts what is queued behind it; the magic does not depend on it and is sent again.
     for (let attempt = 1; ; attempt += 1) {
       let printed = '';
       const future = kernel.requestExecute({ code, store_history: false, stop_on_error: false });
@@ -151,30 +151,33 @@ export class SidebarChannel {
       this.disposed = true;
       this.drop();
       window.clearInterval(this.renewal);
-      this.kernel?.removeCommTarget(COMM_TARGET, this.onCall);
+      this.kernel?.removeCommTarget(COMM_TARGET, this.onKernelComm);
       Signal.clearData(this);
     }
   }
 
-  private answerCalls(kernel: Kernel.IKernelConnection): void {
+  private registerTarget(kernel: Kernel.IKernelConnection): void {
     if (this.kernel !== kernel) {
       if (this.kernel !== null && !this.kernel.isDisposed) {
-        this.kernel.removeCommTarget(COMM_TARGET, this.onCall);
+        this.kernel.removeCommTarget(COMM_TARGET, this.onKernelComm);
       }
       this.kernel = kernel;
-      kernel.registerCommTarget(COMM_TARGET, this.onCall);
+      kernel.registerCommTarget(COMM_TARGET, this.onKernelComm);
     }
   }
 
-  private readonly onCall = (comm: Kernel.IComm, message: KernelMessage.ICommOpenMsg): void => {
+  private readonly onKernelComm = (
+    comm: Kernel.IComm,
+    message: KernelMessage.ICommOpenMsg
+  ): void => {
     this.drop();
     this.use(comm);
-    this.take(comm, message);
+    this.onMessage(comm, message);
   };
 
   private use(comm: Kernel.IComm): void {
     this.comm = comm;
-    comm.onMsg = message => this.take(comm, message);
+    comm.onMsg = message => this.onMessage(comm, message);
     comm.onClose = () => {
       if (this.comm === comm) {
         this.forget();
@@ -198,7 +201,7 @@ export class SidebarChannel {
     }
   }
 
-  private take(
+  private onMessage(
     comm: Kernel.IComm,
     message: KernelMessage.ICommMsgMsg | KernelMessage.ICommOpenMsg
   ): void {
@@ -211,7 +214,7 @@ export class SidebarChannel {
       const isNew = this.current.kind !== 'ready';
       this.set({ kind: 'ready', info });
       if (isNew) {
-        this.greeted.emit();
+        this.hasConnected.emit();
         if (this.isWatching) {
           this.watch(true);
         }
@@ -275,5 +278,5 @@ export class SidebarChannel {
     }
   >();
   private readonly changed = new Signal<this, ChannelState>(this);
-  private readonly greeted = new Signal<this, void>(this);
+  private readonly hasConnected = new Signal<this, void>(this);
 }

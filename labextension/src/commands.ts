@@ -59,5 +59,5 @@ export function addCommands(
   add('interrupt', trans.__('Interrupt Workers'), session => session.interrupt(), isBusy);
   add('restart', trans.__('Restart Workers'), session => session.restart(), isReady);
   add('stop', trans.__('Stop Workers'), session => session.stop(), isReady);
-  add('forecast', trans.__('Forecast Memory'), session => session.askForecast(), isReady);
+  add('forecast', trans.__('Forecast Memory'), session => session.requestForecast(), isReady);
 }

@@ -1,6 +1,6 @@
 /**
- * A panel whose kernel is gone, shown as the picture that was saved with it. JupyterLab's renderer of widgets says
- * "model not found" in a notebook that is trusted, whatever else the output holds.
+ * Shows a panel whose kernel has ended as the picture that was saved with it. JupyterLab's renderer of widgets shows
+ * "model not found" in a trusted notebook, also if the output has other formats.
  */
 
 import type { NotebookPanel } from '@jupyterlab/notebook';
@@ -12,10 +12,10 @@ type Renderer = ReturnType<Factory['createRenderer']>;
 const VIEW = 'application/vnd.jupyter.widget-view+json';
 const PICTURE = 'image/png';
 
-/** The rank of the renderer that this one stands before. */
+/** The rank of this renderer; lower than that of the widgets' own. */
 const RANK = -10;
 
-/** Have a notebook's renderer of widgets show the saved picture of a panel that is no more. */
+/** Make a notebook's renderer of widgets show the saved picture of a panel whose kernel has ended. */
 export function showSavedPictures(rendermime: Rendermime): void {
   const views = rendermime.getFactory(VIEW);
   if (views !== undefined) {

@@ -80,7 +80,7 @@ describe('a chart', () => {
     table: other,
     column: 1,
     axis: STEP_AXIS,
-    colour: '#8c6bb1',
+    color: '#8c6bb1',
     isSmoothed: true
   };
 
@@ -91,7 +91,7 @@ describe('a chart', () => {
       ['loss (3)', [10, 20, 30]],
       ['loss', [1, 2]]
     ]);
-    expect(chart.legend()[0]).toEqual({ label: 'loss (2)', colour: '#8c6bb1', isDashed: true });
+    expect(chart.legend()[0]).toEqual({ label: 'loss (2)', color: '#8c6bb1', isDashed: true });
     expect(draw({ beside: [beside], hidden: new Set(['loss (2)']) }).legend()).toHaveLength(1);
   });
 
@@ -103,7 +103,7 @@ describe('a chart', () => {
   });
 
   it('breaks the legend of its picture into rows', () => {
-    const entries = ['a', 'b', 'c'].map(label => ({ label, colour: '#000', isDashed: false }));
+    const entries = ['a', 'b', 'c'].map(label => ({ label, color: '#000', isDashed: false }));
     const context = { font: '', measureText: () => ({ width: 60 }) as TextMetrics };
     expect(placesOf(entries, 220, context).map(({ row }) => row)).toEqual([0, 0, 1]);
     expect(placesOf(entries, 10, context).map(({ row }) => row)).toEqual([0, 1, 2]);

@@ -1,4 +1,5 @@
 import { describe, expect, it } from 'vitest';
+import type { Query } from '../src/generated/messages';
 import { isAnswer, parseAnswer, type IEarlierCurve } from '../src/model/answers';
 import { EarlierRuns } from '../src/model/earlierRuns';
 import { ProtocolError } from '../src/model/protocol';
@@ -27,12 +28,12 @@ function metricCurve(run: number): IEarlierCurve {
 }
 
 function start() {
-  const asked: Record<string, unknown>[] = [];
+  const asked: Query[] = [];
   const runs = new EarlierRuns(
-    question => asked.push(question),
+    query => asked.push(query),
     () => undefined
   );
-  runs.takeList([
+  runs.setRuns([
     { run: 2, title: HOSTILE, summary: '' },
     { run: 1, title: 'first', summary: '' }
   ]);
@@ -50,8 +51,8 @@ describe('EarlierRuns', () => {
     runs.choose(1, true);
     expect(runs.lines(LOSS, 'step')).toEqual([]);
     runs.lines(LOSS, 'step');
-    expect(asked).toEqual([{ kind: 'earlier', version: 1, run: 1, table: 'step', name: '' }]);
-    runs.takeCurve(stepCurve(1));
+    expect(asked).toEqual([{ kind: 'earlier', run: 1, table: 'step', name: '' }]);
+    runs.addCurve(stepCurve(1));
     const [line] = runs.lines(LOSS, 'samples');
     expect(line!.title).toBe('first');
     expect([...line!.axis.places(0, line!.table)]).toEqual([16, 32]);
@@ -63,29 +64,29 @@ describe('EarlierRuns', () => {
     const { runs, asked } = start();
     runs.choose(1, true);
     runs.lines(ACCURACY, 'samples');
-    expect(asked.map(({ table }) => table)).toEqual(['step', 'metric']);
-    runs.takeCurve(metricCurve(1));
+    expect(asked).toMatchObject([{ table: 'step' }, { table: 'metric' }]);
+    runs.addCurve(metricCurve(1));
     expect(runs.lines(ACCURACY, 'samples')).toEqual([]); // its steps are not here yet
     expect(runs.lines(ACCURACY, 'step')).toHaveLength(1);
-    runs.takeCurve(stepCurve(1));
+    runs.addCurve(stepCurve(1));
     const [line] = runs.lines(ACCURACY, 'samples');
     expect([...line!.axis.places(0, line!.table)]).toEqual([32]);
   });
 
   it('keeps nothing that was not asked for', () => {
     const { runs } = start();
-    runs.takeCurve(stepCurve(1));
+    runs.addCurve(stepCurve(1));
     runs.choose(1, true);
-    runs.takeCurve(metricCurve(1));
+    runs.addCurve(metricCurve(1));
     expect(runs.lines(LOSS, 'step')).toEqual([]);
-    runs.takeCurve(stepCurve(7));
+    runs.addCurve(stepCurve(7));
     expect(runs.lines(LOSS, 'step')).toEqual([]);
   });
 
   it('keeps a run that is compared with although the kernel has let it go', () => {
     const { runs } = start();
     runs.choose(1, true);
-    runs.takeList([{ run: 3, title: 'third', summary: '' }]);
+    runs.setRuns([{ run: 3, title: 'third', summary: '' }]);
     expect(runs.runs!.map(run => run.run)).toEqual([3, 1]);
   });
 });

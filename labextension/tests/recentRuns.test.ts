@@ -82,7 +82,7 @@ describe('RecentRuns', () => {
     const asked: string[] = [];
     let isGone = false;
     const channel = {
-      ask: (about: string) => {
+      request: (about: string) => {
         asked.push(about);
         return isGone && about === 'run'
           ? Promise.reject(new Error('gone'))

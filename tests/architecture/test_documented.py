@@ -78,3 +78,19 @@ def test_each_tracker_and_metric_is_in_the_documentation(project: Path) -> None:
     for name in METRICS:
         short = name.removeprefix("accel_nb_checkpoint")
         assert f"`{name}" in metrics or f"`...{short}`" in metrics, f"docs/howto/metrics.md does not mention {name}"
+
+
+def test_modules_that_the_architecture_names_exist(project: Path) -> None:
+    text = (project / "docs/architecture.md").read_text(encoding="utf-8")
+    package = project / "accel_nb"
+    names = {
+        name for name in re.findall(r"`([a-z_]+(?:\.[a-z_]+)+)`", text) if (package / name.partition(".")[0]).is_dir()
+    }
+    paths = set(re.findall(r"`((?:accel_nb|labextension|tests|docs)/[\w./]+)`", text))
+    assert names
+    assert [name for name in sorted(names) if not _is_module(package / name.replace(".", "/"))] == []
+    assert [path for path in sorted(paths) if not (project / path).exists()] == []
+
+
+def _is_module(path: Path) -> bool:
+    return path.is_dir() or path.with_suffix(".py").is_file()

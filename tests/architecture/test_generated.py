@@ -5,26 +5,46 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, get_args
 
-from accel_nb.config.export import generated_files, json_schema, main, stale_files, write_generated
+import pytest
+
+from accel_nb.config import export as option_files
+from accel_nb.config.export import generated_files, json_schema, run_command, stale_files, write_generated
 from accel_nb.config.schema import OPTIONS
+from accel_nb.telemetry.actions import Action
+from accel_nb.ui import export as message_files
 
 ROOT = Path(__file__).parents[2]
+GENERATORS = [option_files, message_files]
 
 
-def test_generated_files_are_up_to_date():
-    assert stale_files(ROOT) == [], "run: python -m accel_nb.config.export"
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_generated_files_are_up_to_date(generator: Any):
+    assert stale_files(ROOT, generator.generated_files()) == [], f"run: {generator.COMMAND}"
 
 
-def test_check_finds_drift(tmp_path: Path):
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_check_finds_drift(tmp_path: Path, generator: Any):
     (tmp_path / "pyproject.toml").touch()
-    assert sorted(write_generated(tmp_path)) == sorted(generated_files())
-    assert main(["--check", str(tmp_path)]) == 0
-    (tmp_path / "docs/options.md").write_text("edited by hand")
-    assert main(["--check", str(tmp_path)]) == 1
-    assert main([str(tmp_path)]) == 0
-    assert main(["--check", str(tmp_path)]) == 0
-    assert main(["--chek"]) == 2
+    files = generator.generated_files()
+
+    def run(*arguments: str) -> int:
+        return run_command(arguments, generator.COMMAND, files)
+
+    assert sorted(write_generated(tmp_path, files)) == sorted(files)
+    assert run("--check", str(tmp_path)) == 0
+    (tmp_path / next(iter(files))).write_text("edited by hand")
+    assert run("--check", str(tmp_path)) == 1
+    assert run(str(tmp_path)) == 0
+    assert run("--check", str(tmp_path)) == 0
+    assert run("--chek") == 2
+
+
+def test_the_front_end_has_a_type_of_each_action():
+    text = message_files.messages_typescript()
+    for action in get_args(Action):
+        assert f"export interface I{action.__name__} {{\n  readonly kind: '{action.kind}';" in text
 
 
 def test_schema_describes_every_option_with_unit_and_limits():

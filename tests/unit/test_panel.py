@@ -8,7 +8,7 @@ import pytest
 
 from accel_nb.telemetry.events import MemorySample, StepDone
 from accel_nb.ui.fallback import DisplayFacts, choose_rung
-from accel_nb.ui.panel import MAX_QUESTIONS, Panel
+from accel_nb.ui.panel import MAX_QUERIES, Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 from tests.ui.synthetic import training_events
 
@@ -298,7 +298,7 @@ def test_runs_that_have_ended_can_be_compared_with_while_one_runs_and_after_it(
     check()
 
 
-def test_a_flood_of_questions_is_cut(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
+def test_a_flood_of_queries_is_cut(display: FakeDisplay, monkeypatch: pytest.MonkeyPatch):
     sent = answers_of(monkeypatch)
     panel = Panel("now", 2, rung="widget")
     panel.feed(training_events(10))
@@ -307,4 +307,4 @@ def test_a_flood_of_questions_is_cut(display: FakeDisplay, monkeypatch: pytest.M
     for run in range(1000):
         surface._on_message(None, {"kind": "earlier", "run": run, "table": "step", "name": ""}, [])
     panel.refresh(force=True)
-    assert len(sent) == MAX_QUESTIONS
+    assert len(sent) == MAX_QUERIES

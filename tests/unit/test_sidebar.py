@@ -262,7 +262,7 @@ def test_watching_sends_the_state_until_it_ends(sidebar: SidebarComm, line: Line
     monkeypatch.setattr("accel_nb.ui.comm.WATCH_S", 0.01)
     num_sent = len(line.sent)
     line.handle_msg({"content": {"data": {"kind": "watch", "on": True}}})
-    teller = sidebar._teller
+    teller = sidebar._sender
     assert teller is not None
     while len(line.sent) < num_sent + 2:
         teller.join(0.01)

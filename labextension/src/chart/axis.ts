@@ -1,4 +1,4 @@
-/** What a curve is drawn over: steps as they are, or what the step tables say of samples and time at each step. */
+/** Horizontal axes of curves: steps, or samples and time at each step, from the step tables. */
 
 import { lowerBound, type ColumnTable } from './columns';
 import { formatCount, formatSeconds } from './format';

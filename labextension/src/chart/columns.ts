@@ -3,7 +3,7 @@
 /** Above this many rows the older half is thinned. */
 export const MAX_ROWS = 1 << 20;
 
-/** The newest rows, which thinning leaves whole. */
+/** The newest rows, which are not thinned. */
 const KEPT_RAW = 1 << 12;
 
 /** Rows are thinned in blocks of this many, of which the lowest and the highest stay. */
@@ -55,8 +55,8 @@ export class ColumnTable {
   }
 
   /**
-   * Put rows, given as one array, column after column, in the place of those whose x lies in `[first, last]`. Rows beyond
-   * the newest one here are left out: they come by themselves.
+   * Replace the rows with x in `[first, last]` by rows given as one array, column after column. Rows after the newest
+   * one here are left out: later messages bring them.
    */
   refine(block: Float64Array, numRows: number, first: number, last: number): void {
     if (block.length !== numRows * this.numColumns) {
@@ -154,8 +154,8 @@ function upperBound(xs: Float64Array, x: number): number {
 }
 
 /**
- * The rows of the lowest and the highest value in `[start, end)`, in row order; what is not finite loses against every
- * number, and a range without numbers gives its first row twice.
+ * The rows of the lowest and the highest value in `[start, end)`, in row order; values that are not finite come after every
+ * number, and a range without numbers returns its first row twice.
  */
 export function extremes(values: Float64Array, start: number, end: number): [number, number] {
   let low = -1;

@@ -5,7 +5,8 @@ import type { IAxis } from './axis';
 import { lowerBound, type ColumnTable } from './columns';
 import { RowPicker, pickRows } from './decimate';
 import { formatNumber, formatSeconds, formatTicks, SECOND_STEPS } from './format';
-import { MARK_COLOURS, rankColour, type IMark } from './palette';
+import type { IMark } from '../generated/messages';
+import { MARK_COLORS, rankColor } from './palette';
 import { usualRange } from './range';
 import type { IColumn, ILegendEntry } from './save';
 import { SmoothedColumn } from './smooth';
@@ -26,14 +27,14 @@ const MIN_AXIS_WIDTH = 52;
 const MIN_DIGITS = 4;
 const MAX_DIGITS = 10;
 
-/** A line that is no rank of this run: thin, dashed, below the others. */
+/** A line beside those of this run's ranks: thin, dashed, below the others. */
 export interface IBesideLine {
   readonly label: string;
   readonly table: ColumnTable;
   readonly column: number;
   readonly axis: IAxis;
-  /** The text's own colour where none is given. */
-  readonly colour: string | null;
+  /** The text's own color where none is given. */
+  readonly color: string | null;
   /** Whether it is smoothed as the bold line is, and then in place of its raw values. */
   readonly isSmoothed: boolean;
 }
@@ -67,7 +68,7 @@ interface ILine {
 /** What the legend shows under the pointer, or at the end of the run when there is none. */
 export interface IReading {
   readonly label: string;
-  readonly colour: string;
+  readonly color: string;
   readonly isDashed: boolean;
   readonly value: number | null;
 }
@@ -76,17 +77,17 @@ export class CurveChart {
   constructor(
     private readonly host: HTMLElement,
     private theme: ITheme,
-    /** Hears where the pointer is, what the lines are there, and the marks that it points at. */
+    /** Called with the pointer's position, the lines' values there, and the marks near it. */
     private readonly onReadings: (
       x: number | null,
       readings: IReading[],
       marks: readonly IMark[]
     ) => void,
-    /** Hears the first and the last step of a part that is looked at. */
+    /** Called with the first and the last step of the visible range. */
     private readonly onZoom: (first: number, last: number) => void
   ) {}
 
-  /** The points handed to the canvas at the last drawing, over all lines. */
+  /** The points drawn last, over all lines. */
   numDrawn = 0;
 
   setLogScale(isLog: boolean): void {
@@ -127,14 +128,14 @@ export class CurveChart {
     const entries = this.lines
       .map((line, index) => ({
         label: line.label,
-        colour: this.colourOf(index),
+        color: this.colorOf(index),
         isDashed: line.beside !== null
       }))
       .filter(entry => !(this.input?.hidden.has(entry.label) ?? false));
     return [...new Map(entries.map(entry => [entry.label, entry])).values()];
   }
 
-  /** How many digits tell values apart that are drawn apart. */
+  /** How many digits distinguish values that are drawn apart. */
   get numDigits(): number {
     const { min, max } = this.plot?.scales.y ?? {};
     if (typeof min !== 'number' || typeof max !== 'number' || max <= min) {
@@ -188,7 +189,7 @@ export class CurveChart {
     this.plot = null;
   }
 
-  /** Bring the list of lines up to date; true when it has changed. */
+  /** Update the list of lines; true if it has changed. */
   private updateLines(input: ICurveInput): boolean {
     const wanted = linesOf(input);
     const isSame =
@@ -314,7 +315,7 @@ export class CurveChart {
       legend: { show: false },
       cursor: {
         y: false,
-        points: { size: 6, width: 1.5, fill: (_plot, index) => this.colourOf(index - 1) },
+        points: { size: 6, width: 1.5, fill: (_plot, index) => this.colorOf(index - 1) },
         drag: { x: true, y: false },
         bind: { dblclick: () => () => this.resetZoom() }
       },
@@ -382,11 +383,11 @@ export class CurveChart {
   }
 
   private series(line: ILine, index: number): uPlot.Series {
-    const colour = this.colourOf(index);
+    const color = this.colorOf(index);
     return {
       label: line.label,
       show: !(this.input?.hidden.has(line.label) ?? false),
-      stroke: line.isBold || line.beside ? colour : faint(colour),
+      stroke: line.isBold || line.beside ? color : faint(color),
       width: line.isBold ? 2 : line.beside ? 1.25 : 1,
       ...(line.beside ? { dash: [5, 4] } : {}),
       points: { show: () => line.table.length < 3, size: 5 },
@@ -394,15 +395,15 @@ export class CurveChart {
     };
   }
 
-  private colourOf(index: number): string {
+  private colorOf(index: number): string {
     const line = this.lines[index];
     if (line === undefined) {
       return this.theme.ink;
     }
     if (line.beside !== null) {
-      return line.beside.colour ?? this.theme.ink;
+      return line.beside.color ?? this.theme.ink;
     }
-    return line.rank < 0 ? this.theme.ink : rankColour(line.rank);
+    return line.rank < 0 ? this.theme.ink : rankColor(line.rank);
   }
 
   private drawMarks(plot: uPlot): void {
@@ -416,9 +417,9 @@ export class CurveChart {
       if (!(left >= bbox.left && left <= bbox.left + bbox.width)) {
         continue;
       }
-      ctx.strokeStyle = MARK_COLOURS[mark.kind];
-      ctx.fillStyle = MARK_COLOURS[mark.kind];
-      // Checkpoints come often, and are what is hoped for: no line through the curve.
+      ctx.strokeStyle = MARK_COLORS[mark.kind];
+      ctx.fillStyle = MARK_COLORS[mark.kind];
+      // Checkpoints are frequent: a tick, no line through the curve.
       if (mark.kind !== 'checkpoint') {
         ctx.beginPath();
         ctx.moveTo(left, bbox.top);
@@ -434,7 +435,7 @@ export class CurveChart {
     ctx.restore();
   }
 
-  /** A chart without a line says why. */
+  /** A chart without a line shows why. */
   private sayWhatIsMissing({ ctx, bbox, data }: uPlot): void {
     if (data.slice(1).some(values => values.some(value => typeof value === 'number'))) {
       return;
@@ -494,11 +495,11 @@ export class CurveChart {
       const xs = this.placesOf(line);
       const ys = this.valuesOf(line);
       const row = x === null ? ys.length - 1 : Math.min(lowerBound(xs, x), ys.length - 1);
-      // A run that was shorter has nothing to say here.
+      // A shorter run has no value here.
       const isOver = line.beside !== null && x !== null && x > (xs[xs.length - 1] ?? -Infinity);
       return {
         label: line.label,
-        colour: this.colourOf(place),
+        color: this.colorOf(place),
         isDashed: line.beside !== null,
         value: isOver ? null : (ys[row] ?? null)
       };
@@ -560,7 +561,7 @@ function linesOf(input: ICurveInput): IWanted[] {
   return [...beside, ...lines];
 }
 
-/** A label that no other line has: lines are told apart by it. */
+/** A label that no other line has; it identifies the line. */
 function unlike(taken: ReadonlySet<string>, label: string): string {
   let number = 2;
   let found = label;
@@ -580,11 +581,11 @@ function logTickText(value: number | null): string {
   return value === null ? '' : formatNumber(value);
 }
 
-/** The colour let through; one that is neither hexadecimal nor rgb() stays as it is. */
-function faint(colour: string): string {
-  if (/^#[0-9a-f]{6}$/i.test(colour)) {
-    return `${colour}8c`;
+/** The color let through; one that is neither hexadecimal nor rgb() stays as it is. */
+function faint(color: string): string {
+  if (/^#[0-9a-f]{6}$/i.test(color)) {
+    return `${color}8c`;
   }
-  const parts = /^rgba?\(\s*(\d+)[,\s]+(\d+)[,\s]+(\d+)/.exec(colour);
-  return parts === null ? colour : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, 0.45)`;
+  const parts = /^rgba?\(\s*(\d+)[,\s]+(\d+)[,\s]+(\d+)/.exec(color);
+  return parts === null ? color : `rgba(${parts[1]}, ${parts[2]}, ${parts[3]}, 0.45)`;
 }

@@ -143,8 +143,8 @@ export class MemoryChart {
         {},
         ...[...MEMORY_CATEGORIES].reverse().map(category => ({
           label: category.label,
-          fill: category.colour,
-          stroke: category.colour,
+          fill: category.color,
+          stroke: category.color,
           width: 1,
           points: { show: false }
         }))

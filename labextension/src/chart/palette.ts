@@ -1,6 +1,8 @@
-/** The colours of all charts: fixed tables that people with any colour vision can tell apart (after Okabe and Ito). */
+/** The colors of all charts: fixed tables that people with any color vision can distinguish (after Okabe and Ito). */
 
-export const RANK_COLOURS = [
+import type { IMark } from '../generated/messages';
+
+export const RANK_COLORS = [
   '#0072b2',
   '#d55e00',
   '#009e73',
@@ -11,27 +13,27 @@ export const RANK_COLOURS = [
   '#7f7f7f'
 ] as const;
 
-export function rankColour(rank: number): string {
-  return RANK_COLOURS[Math.abs(rank) % RANK_COLOURS.length] ?? RANK_COLOURS[0];
+export function rankColor(rank: number): string {
+  return RANK_COLORS[Math.abs(rank) % RANK_COLORS.length] ?? RANK_COLORS[0];
 }
 
-/** Of earlier runs, which are dashed too: none of the first two ranks' colours. */
-const EARLIER_COLOURS = ['#8c6bb1', '#009e73', '#e69f00', '#56b4e9', '#cc79a7'] as const;
+/** Of earlier runs, which are dashed too: none of the first two ranks' colors. */
+const EARLIER_COLORS = ['#8c6bb1', '#009e73', '#e69f00', '#56b4e9', '#cc79a7'] as const;
 
-export function earlierColour(run: number): string {
-  return EARLIER_COLOURS[Math.abs(run) % EARLIER_COLOURS.length] ?? EARLIER_COLOURS[0];
+export function earlierColor(run: number): string {
+  return EARLIER_COLORS[Math.abs(run) % EARLIER_COLORS.length] ?? EARLIER_COLORS[0];
 }
 
-/** What a memory map stacks, from the bottom up; `column` is the place in a memory row. */
+/** The stack of a memory chart, from the bottom up; `column` is the column in a memory row. */
 export const MEMORY_CATEGORIES = [
-  { column: 1, label: 'parameters', colour: '#0072b2' },
-  { column: 2, label: 'gradients', colour: '#e69f00' },
-  { column: 3, label: 'optimizer', colour: '#009e73' },
-  { column: 4, label: 'other', colour: '#cc79a7' },
-  { column: 5, label: 'cached', colour: '#9a9a9a' }
+  { column: 1, label: 'parameters', color: '#0072b2' },
+  { column: 2, label: 'gradients', color: '#e69f00' },
+  { column: 3, label: 'optimizer', color: '#009e73' },
+  { column: 4, label: 'other', color: '#cc79a7' },
+  { column: 5, label: 'cached', color: '#9a9a9a' }
 ] as const;
 
-export const MARK_COLOURS = {
+export const MARK_COLORS = {
   nan: '#d55e00',
   skipped: '#e69f00',
   restart: '#7f7f7f',
@@ -39,19 +41,9 @@ export const MARK_COLOURS = {
   interrupted: '#8c6bb1',
   checkpoint: '#009e73',
   steered: '#0072b2'
-} as const;
+} as const satisfies Record<IMark['kind'], string>;
 
-export type MarkKind = keyof typeof MARK_COLOURS;
-
-/** Something that happened at a place on the step axis. */
-export interface IMark {
-  readonly x: number;
-  readonly kind: MarkKind;
-  readonly rank: number;
-  readonly text: string;
-}
-
-/** What a mark says when it is pointed at. */
+/** The text that is shown when the pointer is at a mark. */
 export function markText({ kind, rank, text }: IMark): string {
   switch (kind) {
     case 'nan':
@@ -70,6 +62,6 @@ export function markText({ kind, rank, text }: IMark): string {
   }
 }
 
-export function isMarkKind(value: unknown): value is MarkKind {
-  return typeof value === 'string' && Object.prototype.hasOwnProperty.call(MARK_COLOURS, value);
+export function isMarkKind(value: unknown): value is IMark['kind'] {
+  return typeof value === 'string' && Object.prototype.hasOwnProperty.call(MARK_COLORS, value);
 }

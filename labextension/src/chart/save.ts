@@ -11,7 +11,7 @@ export interface IColumn {
 /** One line of a chart, as a legend shows it. */
 export interface ILegendEntry {
   readonly label: string;
-  readonly colour: string;
+  readonly color: string;
   readonly isDashed: boolean;
 }
 
@@ -34,7 +34,7 @@ export function toCsv(axis: string, columns: readonly IColumn[]): string {
   return [head, ...lines, ''].join('\n');
 }
 
-/** A text that a spreadsheet takes for a text: quoted, and no formula. */
+/** A quoted text that a spreadsheet does not read as a formula. */
 function quoted(text: string): string {
   const plain = /^[=+\-@\t\r]/.test(text) ? `'${text}` : text;
   return /[",\n\r]/.test(plain) ? `"${plain.replace(/"/g, '""')}"` : plain;
@@ -73,9 +73,9 @@ export function toPng(
   context.font = LEGEND_FONT;
   context.lineWidth = 2;
   places.forEach(({ left, row }, index) => {
-    const { label, colour, isDashed } = legend[index]!;
+    const { label, color, isDashed } = legend[index]!;
     const middle = TITLE_HEIGHT + LEGEND_HEIGHT * (row + 0.5);
-    context.strokeStyle = colour;
+    context.strokeStyle = color;
     context.setLineDash(isDashed ? [4, 3] : []);
     context.beginPath();
     context.moveTo(left, middle);
@@ -107,7 +107,7 @@ export function placesOf(
   });
 }
 
-/** Hand a file to the browser's own download. */
+/** Download a file by the browser. */
 export function download(content: Blob, name: string): void {
   const link = document.createElement('a');
   const address = URL.createObjectURL(content);
@@ -117,7 +117,7 @@ export function download(content: Blob, name: string): void {
   setTimeout(() => URL.revokeObjectURL(address), 10_000);
 }
 
-/** A file name out of a text that somebody chose. */
+/** A file name made from any text. */
 export function fileName(text: string, extension: string): string {
   const safe = text.replace(/[^\p{L}\p{N}_-]+/gu, '-').replace(/^-+|-+$/g, '');
   return `${safe.slice(0, 80) || 'chart'}.${extension}`;

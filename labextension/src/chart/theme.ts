@@ -1,4 +1,4 @@
-/** The page's colours for canvas drawing: read from the custom properties that the widget's style sheet resolves. */
+/** The page's colors for canvas drawing: read from the custom properties that the widget's style sheet resolves. */
 
 export interface ITheme {
   readonly ink: string;

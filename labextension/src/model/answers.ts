@@ -1,25 +1,22 @@
-/** What the kernel answers when a panel asks: `accel_nb/ui/queries.py`. Checked field by field, as every message. */
+/** The kernel's answers to a panel's queries (`accel_nb/ui/queries.py`), checked field by field. */
 
+import {
+  PANEL_VERSION,
+  type IDetailQuery,
+  type IEarlierCurveQuery,
+  type IEarlierRunFacts as IEarlierRun
+} from '../generated/messages';
 import { asCount, asList, asNumber, asRecord, asText, ProtocolError } from './checks';
-import { parseBlocks, PROTOCOL_VERSION, type IBlock } from './protocol';
+import { parseBlocks, type IBlock } from './protocol';
+
+export type { IEarlierRun };
 
 const MAX_RUNS = 16;
 const MAX_POINTS = 4000;
 
-/** Every row that the kernel has of a part of a curve: what travelled before may be its extremes only. */
-export interface IDetail {
-  readonly kind: 'detail';
-  readonly table: 'step' | 'metric';
-  readonly name: string;
-  readonly first: number;
-  readonly last: number;
+/** Every row that the kernel has of a range of a curve; the messages before may have held its extremes only. */
+export interface IDetail extends IDetailQuery {
   readonly blocks: readonly IBlock[];
-}
-
-export interface IEarlierRun {
-  readonly run: number;
-  readonly title: string;
-  readonly summary: string;
 }
 
 /** Which runs there are to compare with, the newest first. */
@@ -31,14 +28,14 @@ export interface IEarlierList {
 /** One curve of an earlier run, the mean over its ranks. */
 export interface IEarlierCurve {
   readonly kind: 'earlier curve';
-  readonly run: number;
+  readonly run: IEarlierCurveQuery['run'];
   readonly numWorkers: number;
   readonly blocks: readonly IBlock[];
 }
 
 export type Answer = IDetail | IEarlierList | IEarlierCurve;
 
-/** Whether a message answers a question; it is then for `parseAnswer`. */
+/** Whether a message answers a query; `parseAnswer` reads it. */
 export function isAnswer(content: unknown): boolean {
   return (
     typeof content === 'object' &&
@@ -50,7 +47,7 @@ export function isAnswer(content: unknown): boolean {
 
 export function parseAnswer(content: unknown, buffers: readonly ArrayBufferView[]): Answer {
   const message = asRecord(content, 'message');
-  if (message.version !== PROTOCOL_VERSION) {
+  if (message.version !== PANEL_VERSION) {
     throw new ProtocolError('not a panel message of this version');
   }
   const blocks = parseBlocks(message.blocks, buffers);
@@ -78,12 +75,12 @@ function parseDetail(message: Record<string, unknown>, blocks: IBlock[]): IDetai
   return { kind: 'detail', table, name, first, last, blocks };
 }
 
-function isCurve(table: unknown): table is 'step' | 'metric' {
+function isCurve(table: unknown): table is IDetailQuery['table'] {
   return table === 'step' || table === 'metric';
 }
 
 function parseRun(value: unknown): IEarlierRun {
-  const run = asRecord(value, 'run');
+  const run = asRecord<IEarlierRun>(value, 'run');
   return {
     run: asCount(run.run, 'run'),
     title: asText(run.title),

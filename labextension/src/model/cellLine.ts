@@ -1,9 +1,9 @@
-/** The `%%accelerate` line of a cell: where it stands in the text, and how it gets there. */
+/** The `%%accelerate` line of a cell: finding it in the text, and edits that set it. */
 
 export const MAGIC = '%%accelerate';
 
 export type CellLine =
-  /** The flags of the cell's line, which lie from `start` to `end` of its text. */
+  /** The flags of the cell's line, from `start` to `end` of the cell's text. */
   | { readonly kind: 'line'; readonly flags: string; readonly start: number; readonly end: number }
   /** Ordinary code: the line can be put in front of it. */
   | { readonly kind: 'none' }
@@ -30,7 +30,7 @@ export function findLine(source: string): CellLine {
   return { kind: 'line', flags: rest.trim(), start, end: found[0].length };
 }
 
-/** The edit that makes `flags` the cell's; null where another magic has the cell. */
+/** The edit that sets the flags of the cell's line; null if the cell has another magic. */
 export function editLine(source: string, flags: string): ITextEdit | null {
   const line = findLine(source);
   switch (line.kind) {

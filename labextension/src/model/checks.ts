@@ -1,20 +1,37 @@
-/** Fields of a message from the kernel: each is of its kind and within its limits, or the message is none of ours. */
+/** Checks of a message's fields: each has its type and is within its limits, or the message is refused. */
 
 import { capText } from '../chart/format';
+import { MEAN_RANK, type JsonNumber } from '../generated/messages';
 
-/** Thrown for a message that is not one of ours; the panel then stays as it is. */
+/** Thrown for a message that is malformed or of another version; the panel then stays as it is. */
 export class ProtocolError extends Error {}
-
-/** The rank under which the mean over all ranks travels. */
-export const MEAN_RANK = -1;
 
 export const MAX_RANKS = 1024;
 
-export function asRecord(value: unknown, what: string): Record<string, unknown> {
+/** The fields of a generated record before they are checked. */
+export type Unchecked<Wire> = { readonly [Field in keyof Wire]?: unknown };
+
+/** A generated record after the check: fields in camel case, numbers as JavaScript has them. */
+export type Checked<Wire> = Wire extends readonly (infer Item)[]
+  ? readonly Checked<Item>[]
+  : Wire extends object
+    ? { readonly [Field in keyof Wire as CamelCase<Field>]: CheckedValue<Wire[Field]> }
+    : Wire;
+
+type CheckedValue<Value> = [Value] extends [JsonNumber] ? Exclude<Value, string> : Checked<Value>;
+
+type CamelCase<Name extends PropertyKey> = Name extends `${infer Head}_${infer Tail}`
+  ? `${Head}${Capitalize<CamelCase<Tail>>}`
+  : Name;
+
+export function asRecord<Wire = Record<string, unknown>>(
+  value: unknown,
+  what: string
+): Unchecked<Wire> {
   if (typeof value !== 'object' || value === null || Array.isArray(value)) {
     throw new ProtocolError(`${what} is not an object`);
   }
-  return value as Record<string, unknown>;
+  return value;
 }
 
 export function asList(value: unknown, what: string, limit: number): unknown[] {
@@ -43,7 +60,7 @@ export function asRank(value: unknown): number {
   return value;
 }
 
-/** JSON has no NaN and no infinities: they travel by name. */
+/** A number, NaN or an infinity; JSON has only names of the latter two. */
 export function asNumber(value: unknown): number | null {
   switch (value) {
     case null:

@@ -1,13 +1,13 @@
-/** Earlier runs of the notebook: which there are, which are compared with, and what has come of their curves. */
+/** Earlier runs of the notebook: the list, the chosen ones, and the curves received so far. */
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable } from '../chart/columns';
+import { TABLE_COLUMNS, type Query } from '../generated/messages';
 import type { IEarlierCurve, IEarlierRun } from './answers';
-import { TABLE_COLUMNS } from './protocol';
 
 export type AxisName = 'step' | 'samples' | 'time';
 
-/** A curve of this panel, as far as an earlier run can have it too. */
+/** A curve of this panel by the name that an earlier run's has. */
 interface ICurveName {
   readonly table: 'step' | 'metric';
   readonly name: string;
@@ -21,11 +21,9 @@ export interface IEarlierLine {
   readonly axis: IAxis;
 }
 
-type Ask = (question: Record<string, unknown>) => void;
-
 export class EarlierRuns {
   constructor(
-    private readonly ask: Ask,
+    private readonly query: (query: Query) => void,
     private readonly changed: () => void
   ) {}
 
@@ -38,31 +36,31 @@ export class EarlierRuns {
     return this.chosen.has(run);
   }
 
-  /** Ask which runs there are. */
+  /** Query the list of runs. */
   list(): void {
-    this.ask({ kind: 'earlier', version: 1 });
+    this.query({ kind: 'earlier' });
   }
 
   choose(run: number, isChosen: boolean): void {
     if (isChosen) {
       this.chosen.add(run);
-      this.drawn.get(run)?.asked.clear(); // what never came is asked for again
+      this.drawn.get(run)?.asked.clear(); // curves that did not arrive are queried again
     } else {
       this.chosen.delete(run);
     }
     this.changed();
   }
 
-  /** Take the list; a run that is kept no more stays as long as it is compared with. */
-  takeList(runs: readonly IEarlierRun[]): void {
+  /** Set the list; a chosen run that the kernel no longer keeps stays. */
+  setRuns(runs: readonly IEarlierRun[]): void {
     const gone = (this.listed ?? []).filter(
       known => this.chosen.has(known.run) && !runs.some(run => run.run === known.run)
     );
     this.listed = [...runs, ...gone];
   }
 
-  /** Take a curve that was asked for; nothing else is kept. */
-  takeCurve(answer: IEarlierCurve): void {
+  /** Add a curve that was queried; others are dropped. */
+  addCurve(answer: IEarlierCurve): void {
     const drawn = this.drawn.get(answer.run);
     for (const block of answer.blocks) {
       const key = keyOf({ table: block.table === 'metric' ? 'metric' : 'step', name: block.name });
@@ -79,14 +77,14 @@ export class EarlierRuns {
     }
   }
 
-  /** The lines to draw beside a curve; what is not here yet is asked for. */
+  /** The lines to draw beside a curve; missing ones are queried. */
   lines(curve: ICurveName, axis: AxisName): IEarlierLine[] {
     return (this.listed ?? [])
       .filter(({ run }) => this.chosen.has(run))
       .flatMap(({ run, title }) => {
         const drawn = this.drawn.get(run) ?? this.begin(run);
-        this.need(run, drawn, { table: 'step', name: '' });
-        this.need(run, drawn, curve);
+        this.requestMissing(run, drawn, { table: 'step', name: '' });
+        this.requestMissing(run, drawn, curve);
         const table = drawn.tables.get(keyOf(curve));
         const hasPlaces = axis === 'step' || drawn.steps.size > 0;
         return table && hasPlaces ? [{ run, title, table, axis: drawn.axes[axis] }] : [];
@@ -111,11 +109,11 @@ export class EarlierRuns {
     return drawn;
   }
 
-  private need(run: number, drawn: IDrawn, curve: ICurveName): void {
+  private requestMissing(run: number, drawn: IDrawn, curve: ICurveName): void {
     const key = keyOf(curve);
     if (!drawn.asked.has(key) && !drawn.tables.has(key)) {
       drawn.asked.add(key);
-      this.ask({ kind: 'earlier', version: 1, run, table: curve.table, name: curve.name });
+      this.query({ kind: 'earlier', run, table: curve.table, name: curve.name });
     }
   }
 
@@ -127,7 +125,7 @@ export class EarlierRuns {
 interface IDrawn {
   readonly asked: Set<string>;
   readonly tables: Map<string, ColumnTable>;
-  /** The run's steps, which its other axes are read from. */
+  /** The run's steps, from which its other axes are read. */
   readonly steps: Map<number, ColumnTable>;
   readonly axes: Readonly<Record<AxisName, IAxis>>;
   numWorkers: number;

@@ -1,7 +1,7 @@
 /**
- * The flags of a `%%accelerate` line, read and changed in place: what a change does not concern stays to the letter.
+ * Reads and edits the flags of a `%%accelerate` line in place; the rest of the text stays unchanged.
  *
- * Only the places of flags and values are found here, by the kernel's rules of quoting; what they mean is the kernel's.
+ * Only positions of flags and values are found here, by the kernel's rules of quoting; the kernel interprets them.
  */
 
 import { OPTION_BY_FLAG, OPTIONS, type IOption } from './options';
@@ -30,8 +30,8 @@ export function readValues(line: string): ReadonlyMap<string, string> | null {
 }
 
 /**
- * The line with one option given a value, or without it where the value is undefined. A flag that is there is replaced
- * where it stands, repetitions of it go; null when the line cannot be read or the value cannot be written.
+ * The line with one option set, or without it if the value is undefined. An existing flag is replaced in place and its
+ * repetitions are removed; null if the line cannot be parsed or the value cannot be written.
  */
 export function withValue(line: string, name: string, value: string | undefined): string | null {
   const flags = findFlags(line);
@@ -59,7 +59,7 @@ export function withValue(line: string, name: string, value: string | undefined)
   return changed;
 }
 
-/** A value as the flag that gives it. */
+/** The flag that sets a value. */
 export function flagText(option: IOption, value: string): string {
   if (option.isSwitch && (value === 'on' || value === 'off')) {
     return value === 'on' ? `--${option.flag}` : `--no-${option.flag}`;
@@ -97,7 +97,7 @@ function isFlagLike(word: string): boolean {
   return /^-(?![\d.])/.test(word);
 }
 
-/** Words as a POSIX shell splits them, with their places; null when a quotation mark is never closed. */
+/** Words as a POSIX shell splits them, with their positions; null when a quotation mark is never closed. */
 export function splitWords(line: string): IWord[] | null {
   const words: IWord[] = [];
   let at = 0;

@@ -6,7 +6,7 @@ export interface IPlan {
   readonly name: string;
   readonly isCheckpointed: boolean;
   readonly isServed: boolean;
-  /** What the plan fills, largest owners first in the order of the table. */
+  /** Memory by use, in the order of the table. */
   readonly parts: readonly { readonly label: string; readonly bytes: number }[];
   readonly peak: number;
   readonly missing: number;
@@ -27,7 +27,7 @@ export interface IForecast {
 
 const PARTS = ['parameters', 'gradients', 'optimizer', 'activations', 'exchange', 'step'] as const;
 
-/** The forecast in what the magic printed; null where it printed none: there is no model to look at. */
+/** The forecast that the magic printed; null if it printed none, because there is no model. */
 export function readForecast(printed: string): IForecast | null {
   let data: unknown;
   try {

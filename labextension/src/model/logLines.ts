@@ -1,10 +1,10 @@
-/** What one rank printed, as lines to show: a carriage return starts a line over, control sequences are left out. */
+/** Output of one rank as lines: a carriage return restarts a line, control sequences are removed. */
 
 export const MAX_LINES = 200_000;
 const MAX_LINE = 4096;
 const BESIDE = 10;
 
-/** ANSI sequences (of colours, of titles, others), then what is left of control characters. */
+/** ANSI sequences (of colors, of titles, others), then other control characters. */
 const SEQUENCES = new RegExp(
   [
     '\\x1b\\[[0-?]*[ -/]*[@-~]',
@@ -21,7 +21,7 @@ export class LogLines {
     return this.lines.length + (this.open === '' ? 0 : 1);
   }
 
-  /** How many lines were let go of at the beginning. */
+  /** How many lines were dropped at the beginning. */
   get numDropped(): number {
     return this.dropped;
   }
@@ -54,7 +54,7 @@ export class LogLines {
   private dropped = 0;
 }
 
-/** The lines to draw of a list that is scrolled to `top`: those in sight and a few beside them, whatever its length. */
+/** The lines to draw of a list that is scrolled to `top`: those in sight and a few around them. */
 export function linesInSight(
   length: number,
   top: number,
@@ -67,7 +67,7 @@ export function linesInSight(
   };
 }
 
-/** Only what is shown is cleaned: a line is looked at when it comes into sight. */
+/** Lines are cleaned when they are shown. */
 function shown(raw: string): string {
   const parts = raw
     .slice(0, 4 * MAX_LINE)

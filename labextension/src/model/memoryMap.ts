@@ -1,6 +1,7 @@
-/** What a rank's allocator has cut its device's memory into, at one moment: checked as every message. */
+/** Maps of a rank's device memory: the allocator's segments and blocks at one moment, checked field by field. */
 
-import { asCount, asList, asRank, asRecord, asText, ProtocolError } from './checks';
+import type { IMemoryMapped } from '../generated/messages';
+import { asCount, asList, asRank, asRecord, asText, ProtocolError, type Checked } from './checks';
 
 const MAX_MAPS = 8;
 const MAX_SEGMENTS = 64;
@@ -18,14 +19,10 @@ export interface IMapBlock {
 }
 
 /** Sizes in bytes. */
-export interface IMemoryMap {
-  readonly rank: number;
-  readonly step: number;
-  readonly numSegments: number;
-  readonly reserved: number;
-  readonly inUse: number;
-  readonly largestFree: number;
-  readonly segments: readonly number[];
+export interface IMemoryMap extends Omit<
+  Checked<IMemoryMapped>,
+  'kind' | 'time' | 'blocks' | 'holders' | 'held'
+> {
   readonly blocks: readonly IMapBlock[];
   readonly holders: readonly { readonly name: string; readonly size: number }[];
 }
@@ -35,7 +32,7 @@ export function parseMaps(value: unknown): IMemoryMap[] {
 }
 
 function parseMap(value: unknown): IMemoryMap {
-  const map = asRecord(value, 'map');
+  const map = asRecord<IMemoryMapped>(value, 'map');
   const segments = asCounts(map.segments, 'segments', MAX_SEGMENTS);
   const numbers = asCounts(map.blocks, 'blocks', 4 * MAX_BLOCKS);
   const blocks: IMapBlock[] = [];

@@ -2,7 +2,7 @@
 
 import schema from '../generated/options.schema.json';
 
-/** One option. Its values are text, as a flag gives them: the kernel alone reads and checks them. */
+/** One option. Values are text, as in flags; only the kernel parses and checks them. */
 export interface IOption {
   /** The dotted name, as `checkpoint.dir`. */
   readonly name: string;
@@ -10,10 +10,10 @@ export interface IOption {
   readonly description: string;
   readonly unit: string;
   readonly isSwitch: boolean;
-  /** The values to choose from; empty where text is typed. */
+  /** The values to choose from; empty for free text. */
   readonly choices: readonly string[];
   readonly defaultText: string;
-  /** What stands for the value in a usage line. */
+  /** The placeholder of the value in a usage line. */
   readonly hint: string;
 }
 
@@ -44,7 +44,7 @@ export const OPTION_BY_FLAG: ReadonlyMap<string, IOption> = new Map(
   ])
 );
 
-/** A value of any JSON type as a flag would give it. */
+/** A value of any JSON type as text of a flag. */
 export function valueText(value: unknown): string {
   if (value === null || value === undefined) {
     return 'none';
@@ -107,7 +107,7 @@ function readOption(name: string, node: Node): IOption {
   };
 }
 
-/** The values of an option that has a closed list of them; `none` gives it back to its own choice. */
+/** The values of an option with a closed list; `none` resets it to its automatic choice. */
 function choicesOf(node: Node): string[] {
   const parts = (node.anyOf as readonly Node[] | undefined) ?? [node];
   const isClosed = (part: Node): boolean =>

@@ -1,17 +1,17 @@
-/** Everything one panel knows. It outlives the views: a second view, or one made anew, finds the whole history. */
+/** The data of one panel. It outlives the views, so a new view has the whole history. */
 
 import { ColumnAxis, STEP_AXIS, type IAxis } from '../chart/axis';
 import { ColumnTable, MAX_ROWS } from '../chart/columns';
-import type { IMark } from '../chart/palette';
+import { MEAN_RANK, TABLE_COLUMNS, type IMark, type Query } from '../generated/messages';
 import type { Answer, IDetail } from './answers';
 import { EarlierRuns, type AxisName } from './earlierRuns';
 import type { IMemoryMap } from './memoryMap';
-import { MEAN_RANK, TABLE_COLUMNS, type IBlock, type IFacts, type IPanelMessage } from './protocol';
+import type { IBlock, IFacts, IPanelMessage } from './protocol';
 
-/** The series of tables that one panel may hold; a flood of names or ranks beyond is not kept. */
+/** Limit of tables of one panel; tables of further names or ranks are dropped. */
 const MAX_TABLES = 2048;
 
-/** The id of the curve that schedules plan. */
+/** The id of the curve that schedules determine. */
 export const LEARNING_RATE = 'step:learning rate';
 
 /** One curve to choose from: a column of the step table, or a logged metric. */
@@ -38,12 +38,12 @@ export class PanelModel {
     return this.currentMarks;
   }
 
-  /** The latest map of each rank's blocks that was asked for; another one is another list. */
+  /** The latest memory map of each rank; a change is a new list. */
   get maps(): readonly IMemoryMap[] {
     return this.currentMaps;
   }
 
-  /** The number of the last message that is in here. */
+  /** The sequence number of the last message applied. */
   get seq(): number {
     return this.currentSeq;
   }
@@ -62,12 +62,12 @@ export class PanelModel {
     return this.memoryByRank;
   }
 
-  /** What schedules are going to give, over steps. */
+  /** Learning rates of future steps, by schedule. */
   get plans(): ColumnTable[] {
     return [...this.plansByName.values()].flatMap(tables => [...tables.values()]);
   }
 
-  /** What can be drawn over steps, the loss first. */
+  /** The curves that can be drawn, the loss first. */
   curves(): ICurve[] {
     const fromSteps: ICurve[] = (['loss', 'learning rate', 'step time'] as const).map(label => ({
       id: `step:${label}`,
@@ -90,7 +90,7 @@ export class PanelModel {
     return this.steps.size > 0 ? [...fromSteps, ...logged] : logged;
   }
 
-  /** What curves can be drawn over. Samples are those of all ranks, as many on each. */
+  /** Horizontal axes of curves. Samples are of all ranks, taken as equal on each. */
   readonly axes: Readonly<Record<AxisName, IAxis>> = {
     step: STEP_AXIS,
     samples: new ColumnAxis('samples', this.steps, TABLE_COLUMNS.step.indexOf('samples'), () =>
@@ -100,8 +100,8 @@ export class PanelModel {
   };
 
   /**
-   * Take a message. Returns false when it does not follow on what is here (the page was reloaded in the middle of a
-   * run): the kernel must then be asked for a snapshot.
+   * Apply a message. Returns false for a delta that does not follow the last message, as after a reload of the page
+   * during a run; the caller must then request a snapshot.
    */
   apply(message: IPanelMessage): boolean {
     if (message.kind === 'snapshot') {
@@ -116,39 +116,39 @@ export class PanelModel {
     this.currentFacts = message.facts;
     this.currentMarks = message.marks ?? this.currentMarks;
     this.currentMaps = message.maps ?? this.currentMaps;
-    this.tell();
+    this.notify();
     return true;
   }
 
-  /** Take what the kernel answers. */
-  take(answer: Answer): void {
+  /** Apply an answer of the kernel. */
+  applyAnswer(answer: Answer): void {
     switch (answer.kind) {
       case 'detail':
         this.refine(answer);
         break;
       case 'earlier':
-        this.earlier.takeList(answer.runs);
+        this.earlier.setRuns(answer.runs);
         break;
       case 'earlier curve':
-        this.earlier.takeCurve(answer);
+        this.earlier.addCurve(answer);
         break;
     }
-    this.tell();
+    this.notify();
   }
 
   /** The runs that this one can be compared with. */
   readonly earlier = new EarlierRuns(
-    question => this.ask(question),
-    () => this.tell()
+    query => this.query(query),
+    () => this.notify()
   );
 
-  /** Ask for every row of a part of a curve, its steps from `first` to `last`. */
-  look(curve: ICurve, first: number, last: number): void {
-    this.ask({ kind: 'detail', version: 1, table: curve.table, name: curve.name, first, last });
+  /** Query every row of a curve's steps from `first` to `last`. */
+  queryDetail(curve: ICurve, first: number, last: number): void {
+    this.query({ kind: 'detail', table: curve.table, name: curve.name, first, last });
   }
 
-  /** Where questions to the kernel go. */
-  ask: (question: Record<string, unknown>) => void = () => undefined;
+  /** Sends a query to the kernel. */
+  query: (query: Query) => void = () => undefined;
 
   /** Call `listener` after each change, until `signal` aborts. */
   onChange(listener: () => void, signal: AbortSignal): void {
@@ -156,7 +156,7 @@ export class PanelModel {
     signal.addEventListener('abort', () => this.listeners.delete(listener));
   }
 
-  /** Take what the kernel has of a part of a curve; rows of ranks that are not here yet come by themselves. */
+  /** Insert the rows of a range of a curve; ranks without a table receive theirs by later messages. */
   private refine(detail: IDetail): void {
     for (const block of detail.blocks) {
       const table = this.tablesOf(block)?.get(block.rank);
@@ -164,7 +164,7 @@ export class PanelModel {
     }
   }
 
-  private tell(): void {
+  private notify(): void {
     for (const listener of this.listeners) {
       listener();
     }

@@ -1,10 +1,19 @@
 /**
- * What the kernel tells a panel, checked field by field: a message may come from a forged notebook.
+ * Messages of the kernel to a panel, checked field by field: a message may come from a forged notebook.
  *
- * A message is JSON beside one buffer of little-endian float64: the blocks' rows, block after block, column after column.
+ * A message is JSON and one buffer of little-endian float64: the blocks' rows, block after block, column after column.
  */
 
-import { isMarkKind, type IMark } from '../chart/palette';
+import { isMarkKind } from '../chart/palette';
+import {
+  PANEL_VERSION,
+  TABLE_COLUMNS,
+  type IBlockHeader,
+  type IMark,
+  type IMetricFact,
+  type IPanelFacts,
+  type IRankFacts as IWireRankFacts
+} from '../generated/messages';
 import {
   asCount,
   asList,
@@ -13,13 +22,12 @@ import {
   asRecord,
   asText,
   MAX_RANKS,
-  ProtocolError
+  ProtocolError,
+  type Checked
 } from './checks';
 import { parseMaps, type IMemoryMap } from './memoryMap';
 
-export const PROTOCOL_VERSION = 1;
-
-export { MAX_RANKS, MEAN_RANK, ProtocolError } from './checks';
+export { ProtocolError } from './checks';
 
 const MAX_BLOCKS = 8192;
 const MAX_BLOCK_ROWS = 1 << 22;
@@ -27,17 +35,7 @@ const MAX_MARKS = 200;
 const MAX_METRICS = 32;
 const MAX_NOTES = 16;
 
-/** The columns of each table; the first is x, `memory` ends with the total. */
-export const TABLE_COLUMNS = {
-  step: ['step', 'loss', 'learning rate', 'step time', 'samples', 'time'],
-  metric: ['step', 'value'],
-  memory: ['time', 'parameters', 'gradients', 'optimizer', 'other', 'cached', 'free', 'total'],
-  plan: ['step', 'learning rate']
-} as const;
-
 export type TableKind = keyof typeof TABLE_COLUMNS;
-
-export type RunStatus = 'running' | 'done' | 'failed' | 'interrupted';
 
 export interface IBlock {
   readonly table: TableKind;
@@ -47,51 +45,25 @@ export interface IBlock {
   readonly values: Float64Array;
 }
 
-export interface IRankFacts {
-  readonly rank: number;
-  readonly device: string;
-  readonly stepMs: number | null;
-  readonly isStraggler: boolean;
-}
-
-export interface IFacts {
-  readonly title: string;
-  readonly status: RunStatus;
-  readonly numWorkers: number;
-  readonly step: number;
-  readonly loss: number | null;
-  readonly learningRate: number | null;
-  readonly samplesPerS: number | null;
-  readonly stepMs: number | null;
-  readonly elapsedS: number | null;
-  readonly ranks: readonly IRankFacts[];
-  readonly metrics: readonly { readonly name: string; readonly value: number | null }[];
-  readonly notes: readonly string[];
-  /** Whether the kernel listens to the controls, and whether a checkpoint has a place. */
-  readonly canBeSteered: boolean;
-  readonly canSave: boolean;
-  /** What became of the last thing that was asked for. */
-  readonly said: string;
-  /** How many runs there are to compare with; the kernel is asked which. */
-  readonly numEarlier: number;
-}
+export type IFacts = Checked<IPanelFacts>;
+export type IRankFacts = Checked<IWireRankFacts>;
 
 export interface IPanelMessage {
   readonly kind: 'delta' | 'snapshot';
-  /** The sequence number that a delta follows on. */
+  /** The sequence number of the message before a delta. */
   readonly base: number;
   readonly seq: number;
   readonly blocks: readonly IBlock[];
   readonly facts: IFacts;
   readonly marks: readonly IMark[] | null;
-  /** The latest maps of memory, where they are other ones than before. */
+  /** The latest memory maps; null if they have not changed. */
   readonly maps: readonly IMemoryMap[] | null;
 }
 
 export function parseMessage(content: unknown, buffers: readonly ArrayBufferView[]): IPanelMessage {
   const message = asRecord(content, 'message');
   const { kind } = message;
-  if (message.version !== PROTOCOL_VERSION || (kind !== 'delta' && kind !== 'snapshot')) {
+  if (message.version !== PANEL_VERSION || (kind !== 'delta' && kind !== 'snapshot')) {
     throw new ProtocolError('not a panel message of this version');
   }
   return {
@@ -109,7 +81,7 @@ export function parseBlocks(value: unknown, buffers: readonly ArrayBufferView[])
   const numbers = alignedNumbers(buffers[0]);
   let offset = 0;
   const blocks = asList(value, 'blocks', MAX_BLOCKS).map(item => {
-    const header = asRecord(item, 'block');
+    const header = asRecord<IBlockHeader>(item, 'block');
     const table = header.table;
     if (!isTableKind(table)) {
       throw new ProtocolError('unknown table');
@@ -133,7 +105,7 @@ function isTableKind(value: unknown): value is TableKind {
   return typeof value === 'string' && Object.prototype.hasOwnProperty.call(TABLE_COLUMNS, value);
 }
 
-/** Copy the buffer: it need not start on a multiple of eight. */
+/** Copy the buffer: its start may not be a multiple of eight. */
 function alignedNumbers(buffer: ArrayBufferView | undefined): Float64Array {
   if (buffer === undefined) {
     return new Float64Array(0);
@@ -146,7 +118,7 @@ function alignedNumbers(buffer: ArrayBufferView | undefined): Float64Array {
 }
 
 function parseFacts(value: unknown): IFacts {
-  const facts = asRecord(value, 'facts');
+  const facts = asRecord<IPanelFacts>(value, 'facts');
   const { status } = facts;
   if (
     status !== 'running' &&
@@ -168,7 +140,7 @@ function parseFacts(value: unknown): IFacts {
     elapsedS: asNumber(facts.elapsed_s),
     ranks: asList(facts.ranks, 'ranks', MAX_RANKS).map(parseRank),
     metrics: asList(facts.metrics, 'metrics', MAX_METRICS).map(item => {
-      const metric = asRecord(item, 'metric');
+      const metric = asRecord<IMetricFact>(item, 'metric');
       return { name: asText(metric.name), value: asNumber(metric.value) };
     }),
     notes: asList(facts.notes, 'notes', MAX_NOTES).map(asText),
@@ -180,7 +152,7 @@ function parseFacts(value: unknown): IFacts {
 }
 
 function parseRank(value: unknown): IRankFacts {
-  const rank = asRecord(value, 'rank');
+  const rank = asRecord<IWireRankFacts>(value, 'rank');
   return {
     rank: asRank(rank.rank),
     device: asText(rank.device),
@@ -191,7 +163,7 @@ function parseRank(value: unknown): IRankFacts {
 
 function parseMarks(value: unknown): IMark[] {
   return asList(value, 'marks', MAX_MARKS).map(item => {
-    const mark = asRecord(item, 'mark');
+    const mark = asRecord<IMark>(item, 'mark');
     if (!isMarkKind(mark.kind)) {
       throw new ProtocolError('unknown mark');
     }

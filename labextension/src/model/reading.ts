@@ -1,4 +1,4 @@
-/** Values of a message that may be forged: what is not of the kind becomes empty, what is long is cut. */
+/** Values of a message that may be forged: a value of another type becomes empty, a long one is cut. */
 
 import { capText } from '../chart/format';
 

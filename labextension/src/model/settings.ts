@@ -7,7 +7,7 @@ export const METADATA_KEY = 'accel_nb';
 
 const MAX_SETTINGS = 256;
 
-/** What is in the metadata, by dotted name and as text; names that are no options stay, and the kernel tells them. */
+/** The metadata's options, by dotted name and as text; unknown names stay, and the kernel reports them. */
 export function readSettings(metadata: unknown): Record<string, string> {
   const options = isRecord(metadata) && isRecord(metadata.options) ? metadata.options : {};
   const settings: Record<string, string> = {};
@@ -23,7 +23,7 @@ export function readSettings(metadata: unknown): Record<string, string> {
   return settings;
 }
 
-/** The metadata with these options and whatever else was in it; undefined where nothing is left. */
+/** The metadata with these options and its other entries; undefined if it would be empty. */
 export function writeSettings(
   metadata: unknown,
   settings: Readonly<Record<string, string>>

@@ -1,39 +1,28 @@
-/** What the kernel tells the sidebar, checked field by field. The kernel's side is `accel_nb/ui/comm.py`. */
+/** Messages of the kernel (`accel_nb/ui/comm.py`) to the sidebar, checked field by field. */
 
+import {
+  SIDEBAR_VERSION,
+  type IDeviceLine as IWireDeviceLine,
+  type ILogLine as IWireLogLine,
+  type IWorkerLine as IWireWorkerLine
+} from '../generated/messages';
+import type { Checked, Unchecked } from './checks';
 import { asList, asNumber, asText, isRecord } from './reading';
-
-export const PROTOCOL_VERSION = 2;
 
 const MAX_LINES = 1024;
 const MAX_TEXT = 1024;
 
-export interface IDeviceLine {
-  readonly name: string;
-  readonly kind: string;
-  readonly totalBytes: number;
-  readonly freeBytes: number;
-}
-
-export interface IWorkerLine {
-  readonly rank: number;
-  readonly device: string;
-  readonly pid: number;
-  readonly memoryBytes: number;
-}
-
-export interface ILogHead {
-  readonly rank: number;
-  readonly log: string;
-  readonly numBytes: number;
-}
+export type IDeviceLine = Checked<IWireDeviceLine>;
+export type IWorkerLine = Checked<IWireWorkerLine>;
+export type ILogLine = Checked<IWireLogLine>;
 
 export interface ISidebarState {
   readonly devices: readonly IDeviceLine[];
   readonly pool: string;
   readonly workers: readonly IWorkerLine[];
   readonly notes: readonly string[];
-  readonly logs: readonly ILogHead[];
-  /** Another text when runs have begun or ended; empty where none is recorded. */
+  readonly logs: readonly ILogLine[];
+  /** A stamp that changes when a run begins or ends; empty if no run is recorded. */
   readonly runs: string;
 }
 
@@ -42,27 +31,27 @@ export function parseSidebarState(data: unknown): ISidebarState | null {
   if (
     !isRecord(data) ||
     data.kind !== 'state' ||
-    data.version !== PROTOCOL_VERSION ||
+    data.version !== SIDEBAR_VERSION ||
     !isRecord(data.pool)
   ) {
     return null;
   }
   return {
-    devices: lines(data.devices).map(device => ({
+    devices: lines<IWireDeviceLine>(data.devices).map(device => ({
       name: asText(device.name),
       kind: asText(device.kind),
       totalBytes: asNumber(device.total_bytes),
       freeBytes: asNumber(device.free_bytes)
     })),
     pool: asText(data.pool.state),
-    workers: lines(data.pool.workers).map(worker => ({
+    workers: lines<IWireWorkerLine>(data.pool.workers).map(worker => ({
       rank: asNumber(worker.rank),
       device: asText(worker.device),
       pid: asNumber(worker.pid),
       memoryBytes: asNumber(worker.memory_bytes)
     })),
     notes: asList(data.notes, 16).map(note => asText(note, MAX_TEXT)),
-    logs: lines(data.logs).map(log => ({
+    logs: lines<IWireLogLine>(data.logs).map(log => ({
       rank: asNumber(log.rank),
       log: asText(log.log),
       numBytes: asNumber(log.num_bytes)
@@ -71,13 +60,13 @@ export function parseSidebarState(data: unknown): ISidebarState | null {
   };
 }
 
-/** An answer of the kernel to the question of that number: its body, or the text of a refusal. */
+/** The kernel's reply to the request `id`: the body of an answer, or the text of a refusal. */
 export type Reply =
   | { readonly id: number; readonly body: Readonly<Record<string, unknown>> }
   | { readonly id: number; readonly refusal: string };
 
 export function parseReply(data: unknown): Reply | null {
-  if (!isRecord(data) || data.version !== PROTOCOL_VERSION || typeof data.id !== 'number') {
+  if (!isRecord(data) || data.version !== SIDEBAR_VERSION || typeof data.id !== 'number') {
     return null;
   }
   if (data.kind === 'answer' && isRecord(data.body)) {
@@ -86,7 +75,7 @@ export function parseReply(data: unknown): Reply | null {
   return data.kind === 'refusal' ? { id: data.id, refusal: asText(data.text, MAX_TEXT) } : null;
 }
 
-/** One option's value as the kernel resolved it, and where it came from. */
+/** One option's value as the kernel resolved it, and its origin. */
 export interface IResolvedOption {
   readonly value: string;
   readonly layer: string;
@@ -147,6 +136,6 @@ export function problemsByOption(
   return found;
 }
 
-function lines(value: unknown): Record<string, unknown>[] {
+function lines<Wire = Record<string, unknown>>(value: unknown): Unchecked<Wire>[] {
   return asList(value, MAX_LINES).filter(isRecord);
 }

@@ -4,9 +4,9 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { formatBytes, formatCount } from '../chart/format';
 import type { IForecast, IPlan } from '../model/forecast';
 import { Action, Bar, Hints, Section, type IBarPart } from './parts';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
-const COLOURS: Readonly<Record<string, string>> = {
+const COLORS: Readonly<Record<string, string>> = {
   parameters: '#0072b2',
   gradients: '#e69f00',
   optimizer: '#009e73',
@@ -43,7 +43,7 @@ export function ForecastView({ session, trans }: IViewProps): React.JSX.Element 
         <Action
           label={shown === null ? trans.__('Forecast') : trans.__('Forecast again')}
           isDisabled={forecast.kind === 'running'}
-          onClick={() => void session.askForecast()}
+          onClick={() => void session.requestForecast()}
         />
       </div>
     </Section>
@@ -58,7 +58,7 @@ function Plans({
   readonly trans: TranslationBundle;
 }): React.JSX.Element {
   const plans = forecast.plans.filter(plan => plan.isServed);
-  const labels = Object.keys(COLOURS).filter(label =>
+  const labels = Object.keys(COLORS).filter(label =>
     plans.some(plan => plan.parts.some(part => part.label === label))
   );
   return (
@@ -83,7 +83,7 @@ function Plans({
       <ul className="accel-nb-legend-list">
         {labels.map(label => (
           <li key={label}>
-            <span className="accel-nb-line-dot" style={{ background: COLOURS[label] }} />
+            <span className="accel-nb-line-dot" style={{ background: COLORS[label] }} />
             {label}
           </li>
         ))}
@@ -139,7 +139,7 @@ function PlanBar({
   const parts: IBarPart[] = plan.parts.map(part => ({
     label: `${part.label}: ${formatBytes(part.bytes)}`,
     share: part.bytes / whole,
-    colour: COLOURS[part.label] ?? '#9a9a9a'
+    color: COLORS[part.label] ?? '#9a9a9a'
   }));
   const verdict =
     plan.missing > 0 ? trans.__('lacks %1', formatBytes(plan.missing)) : trans.__('fits');

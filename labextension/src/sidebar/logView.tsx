@@ -1,10 +1,10 @@
-/** What a rank printed: a list that draws only the lines in sight, and stays at the end while it is at the end. */
+/** Output of a rank: a list that draws only the lines in sight, and follows the end while it is scrolled there. */
 
 import { useLayoutEffect, useRef, useState } from 'react';
 import { linesInSight, type LogLines } from '../model/logLines';
-import type { ILogHead } from '../model/sidebarState';
+import type { ILogLine } from '../model/sidebarState';
 import { Choice, Section } from './parts';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
 const LINE_PX = 16;
 const MAX_RANKS = 16;
@@ -13,7 +13,7 @@ export function LogView({
   session,
   trans,
   logs
-}: IViewProps & { readonly logs: readonly ILogHead[] }): React.JSX.Element {
+}: IViewProps & { readonly logs: readonly ILogLine[] }): React.JSX.Element {
   const { logRank } = session;
   const isShown = logRank !== null && logs.some(log => log.rank === logRank);
   return (

@@ -16,9 +16,9 @@ import { problemsByOption, type IResolution } from '../model/sidebarState';
 import { OptionField, type IFieldContext } from './optionField';
 import { Action, Choice, Hints, Section, Words, schemaText } from './parts';
 import type { NotebookSession, Scope } from './session';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
-/** Values are checked in the kernel, where they are used, and nowhere else. */
+/** Accept every value: only the kernel checks them. */
 const UNCHECKED: IFormComponentProps['validator'] = {
   isValid: () => true,
   rawValidation: () => ({}),
@@ -215,7 +215,7 @@ function Fields({
   );
 }
 
-/** A form of texts: a list to choose from where the values are closed, else a line to type in. */
+/** The schema of the form: text fields, with a list for options that have choices. */
 function formSchema(options: readonly IOption[], values: ReadonlyMap<string, string>): object {
   const properties = options.map(option => {
     const value = values.get(option.name);
@@ -227,7 +227,7 @@ function formSchema(options: readonly IOption[], values: ReadonlyMap<string, str
   return { type: 'object', properties: Object.fromEntries(properties) };
 }
 
-/** What holds where nothing is given: the value that the kernel found in a weaker layer, or the default. */
+/** Values of options that are not set here: from a weaker layer, or the default. */
 function placeholders(
   options: readonly IOption[],
   resolution: IResolution | null,
@@ -237,7 +237,7 @@ function placeholders(
     const text = resolution?.options.get(option.name)?.value ?? option.defaultText;
     const isList = option.choices.length > 0;
     const isNothing = text === '' || text === 'none';
-    const value = isList ? trans.__('not set: %1', text) : text; // else an entry of the list would stand there twice
+    const value = isList ? trans.__('not set: %1', text) : text; // else the list would show the entry twice
     const shown = isNothing ? (isList ? '' : option.hint) || trans.__('not set') : value;
     return [option.name, { 'ui:placeholder': shown, 'ui:autocomplete': 'off' }] as const;
   });

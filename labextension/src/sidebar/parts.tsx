@@ -1,4 +1,4 @@
-/** Small parts that the views share. */
+/** Components that the views share. */
 
 import type { TranslationBundle } from '@jupyterlab/translation';
 import type { ReactNode } from 'react';
@@ -42,7 +42,7 @@ export function Action({
   );
 }
 
-/** Two or more ways of looking, one of them chosen. */
+/** A choice of one among a few values. */
 export function Choice<T extends string | number>({
   label,
   options,
@@ -73,10 +73,10 @@ export function Choice<T extends string | number>({
 export interface IBarPart {
   readonly label: string;
   readonly share: number;
-  readonly colour: string;
+  readonly color: string;
 }
 
-/** Shares of a whole, side by side; a mark shows where the room ends when they are more than the whole. */
+/** Shares of a whole, side by side; a mark shows the limit if they exceed it. */
 export function Bar({
   parts,
   label,
@@ -91,7 +91,7 @@ export function Bar({
       {parts.map(part => (
         <span
           key={part.label}
-          style={{ width: `${100 * part.share}%`, background: part.colour }}
+          style={{ width: `${100 * part.share}%`, background: part.color }}
           title={part.label}
         />
       ))}

@@ -1,4 +1,4 @@
-/** The runs of the kernel's machine, asked for anew when its state says that some have begun or ended. */
+/** Recorded runs of the kernel's machine, read again when one has begun or ended. */
 
 import type { SidebarChannel } from '../channel';
 import { parseRunDetails, parseRuns, type IRecentRun, type IRunDetails } from '../model/recentRuns';
@@ -19,9 +19,9 @@ export class RecentRuns {
     return this.shownId;
   }
 
-  /** What is known of the run that is shown, once the kernel has told it. */
+  /** The details of the shown run, once received. */
   get details(): IRunDetails | null {
-    return this.told?.id === this.shownId ? this.told : null;
+    return this.latestDetails?.id === this.shownId ? this.latestDetails : null;
   }
 
   show(id: string | null): void {
@@ -30,18 +30,18 @@ export class RecentRuns {
     this.onChange();
   }
 
-  /** Ask for what is new, if anything is. */
+  /** Read the runs again if the stamp has changed. */
   async follow(stamp: string): Promise<void> {
     if (stamp === this.stamp) {
       return;
     }
     this.stamp = stamp;
     try {
-      this.known = stamp === '' ? [] : parseRuns(await this.channel.ask('runs', {}));
+      this.known = stamp === '' ? [] : parseRuns(await this.channel.request('runs', {}));
       await this.readDetails();
       this.onChange();
     } catch {
-      this.stamp = ''; // the next state asks again
+      this.stamp = ''; // read again with the next state
     }
   }
 
@@ -49,17 +49,17 @@ export class RecentRuns {
     const id = this.shownId;
     if (id !== null) {
       try {
-        this.told = parseRunDetails(await this.channel.ask('run', { id }));
+        this.latestDetails = parseRunDetails(await this.channel.request('run', { id }));
         this.onChange();
       } catch {
-        this.shownId = null; // it is gone
+        this.shownId = null; // it no longer exists
         this.onChange();
       }
     }
   }
 
   private known: readonly IRecentRun[] = [];
-  private told: IRunDetails | null = null;
+  private latestDetails: IRunDetails | null = null;
   private shownId: string | null = null;
   private stamp = '';
 }

@@ -7,7 +7,7 @@ import { sparkline } from '../chart/sparkline';
 import { magicLine } from '../model/cellLine';
 import type { IRecentRun, IRunDetails, Outcome, RunFact } from '../model/recentRuns';
 import { Action, Hints, Section, Words } from './parts';
-import type { IViewProps } from './view';
+import type { IViewProps } from './viewProps';
 
 const NUM_SHOWN = 5;
 const CHART_WIDTH = 60;

@@ -15,7 +15,7 @@ import { RecentRuns } from './recentRuns';
 const RESOLVE_MS = 150;
 const FORECAST_MS = 700;
 
-/** What the form shows and changes: the active cell's line, or what the notebook carries for all of them. */
+/** What the form edits: the active cell's line, or the notebook's options for all cells. */
 export type Scope = 'cell' | 'notebook';
 
 export type Forecast =
@@ -31,7 +31,7 @@ export class NotebookSession {
     private readonly followsForecast: () => boolean
   ) {
     this.channel = new SidebarChannel(panel.sessionContext);
-    this.recent = new RecentRuns(this.channel, () => this.onTold());
+    this.recent = new RecentRuns(this.channel, () => this.onRunsChanged());
     this.channel.stateChanged.connect(this.onState, this);
     this.channel.connected.connect(this.onConnected, this);
     panel.content.activeCellChanged.connect(this.onActiveCell, this);
@@ -62,7 +62,7 @@ export class NotebookSession {
     return cell?.model.type === 'code' ? findLine(cell.model.sharedModel.getSource()) : null;
   }
 
-  /** The flags that the form stands for: those of the active cell's line, else what was chosen for a line to come. */
+  /** The flags that the form shows: those of the active cell's line, or those chosen for a new line. */
   get flags(): string {
     const line = this.line;
     return line?.kind === 'line' ? line.flags : this.draft;
@@ -75,7 +75,7 @@ export class NotebookSession {
       : readValues(this.flags);
   }
 
-  /** The options that the notebook carries. */
+  /** The options in the notebook's metadata. */
   get settings(): Readonly<Record<string, string>> {
     return readSettings(this.panel.content.model?.getMetadata(METADATA_KEY));
   }
@@ -88,7 +88,7 @@ export class NotebookSession {
     return this.currentForecast;
   }
 
-  /** What went wrong with the last action; empty when nothing did. */
+  /** The error of the last action; empty if it succeeded. */
   get error(): string {
     return this.lastError;
   }
@@ -98,7 +98,7 @@ export class NotebookSession {
     return this.shownRank;
   }
 
-  /** Give an option a value, or take it away with undefined. */
+  /** Set an option, or remove it with undefined. */
   choose(name: string, value: string | undefined): void {
     if (this.scope === 'notebook') {
       const settings: Record<string, string> = { ...this.settings };
@@ -122,12 +122,12 @@ export class NotebookSession {
     }
   }
 
-  /** Put the line in front of the active cell, or into a new cell below where that has a magic of its own. */
+  /** Insert the line at the start of the active cell, or into a new cell below if that has another magic. */
   insert(): void {
     this.useFlags(this.flags);
   }
 
-  /** Make these the flags of the active cell's line, which stands in front of it or in a new cell below. */
+  /** Set the flags of the active cell's line; the line is inserted as by `insert` if there is none. */
   useFlags(flags: string): void {
     const line = this.line;
     if (line === null || line.kind === 'other') {
@@ -161,22 +161,25 @@ export class NotebookSession {
     await this.channel.interrupt();
   }
 
-  /** Ask for a forecast of the line's options; from then on it follows the form. */
-  async askForecast(): Promise<void> {
+  /** Request a forecast of the line's options; from then on it follows the form. */
+  async requestForecast(): Promise<void> {
     window.clearTimeout(this.forecastTimer);
     const last = this.currentForecast.kind === 'done' ? this.currentForecast.forecast : null;
-    const { flags, asked } = this;
-    this.setForecast({ kind: 'running', last }, asked);
+    const { flags, forecastKey } = this;
+    this.setForecast({ kind: 'running', last }, forecastKey);
     const result = await this.channel.run(`%accelerate plan --json ${flags}`.trimEnd());
     if (this.isDisposed) {
       return;
     }
     if (!result.ok) {
-      this.setForecast({ kind: 'failed', error: result.error }, asked);
+      this.setForecast({ kind: 'failed', error: result.error }, forecastKey);
       return;
     }
     const forecast = readForecast(result.printed);
-    this.setForecast(forecast === null ? { kind: 'no-model' } : { kind: 'done', forecast }, asked);
+    this.setForecast(
+      forecast === null ? { kind: 'no-model' } : { kind: 'done', forecast },
+      forecastKey
+    );
     this.forecastLater();
   }
 
@@ -209,7 +212,7 @@ export class NotebookSession {
     }
   }
 
-  /** A cell that runs on the workers is interrupted first: the action would wait for its end. */
+  /** Interrupt a cell that runs on the workers: the action would wait for its end. */
   private async stopCell(): Promise<void> {
     const state = this.channel.state;
     if (state.kind === 'ready' && state.info.pool === 'busy') {
@@ -257,19 +260,19 @@ export class NotebookSession {
 
   private onMetadata(_model: unknown, change: { readonly key: string }): void {
     if (change.key === METADATA_KEY) {
-      void this.tellSettings();
+      void this.sendSettings();
       this.onEdited();
     }
   }
 
-  private onTold(): void {
+  private onRunsChanged(): void {
     if (!this.isDisposed) {
       this.hasChanged.emit();
     }
   }
 
   private onConnected(): void {
-    void this.tellSettings();
+    void this.sendSettings();
     void this.resolve();
   }
 
@@ -284,7 +287,7 @@ export class NotebookSession {
     this.hasChanged.emit();
   }
 
-  /** Text was typed, another cell is active, or the settings are others: most of it changes nothing here. */
+  /** Called on each edit, change of the active cell and of settings; most change nothing here. */
   private onEdited(): void {
     const { line, settings } = this;
     const seen = JSON.stringify([this.scope, line?.kind, this.flags, settings]);
@@ -302,30 +305,32 @@ export class NotebookSession {
 
   private forecastLater(): void {
     window.clearTimeout(this.forecastTimer);
-    if (this.followsForecast() && this.asked !== this.forecastAsked) {
-      this.forecastTimer = window.setTimeout(() => void this.askForecast(), FORECAST_MS);
+    if (this.followsForecast() && this.forecastKey !== this.lastForecastKey) {
+      this.forecastTimer = window.setTimeout(() => void this.requestForecast(), FORECAST_MS);
     }
   }
 
-  private async tellSettings(): Promise<void> {
-    await this.channel.ask('notebook', { settings: { ...this.settings } }).catch(() => undefined);
+  private async sendSettings(): Promise<void> {
+    await this.channel
+      .request('notebook', { settings: { ...this.settings } })
+      .catch(() => undefined);
   }
 
   private async resolve(): Promise<void> {
     const flags = this.scope === 'notebook' ? '' : this.flags;
     const turn = (this.turn += 1);
     try {
-      const asked = { line: flags, settings: { ...this.settings } };
-      const found = parseResolution(await this.channel.ask('options', asked));
+      const given = { line: flags, settings: { ...this.settings } };
+      const found = parseResolution(await this.channel.request('options', given));
       if (turn !== this.turn) {
         return;
       }
-      // While something is wrong, the origins of the values that were right stay in sight.
+      // While there are problems, the last valid values and origins stay visible.
       const options = found.options.size > 0 ? found.options : this.currentResolution?.options;
       this.currentResolution = { ...found, options: options ?? new Map() };
       this.hasChanged.emit();
     } catch {
-      // The kernel is gone or does not know the question: the state tells so.
+      // The kernel has ended, or its version has no such request: the channel's state shows it.
     }
   }
 
@@ -339,8 +344,8 @@ export class NotebookSession {
     }
     this.isReadingLog = true;
     try {
-      const asked = { rank: head.rank, log: this.logName, seen: this.logEnd };
-      const part = parseLogPart(await this.channel.ask('log', asked));
+      const given = { rank: head.rank, log: this.logName, seen: this.logEnd };
+      const part = parseLogPart(await this.channel.request('log', given));
       if (part.rank === this.shownRank) {
         if (part.start === 0) {
           this.log.clear();
@@ -351,20 +356,20 @@ export class NotebookSession {
         this.hasChanged.emit();
       }
     } catch {
-      // The next state asks again.
+      // Read again with the next state.
     } finally {
       this.isReadingLog = false;
     }
   }
 
-  /** What a forecast depends on. */
-  private get asked(): string {
+  /** The inputs of a forecast, as a key. */
+  private get forecastKey(): string {
     return JSON.stringify([this.flags, this.settings]);
   }
 
-  private setForecast(forecast: Forecast, asked: string): void {
+  private setForecast(forecast: Forecast, key: string): void {
     this.currentForecast = forecast;
-    this.forecastAsked = asked;
+    this.lastForecastKey = key;
     this.hasChanged.emit();
   }
 
@@ -374,7 +379,7 @@ export class NotebookSession {
   private currentScope: Scope = 'cell';
   private currentResolution: IResolution | null = null;
   private currentForecast: Forecast = { kind: 'none' };
-  private forecastAsked = '';
+  private lastForecastKey = '';
   private lastError = '';
   private shownRank: number | null = null;
   private logName = '';

@@ -3,7 +3,7 @@
 import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import type { NotebookSessions } from './sessions';
-import { SidebarView } from './view';
+import { SidebarView } from './sidebarView';
 
 export class Sidebar extends ReactWidget {
   constructor(

@@ -4,8 +4,8 @@ import type { TranslationBundle } from '@jupyterlab/translation';
 import { ReactWidget } from '@jupyterlab/ui-components';
 import { formatBytes } from '../chart/format';
 import type { ISidebarState } from '../model/sidebarState';
+import { poolText } from './poolText';
 import type { NotebookSessions } from './sessions';
-import { poolText } from './view';
 
 export class StatusItem extends ReactWidget {
   constructor(

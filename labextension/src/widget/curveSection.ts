@@ -3,11 +3,11 @@
 import { placeText, STEP_AXIS, type IAxis } from '../chart/axis';
 import { CurveChart, type IBesideLine, type IReading } from '../chart/curveChart';
 import { capText, formatMilliseconds, formatNumber } from '../chart/format';
-import { earlierColour, markText, type IMark } from '../chart/palette';
+import { earlierColor, markText } from '../chart/palette';
 import type { ITheme } from '../chart/theme';
 import type { AxisName } from '../model/earlierRuns';
 import { LEARNING_RATE, type ICurve, type PanelModel } from '../model/panelModel';
-import { MEAN_RANK } from '../model/protocol';
+import { MEAN_RANK, type IMark } from '../generated/messages';
 import { element, paintSwatch, setText } from './dom';
 
 const KEYS_HINT = 'Plus and minus zoom, arrows move, 0 shows all';
@@ -40,7 +40,7 @@ export class CurveSection {
       (x, readings, marks) => this.showReadings(x, readings, marks),
       (first, last) => {
         if (this.curve !== null) {
-          model.look(this.curve, first, last);
+          model.queryDetail(this.curve, first, last);
         }
       }
     );
@@ -101,7 +101,7 @@ export class CurveSection {
       table,
       column: 1,
       axis: STEP_AXIS,
-      colour: null,
+      color: null,
       isSmoothed: false
     }));
   }
@@ -112,7 +112,7 @@ export class CurveSection {
       table: line.table,
       column: curve.column,
       axis: line.axis,
-      colour: earlierColour(line.run),
+      color: earlierColor(line.run),
       isSmoothed: true
     }));
   }
@@ -134,7 +134,7 @@ export class CurveSection {
       item.dataset.label = reading.label;
       item.setAttribute('aria-pressed', String(!this.hidden.has(reading.label)));
       const [swatch, name, value] = item.children as unknown as HTMLElement[];
-      paintSwatch(swatch as HTMLElement, reading.colour, reading.isDashed);
+      paintSwatch(swatch as HTMLElement, reading.color, reading.isDashed);
       setText(name as HTMLElement, shown.length > 1 ? reading.label : '');
       setText(value as HTMLElement, this.valueText(reading.value));
     });

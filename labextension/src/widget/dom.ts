@@ -11,20 +11,20 @@ export function element<K extends keyof HTMLElementTagNameMap>(
   return made;
 }
 
-/** Set the text only when it differs: an unchanged text keeps the reader's selection and costs no layout. */
+/** Set the text if it differs: an unchanged text keeps the selection and needs no layout. */
 export function setText(target: HTMLElement, text: string): void {
   if (target.textContent !== text) {
     target.textContent = text;
   }
 }
 
-/** Give a legend's swatch the look of its line. */
-export function paintSwatch(swatch: HTMLElement, colour: string, isDashed: boolean): void {
-  swatch.style.color = colour;
+/** Draw a legend's swatch as its line. */
+export function paintSwatch(swatch: HTMLElement, color: string, isDashed: boolean): void {
+  swatch.style.color = color;
   swatch.classList.toggle('accel-nb-is-dashed', isDashed);
 }
 
-/** A button that stays pressed; `onToggle` gets the new state. */
+/** A button that stays pressed; `onToggle` receives the new state. */
 export function toggleButton(
   label: string,
   hint: string,
@@ -61,7 +61,7 @@ export function actionButton(
   return button;
 }
 
-/** A choice of one; the first is chosen. `onChoose` gets the value. */
+/** A choice of one; the first is chosen. `onChoose` receives the value. */
 export function chooser(
   name: string,
   choices: readonly { readonly value: string; readonly label: string }[],

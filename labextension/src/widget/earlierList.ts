@@ -1,7 +1,7 @@
 /** The runs to compare with, each with a box to tick. */
 
 import { capText } from '../chart/format';
-import { earlierColour } from '../chart/palette';
+import { earlierColor } from '../chart/palette';
 import type { EarlierRuns } from '../model/earlierRuns';
 import { element, paintSwatch, setText } from './dom';
 
@@ -47,7 +47,7 @@ export class EarlierList {
       signal: this.signal
     });
     const swatch = element('span', 'accel-nb-swatch');
-    paintSwatch(swatch, earlierColour(run), true);
+    paintSwatch(swatch, earlierColor(run), true);
     return element(
       'label',
       'accel-nb-earlier-run',

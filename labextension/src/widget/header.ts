@@ -1,7 +1,7 @@
 /** The panel's first lines: what runs, its figures, and how each rank keeps up. */
 
 import { capText, formatCount, formatMilliseconds, formatNumber } from '../chart/format';
-import { rankColour } from '../chart/palette';
+import { rankColor } from '../chart/palette';
 import type { IFacts, IRankFacts } from '../model/protocol';
 import { element, setText } from './dom';
 
@@ -145,7 +145,7 @@ function updateChip(chip: HTMLElement, rank: IRankFacts, slowest: number): void 
   setText(time as HTMLElement, formatMilliseconds(rank.stepMs));
   setText(flag as HTMLElement, rank.isStraggler ? 'slow' : '');
   fill.style.width = `${Math.round((100 * (rank.stepMs ?? 0)) / slowest)}%`;
-  fill.style.background = rankColour(rank.rank);
+  fill.style.background = rankColor(rank.rank);
   chip.title = rank.device ? `rank ${rank.rank} on ${rank.device}: time of a step` : '';
   chip.classList.toggle('accel-nb-is-slow', rank.isStraggler);
 }

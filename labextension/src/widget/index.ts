@@ -1,14 +1,15 @@
-/** The anywidget entry: the data lives with the model, views come and go. */
+/** The anywidget entry. The data belongs to the model; views are created and removed. */
 
 import type { AnyModel, InitializeProps, RenderProps } from '@anywidget/types';
 import uPlotStyle from 'uplot/dist/uPlot.min.css';
+import { PANEL_VERSION } from '../generated/messages';
 import { isAnswer, parseAnswer } from '../model/answers';
 import { PanelModel } from '../model/panelModel';
 import { parseMessage, ProtocolError } from '../model/protocol';
 import { showPanel } from './panelView';
 import panelStyle from './widget.css';
 
-/** What the kernel's widget synchronises: empty while a cell runs, one whole snapshot message once it has ended. */
+/** Synchronized traits: empty while a cell runs, one snapshot message once it has ended. */
 interface ITraits extends Record<string, unknown> {
   final: unknown;
   snapshot: DataView | null;
@@ -25,24 +26,29 @@ export default function define() {
       const style = document.createElement('style');
       style.textContent = `${uPlotStyle}\n${panelStyle}`;
       el.append(style);
-      showPanel(panel, el, action => model.send({ kind: 'control', version: 1, action }), signal);
+      showPanel(
+        panel,
+        el,
+        action => model.send({ kind: 'control', version: PANEL_VERSION, action }),
+        signal
+      );
     }
   };
 }
 
-/** Feed `panel` from the model's messages and traits; ask for a snapshot when something is missing. */
+/** Update `panel` by the model's messages and traits; request a snapshot if a message is missing. */
 function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal): void {
   let isWaiting = false;
   const resync = () => {
     if (!isWaiting) {
       isWaiting = true;
-      model.send({ kind: 'resync', version: 1, seq: panel.seq });
+      model.send({ kind: 'resync', version: PANEL_VERSION, seq: panel.seq });
     }
   };
-  const take = (content: unknown, buffers: readonly ArrayBufferView[]) => {
+  const receive = (content: unknown, buffers: readonly ArrayBufferView[]) => {
     try {
       if (isAnswer(content)) {
-        panel.take(parseAnswer(content, buffers));
+        panel.applyAnswer(parseAnswer(content, buffers));
         return;
       }
       const message = parseMessage(content, buffers);
@@ -57,23 +63,23 @@ function listen(panel: PanelModel, model: AnyModel<ITraits>, signal: AbortSignal
       console.warn(`accel_nb: dropped a message: ${error.message}`);
     }
   };
-  const takeTraits = () => {
+  const readTraits = () => {
     const final = model.get('final');
     const snapshot = model.get('snapshot');
     if (typeof final === 'object' && final !== null && 'kind' in final) {
-      take(final, snapshot ? [snapshot] : []);
+      receive(final, snapshot ? [snapshot] : []);
     }
   };
-  const onMessage = (content: unknown, buffers: DataView[]) => take(content, buffers);
-  panel.ask = question => model.send(question);
+  const onMessage = (content: unknown, buffers: DataView[]) => receive(content, buffers);
+  panel.query = query => model.send({ ...query, version: PANEL_VERSION });
 
   model.on('msg:custom', onMessage);
-  model.on('change:final', takeTraits);
+  model.on('change:final', readTraits);
   signal.addEventListener('abort', () => {
     model.off('msg:custom', onMessage);
-    model.off('change:final', takeTraits);
+    model.off('change:final', readTraits);
   });
-  takeTraits();
+  readTraits();
   if (panel.facts === null) {
     resync();
   }

@@ -8,7 +8,7 @@ import type { ITheme } from '../chart/theme';
 import type { PanelModel } from '../model/panelModel';
 import type { IFacts } from '../model/protocol';
 import { actionButton, element, paintSwatch, setText } from './dom';
-import type { Action } from './steering';
+import type { Action } from './runControls';
 
 /** Ranks whose map is drawn; the figures of the others are the kernel's to show. */
 export const MAX_MEMORY_MAPS = 8;
@@ -45,7 +45,7 @@ export class MemorySection {
     );
     const items = MEMORY_CATEGORIES.map(category => {
       const swatch = element('span', 'accel-nb-swatch accel-nb-is-square');
-      paintSwatch(swatch, category.colour, false);
+      paintSwatch(swatch, category.color, false);
       return element(
         'span',
         'accel-nb-legend-item',

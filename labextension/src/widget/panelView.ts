@@ -11,7 +11,7 @@ import { actionButton, chooser, element, setText, toggleButton } from './dom';
 import { EarlierList } from './earlierList';
 import { Header } from './header';
 import { MemorySection } from './memorySection';
-import { Steering, type Action } from './steering';
+import { RunControls, type Action } from './runControls';
 
 const CHART_HEIGHT = 270;
 
@@ -31,13 +31,13 @@ const SMOOTHINGS = [
   { value: '0.99', label: 'smoothest' }
 ];
 
-/** A run without a step for so long is said to wait, if that is not usual. */
+/** A run without a step for so long is shown as waiting, unless its steps usually take longer. */
 const MIN_WAIT_S = 10;
 
 /** Below this width the memory maps go under the chart. */
 const NARROW = 620;
 
-/** Fill `host` with a live view of `model`; aborting `signal` takes it down. `send` takes what the user asks for. */
+/** Fill `host` with a live view of `model`; aborting `signal` removes it. `send` receives the user's actions. */
 export function showPanel(
   model: PanelModel,
   host: HTMLElement,
@@ -79,7 +79,7 @@ class PanelView {
       actionButton('CSV', 'Save the numbers of the chart', () => this.saveNumbers(), signal)
     );
     this.header = new Header(controls);
-    this.steering = new Steering(send, signal);
+    this.steering = new RunControls(send, signal);
     this.blocks = new BlockSection(model);
     this.earlier = new EarlierList(model.earlier, signal);
     this.root.append(
@@ -105,7 +105,7 @@ class PanelView {
       this.hasTheme = false;
       this.schedule();
     }, signal);
-    const ticking = setInterval(() => this.schedule(), 1000); // time passes without messages, too
+    const ticking = setInterval(() => this.schedule(), 1000); // the time is updated without messages too
     const resized = new ResizeObserver(() => this.schedule());
     resized.observe(this.root);
     signal.addEventListener('abort', () => {
@@ -171,7 +171,7 @@ class PanelView {
   }
 
   private onModel(): void {
-    // Read by tests, and by people who wonder whether every point has arrived.
+    // For tests, and to check that every point has arrived.
     this.root.dataset.points = String(this.model.numPoints);
     this.root.dataset.seq = String(this.model.seq);
     this.root.dataset.status = this.model.facts?.status ?? 'waiting';
@@ -189,7 +189,7 @@ class PanelView {
     this.memory.setTheme(theme);
   }
 
-  /** At most one drawing a frame; a hidden page gets no frames and costs nothing. */
+  /** Draw at most once a frame; a hidden page has no frames. */
   private schedule(): void {
     if (this.frame === 0) {
       this.frame = requestAnimationFrame(() => {
@@ -205,7 +205,7 @@ class PanelView {
       return;
     }
     if (!this.hasTheme) {
-      this.hasTheme = true; // a host that is not in the page yet has no colours to read
+      this.hasTheme = true; // a host that is not in the page yet has no colors to read
       this.applyTheme();
     }
     const idleS = facts.status === 'running' ? (performance.now() - this.steppedAt) / 1000 : 0;
@@ -255,7 +255,7 @@ class PanelView {
   private readonly notes = element('div', 'accel-nb-notes');
   private readonly chooser = element('select', 'accel-nb-select');
   private readonly header: Header;
-  private readonly steering: Steering;
+  private readonly steering: RunControls;
   private readonly compare: HTMLButtonElement;
   private readonly earlier: EarlierList;
   private readonly blocks: BlockSection;

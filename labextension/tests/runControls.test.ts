@@ -1,11 +1,11 @@
 import { describe, expect, it } from 'vitest';
 import { parseMessage } from '../src/model/protocol';
-import { Steering, type Action } from '../src/widget/steering';
+import { RunControls, type Action } from '../src/widget/runControls';
 import { FACTS, stepMessage } from './messages';
 
 function start(facts: Record<string, unknown> = {}) {
   const sent: Action[] = [];
-  const steering = new Steering(action => sent.push(action), new AbortController().signal);
+  const steering = new RunControls(action => sent.push(action), new AbortController().signal);
   const show = (changed: Record<string, unknown>) => {
     const { content, buffer } = stepMessage(0, [], { facts: { ...FACTS, ...changed } });
     steering.update(parseMessage(content, [buffer]).facts);
@@ -24,7 +24,7 @@ function start(facts: Record<string, unknown> = {}) {
   return { node: steering.node, sent, show, button, input };
 }
 
-describe('Steering', () => {
+describe('RunControls', () => {
   it('sends one action for each control', () => {
     const { sent, button, input, node } = start({ can_save: true });
     for (const label of ['stop after step', 'interrupt', 'checkpoint now', '÷ 2']) {

@@ -1,55 +1,14 @@
-/** What the sidebar draws for the current notebook. Text of kernels and files is drawn by React as text only. */
+/** The state of the notebook's kernel: its devices and workers, or why there are none. */
 
-import type { ITranslator, TranslationBundle } from '@jupyterlab/translation';
+import type { TranslationBundle } from '@jupyterlab/translation';
 import { formatBytes } from '../chart/format';
-import { rankColour } from '../chart/palette';
+import { rankColor } from '../chart/palette';
 import type { IDeviceLine, ISidebarState } from '../model/sidebarState';
-import { ForecastView } from './forecastView';
-import { LogView } from './logView';
-import { OptionsForm } from './optionsForm';
 import { Action, Bar, Hints, Section } from './parts';
-import { RunsView } from './runsView';
-import type { NotebookSession } from './session';
+import { poolText } from './poolText';
+import type { IViewProps } from './viewProps';
 
-export interface IViewProps {
-  readonly session: NotebookSession;
-  readonly trans: TranslationBundle;
-}
-
-export function SidebarView({
-  session,
-  trans,
-  translator
-}: {
-  readonly session: NotebookSession | null;
-  readonly trans: TranslationBundle;
-  readonly translator: ITranslator;
-}): React.JSX.Element {
-  const state = session?.channel.state ?? { kind: 'no-kernel' as const };
-  return (
-    <div className="accel-nb-sidebar-content" data-state={state.kind}>
-      {session === null ? (
-        <p className="accel-nb-hint">
-          {trans.__('Open a notebook to see its devices, workers and options here.')}
-        </p>
-      ) : (
-        <>
-          <Kernel session={session} trans={trans} />
-          <OptionsForm session={session} trans={trans} translator={translator} />
-          {state.kind === 'ready' && (
-            <>
-              <ForecastView session={session} trans={trans} />
-              <RunsView session={session} trans={trans} />
-              <LogView session={session} trans={trans} logs={state.info.logs} />
-            </>
-          )}
-        </>
-      )}
-    </div>
-  );
-}
-
-function Kernel({ session, trans }: IViewProps): React.JSX.Element {
+export function KernelView({ session, trans }: IViewProps): React.JSX.Element {
   const { state } = session.channel;
   switch (state.kind) {
     case 'no-kernel':
@@ -117,7 +76,7 @@ function Ready({
                 <span className="accel-nb-line-main">
                   <span
                     className="accel-nb-line-dot"
-                    style={{ background: rankColour(worker.rank) }}
+                    style={{ background: rankColor(worker.rank) }}
                   />
                   {trans.__('rank %1', worker.rank)}
                 </span>
@@ -172,25 +131,10 @@ function Device({
         <Bar
           label={text}
           parts={[
-            { label: text, share: used / device.totalBytes, colour: 'var(--jp-brand-color1)' }
+            { label: text, share: used / device.totalBytes, color: 'var(--jp-brand-color1)' }
           ]}
         />
       )}
     </>
   );
-}
-
-/** The words of the kernel's states; one that is not known is shown as it is. */
-export function poolText(state: string, trans: TranslationBundle): string {
-  const texts: Readonly<Record<string, string>> = {
-    'not started': trans.__('not started'),
-    'warming up': trans.__('warming up'),
-    warm: trans.__('no workers'),
-    starting: trans.__('starting'),
-    ready: trans.__('ready'),
-    busy: trans.__('busy'),
-    failed: trans.__('failed'),
-    closed: trans.__('ended')
-  };
-  return Object.prototype.hasOwnProperty.call(texts, state) ? (texts[state] ?? state) : state;
 }

@@ -1,22 +1,19 @@
-/** What the user may ask of a run while it goes on. The kernel checks it all again: `accel_nb/telemetry/actions.py`. */
+/** Controls of a running cell. The kernel checks every action again: `accel_nb/telemetry/actions.py`. */
 
+import type { Action as RunAction } from '../generated/messages';
 import type { IFacts } from '../model/protocol';
 import { actionButton, chooser, element, setText } from './dom';
 
-/** Fields as the kernel names them. */
-export type Action =
-  | { readonly kind: 'stop' | 'interrupt' | 'checkpoint' | 'map_memory' }
-  | { readonly kind: 'scale_rate'; readonly factor: number }
-  | { readonly kind: 'set_rate'; readonly value: number }
-  | { readonly kind: 'interval'; readonly steps: number };
+/** An action of the training loop, or an interrupt of the cell. */
+export type Action = RunAction | { readonly kind: 'interrupt' };
 
 const INTERVALS = [1, 10, 100, 1000].map(steps => ({
   value: String(steps),
   label: steps === 1 ? 'log every step' : `log every ${steps}`
 }));
 
-/** A row of controls, shown as long as somebody listens to them. */
-export class Steering {
+/** A row of controls, shown while the kernel accepts actions. */
+export class RunControls {
   constructor(send: (action: Action) => void, signal: AbortSignal) {
     this.save = actionButton(
       'checkpoint now',
@@ -31,7 +28,7 @@ export class Steering {
     this.rate.addEventListener(
       'keydown',
       event => {
-        event.stopPropagation(); // the notebook has commands on single keys
+        event.stopPropagation(); // the notebook binds single keys to commands
         if (event.key === 'Enter') {
           this.setRate(send);
         }
@@ -85,7 +82,7 @@ export class Steering {
       ),
       this.said
     );
-    // JupyterLab's own commands on Enter, space and letters would take them from buttons and field.
+    // Else JupyterLab's commands on Enter, space and letters would replace those of buttons and field.
     this.node.setAttribute('data-lm-suppress-shortcuts', 'true');
     this.node.setAttribute('role', 'group');
     this.node.setAttribute('aria-label', 'Steer the run');

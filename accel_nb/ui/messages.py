@@ -1,0 +1,75 @@
+"""Shapes of the JSON that the kernel sends to a panel in the browser.
+
+The rows of curves are not JSON: they are one buffer of little-endian float64 beside the message. ``ui.export``
+generates the front end's types from these classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, TypedDict
+
+JsonNumber = float | Literal["nan", "inf", "-inf"] | None
+"""A number in JSON, which has no NaN and no infinities."""
+
+Status = Literal["running", "done", "failed", "interrupted"]
+TableKind = Literal["step", "metric", "memory", "plan"]
+CurveKind = Literal["step", "metric"]
+
+
+class RankFacts(TypedDict):
+    """Figures of one rank."""
+
+    rank: int
+    device: str
+    step_ms: JsonNumber
+    is_straggler: bool
+
+
+class MetricFact(TypedDict):
+    """The latest value of a metric."""
+
+    name: str
+    value: JsonNumber
+
+
+class PanelFacts(TypedDict):
+    """Figures of the panel's header."""
+
+    title: str
+    status: Status
+    num_workers: int
+    step: int
+    loss: JsonNumber
+    learning_rate: JsonNumber
+    samples_per_s: JsonNumber
+    step_ms: JsonNumber
+    elapsed_s: JsonNumber
+    ranks: Sequence[RankFacts]
+    metrics: Sequence[MetricFact]
+    notes: Sequence[str]
+    can_be_steered: bool
+    """Whether the kernel accepts actions from the panel's controls."""
+    can_save: bool
+    """Whether there is a folder for checkpoints."""
+    said: str
+    """The outcome of the last action that the user requested."""
+    num_earlier: int
+    """How many runs there are to compare with."""
+
+
+class BlockHeader(TypedDict):
+    """The place of one table's rows in the message's buffer: after those of the blocks before, column after column."""
+
+    table: TableKind
+    rank: int
+    name: str
+    rows: int
+
+
+class EarlierRunFacts(TypedDict):
+    """One run to compare with."""
+
+    run: int
+    title: str
+    summary: str
