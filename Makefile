@@ -4,6 +4,7 @@
 #   make nightly real code, and faults at length: chaos, kills, fuzz    make test-trackers  trackers with their packages
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
+#   make dist    source archive and wheel, into dist                    make coverage       all tests, and the lines they run
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -34,11 +35,11 @@ FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/nul
 # PyTorch/XLA needs another version of torch (7 GB): one environment for all clones of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly lab bench lint lint-python lint-front-end format \
-    clean browser unit unit-python unit-front-end wheel
+.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly coverage lab bench lint lint-python lint-front-end format \
+    clean browser unit unit-python unit-front-end wheel dist
 
 help:
-	@sed -n '2,7p' Makefile | sed 's/^# *//'
+	@sed -n '2,8p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
@@ -101,9 +102,19 @@ docs: $(STAMPS)/develop
 unit: unit-python unit-front-end
 
 # Many processes share the processors: a waiting OpenMP thread must sleep instead of spinning.
-unit-python: export OMP_WAIT_POLICY = passive
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+unit-python coverage: export OMP_WAIT_POLICY = passive
+
 unit-python: setup
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# The figures are printed also when a test fails; tests of memory and time may, since measuring costs both.
+coverage: setup
+	rm -rf out/coverage
+	@mkdir -p out/coverage
+	$(BIN)/coverage run -m pytest $(PARALLEL) || failed=1; \
+	    $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; \
+	    exit $${failed:-0}
 
 unit-front-end: $(STAMPS)/develop
 	$(PACKAGE) test
@@ -132,6 +143,10 @@ nightly: $(STAMPS)/develop
 
 wheel: $(STAMPS)/develop
 	.ci/check_wheel.sh
+
+dist: $(STAMPS)/develop
+	rm -f accel_nb/labextension/install.json
+	$(BIN)/python -m build --no-isolation --outdir dist .
 
 lab: $(STAMPS)/develop
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
