@@ -161,6 +161,7 @@ lint-python: $(STAMPS)/develop
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/words.py
 
 lint-front-end: $(STAMPS)/develop
 	$(PACKAGE) lint:check

@@ -1,4 +1,4 @@
-"""Print what the package and the named extras of it need, one requirement a line, to be installed before the package."""
+"""Print the requirements of the package and of the extras named, one a line, to install them before the package."""
 
 import sys
 from pathlib import Path
