@@ -32,9 +32,7 @@ def test_the_first_word_of_a_docstring(words, first):
     assert python_lines(words, f'\nclass A:\n    def f(self):\n        """{first} a record."""\n') == [3]
 
 
-@pytest.mark.parametrize(
-    "text", ["Return a record.", "Letters of a name.", "Taken: a record.", "Return it."]
-)
+@pytest.mark.parametrize("text", ["Return a record.", "Letters of a name.", "Taken: a record.", "Return it."])
 def test_other_docstrings(words, text):
     assert python_lines(words, f'def f():\n    """{text}"""\n') == []
 
