@@ -200,6 +200,6 @@ def unload_ipython_extension(shell: Any) -> None:
     unload(shell)
 
 
-def _jupyter_labextension_paths() -> list[dict[str, str]]:
+def _jupyter_labextension_paths() -> list[dict[str, str]]:  # pyright: ignore[reportUnusedFunction]
     """Tell JupyterLab where the built sidebar lies."""
     return [{"src": "labextension", "dest": "accel-nb"}]

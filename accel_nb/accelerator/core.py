@@ -6,11 +6,11 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -313,7 +313,7 @@ class Accelerator(Tracked):
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        if not isinstance(steps, int) or steps < 1:
+        if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MisuseError(f"gradient_accumulation_steps is {steps!r}; it is a whole number of at least 1")
         self._stepper.set_accumulation(steps)
 
@@ -379,7 +379,7 @@ class Accelerator(Tracked):
 
     @even_batches.setter
     def even_batches(self, is_on: bool) -> None:
-        if not isinstance(is_on, bool):
+        if not isinstance(is_on, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MisuseError(f"even_batches is {is_on!r}; it is True or False")
         self._preparer.data = self._preparer.data.model_copy(update={"even_batches": is_on})
 
@@ -549,7 +549,7 @@ class Accelerator(Tracked):
         return self._stepper.without_sync(self._stepper.bundle.models if model is None else [model])
 
     @contextmanager
-    def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
+    def trigger_sync_in_backward(self, model: nn.Module) -> Generator[None, None, None]:
         """Average the model's gradients in the backward passes of the block, though their forward was in `no_sync`.
 
         What they have added up on each rank until then is averaged as well, by the next step at the latest.
@@ -645,7 +645,9 @@ class Accelerator(Tracked):
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether a model was spread over several devices by a device map, and so cannot be prepared."""
         maps = (getattr(module, "hf_device_map", None) for module in model.modules())
-        return any(isinstance(found, Mapping) and len(set(found.values())) > 1 for found in maps)
+        return any(
+            isinstance(found, Mapping) and len(set(cast("Mapping[str, Any]", found).values())) > 1 for found in maps
+        )
 
     # --- checkpoints ---
 
@@ -910,7 +912,7 @@ class Accelerator(Tracked):
         evaluation in a plain cell, is not gathered. With ``use_gather_object``, or where there is no tensor, values
         travel as JSON, and lists are joined.
         """
-        caller = sys._getframe(1)
+        caller = sys._getframe(1)  # pyright: ignore[reportPrivateUsage]
         site = caller.f_code, caller.f_lasti
         share, reading = self._stepper.window.share, self._preparer.whole_reading
         if reading.lasts(share):
@@ -994,7 +996,7 @@ class Accelerator(Tracked):
         with_stack: bool | None = None,
         with_flops: bool | None = None,
         with_modules: bool | None = None,
-    ) -> Iterator[Profiler]:
+    ) -> Generator[Profiler, None, None]:
         """Profile the block with torch's profiler; every rank must enter, and waits for all at the end.
 
         Args:
@@ -1013,7 +1015,7 @@ class Accelerator(Tracked):
 
         Raises `MisuseError` for a folder that cannot be written, an unknown activity or part of a schedule.
         """
-        changes = {
+        changes: dict[str, Any] = {
             "output_trace_dir": output_trace_dir,
             "activities": None if activities is None else list(activities),
             "schedule_option": schedule_option,

@@ -7,9 +7,9 @@ anchors or aliases, which no file of options needs.
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from accel_nb.config.layers import Layer, Resolved, nested, quoted, resolve
@@ -90,7 +90,9 @@ def _json_ready(options: Resolved | Config | Mapping[str, Any]) -> dict[str, Any
     if not isinstance(options, Resolved):
         options = resolve([Layer("file", {**options}, "the options to write")])
     given = {name: value for name, value in options.given.items() if name != "config"}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return {
+        name: [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value for name, value in given.items()
+    }
 
 
 def _replace(target: Path, text: str) -> None:
@@ -171,7 +173,8 @@ def _check_events(text: str) -> None:
     import yaml
 
     depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    events = cast("Iterable[Any]", yaml.parse(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
+    for event in events:
         line = f"line {event.start_mark.line + 1}"
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         documents += isinstance(event, yaml.DocumentStartEvent)

@@ -7,7 +7,7 @@ does not hide the next; what it refuses is explained here.
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from accel_nb.config.layers import Layer, did_you_mean, quoted
 from accel_nb.config.schema import OPTIONS, SECTIONS, Config, Option
@@ -58,7 +58,8 @@ def flags_to_line(given: Config | Layer) -> str:
         values = given.model_dump(exclude_defaults=True)
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= {f"{name}.{leaf}": inner for leaf, inner in value.items()} if isinstance(value, dict) else {name: value}
+        section = cast("dict[str, Any]", value) if isinstance(value, dict) else None
+        flat |= {name: value} if section is None else {f"{name}.{leaf}": inner for leaf, inner in section.items()}
     return " ".join(_flag(OPTIONS[name], value) for name, value in flat.items())
 
 
@@ -77,9 +78,9 @@ def usage(command: str = "%%accelerate") -> str:
 class _Reading:
     """What the flags gave so far."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    problems: list[str] = field(default_factory=list[str])
 
     def add(self, group: list[str], parser: "_Parser | None") -> None:
         """Take a flag with the words that follow it."""
@@ -211,7 +212,7 @@ def value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
+        return ",".join(map(str, cast("Sequence[Any]", value)))
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 

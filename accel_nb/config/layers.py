@@ -4,14 +4,14 @@ From weakest to strongest: default < file < environment < notebook < flags < cod
 """
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from difflib import get_close_matches
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -195,7 +195,7 @@ def ambient_config() -> Resolved | None:
 
 
 @contextmanager
-def using_layers(layers: Iterable[Layer] | Resolved) -> Iterator[None]:
+def using_layers(layers: Iterable[Layer] | Resolved) -> Generator[None, None, None]:
     """Make ``layers``, or those that a config came from, the ambient ones inside of the ``with`` block."""
     token = _ambient.set(layers if isinstance(layers, Resolved) else tuple(layers))
     try:
@@ -320,7 +320,9 @@ def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:
 
     A mapping maps what may have been meant to what to suggest. The last part of a dotted name counts as a name too.
     """
-    names = dict(known) if isinstance(known, Mapping) else {item: item for item in known}
+    names: dict[str, str] = (
+        dict(cast("Mapping[str, str]", known)) if isinstance(known, Mapping) else {item: item for item in known}
+    )
     names = {item.rpartition(".")[2]: meant for item, meant in reversed(names.items())} | names
     near = get_close_matches(name[:80], names, n=1)
     return f"; did you mean {names[near[0]]}?" if near else ""
@@ -340,7 +342,7 @@ def quoted(value: object) -> str:
 
 def _shown(value: object) -> object:
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or None
+        return ",".join(map(str, cast("tuple[object, ...]", value))) or None
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
@@ -348,9 +350,9 @@ def _flat(layer: Layer, problems: list[str]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in layer.values.items():
         if name not in SECTIONS:
-            found = {name: value}
+            found: dict[Any, Any] = {name: value}
         elif isinstance(value, Mapping):
-            found = {f"{name}.{leaf}": inner for leaf, inner in value.items()}
+            found = {f"{name}.{leaf}": inner for leaf, inner in cast("Mapping[Any, Any]", value).items()}
         elif value is None:
             found = {}  # "ddp:" with nothing below it
         else:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -246,7 +246,7 @@ class Option:
     def extra(self) -> Mapping[str, Any]:
         """The machine-readable facts beside the type: unit, flag, metavar, allowed."""
         extra = self.field.json_schema_extra
-        return extra if isinstance(extra, dict) else {}
+        return cast("dict[str, Any]", extra) if isinstance(extra, dict) else {}
 
     @property
     def flag(self) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Protocol
+from typing import Any, ClassVar, Literal, Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -328,7 +328,7 @@ def multiply(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
         alike.setdefault((tensor.dtype, tensor.device), []).append(tensor)
     for (dtype, device), found in alike.items():
         own = factor.to(device, dtype) if isinstance(factor, Tensor) else factor
-        torch._foreach_mul_(found, own)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_mul_(found, own)  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
 
 
 def _as_it_is(state: Any) -> Any:
@@ -340,7 +340,7 @@ def copied_state(state: Any) -> Any:
     if isinstance(state, Tensor):
         return state.detach().clone()
     if isinstance(state, dict):
-        return {key: copied_state(value) for key, value in state.items()}
+        return {key: copied_state(value) for key, value in cast("dict[Any, Any]", state).items()}
     if isinstance(state, list):
-        return [copied_state(value) for value in state]
+        return [copied_state(value) for value in cast("list[Any]", state)]
     return state
