@@ -4,6 +4,7 @@
 #   make nightly real code, and faults at length: chaos, kills, fuzz    make test-trackers  trackers with their packages
 #   make lint    all checks of style and types                          make format         apply the formatters
 #   make docs    the documentation, into out/docs                       make test-xla       PyTorch/XLA on its CPU device
+#   make dist    source archive and wheel, into dist                    make coverage       all tests, and the lines they run
 
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -13,49 +14,63 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+# `make unit-python TORCH=2.10.0` in a fresh clone installs and tests another torch.
+TORCH := $(shell sed -n 's/^torch==//p' .ci/constraints.txt)
+INSTALL = $(PIP) install -c <(sed 's/^torch==.*/torch==$(TORCH)/' .ci/constraints.txt)
 STAMPS := $(VENV)/.stamps
 PACKAGE := $(BIN)/jlpm run
 BUNDLE := accel_nb/ui/static/widget.js
 export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PIP_ROOT_USER_ACTION := ignore
 export PLAYWRIGHT_SKIP_BROWSER_DOWNLOAD := 1
-# Tests start hundreds of processes: each would compile the package anew.
+# Tests start hundreds of processes: with this variable set, each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Trackers' packages are many and want versions of their own: they have an environment apart, which sees the project's.
+# The trackers' packages are many and conflict with the project's: they get a separate environment that also reads the
+# packages of the project's.
 TRACKERS := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/trackers
 
 FRONT_END := $(shell find labextension/src labextension/style -type f 2>/dev/null) labextension/tsconfig.json labextension/install.json
 
-# PyTorch/XLA needs a torch of its own (7 GB): one environment for every copy of this repository.
+# PyTorch/XLA needs another version of torch (7 GB): one environment for all clones of this repository.
 XLA := $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/accel_nb/xla
 
-.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly lab bench lint lint-python lint-front-end format \
-    clean browser unit unit-python unit-front-end wheel
+.PHONY: help setup demo docs test test-trackers test-xla xla-env nightly coverage lab bench lint lint-python lint-front-end format \
+    clean browser unit unit-python unit-front-end wheel dist
 
 help:
-	@sed -n '2,7p' Makefile | sed 's/^# *//'
+	@sed -n '2,8p' Makefile | sed 's/^# *//'
 
 setup: $(STAMPS)/develop browser
 
 # --- set-up, one stamp a step --------------------------------------------------------------------------------------
+#
+# `runtime` is what a user installs, and enough for the demo: no Node.js, no JupyterLab. `develop` adds the tools, the
+# tests' packages and the built front end.
 
 $(BIN)/python:
-	@command -v node >/dev/null || { echo "Node.js 20 or newer is needed (Debian: apt-get install nodejs)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Python 3.10 or newer is needed, and $(PYTHON) is not: name another with PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
 
-$(STAMPS)/torch: .ci/constraints.txt | $(BIN)/python
+# The build back end is in the environment itself, so the package is installed without a second download. Modules are
+# compiled when they are first imported. The front end is not built here: without it the panel is drawn as pictures.
+$(STAMPS)/runtime: pyproject.toml package.json .ci/constraints.txt .ci/requirements.py | $(BIN)/python
 	@mkdir -p $(STAMPS)
-	$(PIP) install -c .ci/constraints.txt torch==2.13.0
+	$(INSTALL) --no-compile hatchling editables hatch-nodejs-version hatch-jupyter-builder \
+	    --requirement <($(BIN)/python .ci/requirements.py demo)
+	SKIP_JUPYTER_BUILDER=1 $(PIP) install --quiet --no-build-isolation --no-deps -e .
 	@touch $@
 
-# The build back end is wanted in the environment itself: the package is then installed without a second download.
-$(STAMPS)/python: pyproject.toml .ci/constraints.txt $(STAMPS)/torch
-	$(PIP) install -c .ci/constraints.txt hatchling editables hatch-nodejs-version hatch-jupyter-builder jupyter-builder
-	$(PIP) install -c .ci/constraints.txt --requirement <($(BIN)/python .ci/requirements.py)
+# Tests start hundreds of processes, several at a time: everything is compiled before the first of them. Templates that
+# packages ship as .py files do not compile, and that is no error.
+$(STAMPS)/python: $(STAMPS)/runtime
+	$(INSTALL) --no-compile --requirement <($(BIN)/python .ci/requirements.py dev)
+	$(BIN)/python -m compileall -q -j 0 $(VENV)/lib || true
 	@touch $@
 
 $(STAMPS)/node: package.json yarn.lock .yarnrc.yml $(STAMPS)/python
+	@command -v node >/dev/null || { echo "Node.js 20 or newer is needed (Debian: apt-get install nodejs)"; exit 1; }
 	$(BIN)/jlpm install --immutable
 	@touch $@
 
@@ -64,9 +79,7 @@ $(BUNDLE): $(STAMPS)/node $(FRONT_END)
 	$(PACKAGE) build:prod
 	@touch $@
 
-# The front end is built by now, so the hook of the Python build finds it and does not build it again.
-$(STAMPS)/develop: pyproject.toml package.json $(STAMPS)/python | $(BUNDLE)
-	$(PIP) install --no-build-isolation --no-deps -e .
+$(STAMPS)/develop: $(STAMPS)/python | $(BUNDLE)
 	$(BIN)/jupyter-builder develop --overwrite .
 	@touch $@
 
@@ -75,10 +88,10 @@ browser:
 
 # --- what people run -----------------------------------------------------------------------------------------------
 
-demo: $(STAMPS)/develop
+demo: $(STAMPS)/runtime
 	$(BIN)/python -m accel_nb.cli demo
 
-# The checks take one processor each, the tests all that there are.
+# Each check uses one processor; the tests use all of them.
 test: setup
 	$(MAKE) --jobs 2 lint docs wheel unit-front-end
 	$(MAKE) unit-python
@@ -88,10 +101,20 @@ docs: $(STAMPS)/develop
 
 unit: unit-python unit-front-end
 
-# Many processes share the processors: a thread of theirs that waits for the others must not keep one busy.
-unit-python: export OMP_WAIT_POLICY = passive
+# Many processes share the processors: a waiting OpenMP thread must sleep instead of spinning.
+PARALLEL := --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+unit-python coverage: export OMP_WAIT_POLICY = passive
+
 unit-python: setup
-	$(BIN)/python -m pytest --numprocesses logical --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(PARALLEL)
+
+# The figures are printed also when a test fails; tests of memory and time may, since measuring costs both.
+coverage: setup
+	rm -rf out/coverage
+	@mkdir -p out/coverage
+	$(BIN)/coverage run -m pytest $(PARALLEL) || failed=1; \
+	    $(BIN)/coverage combine --quiet && $(BIN)/coverage html --quiet && $(BIN)/coverage report; \
+	    exit $${failed:-0}
 
 unit-front-end: $(STAMPS)/develop
 	$(PACKAGE) test
@@ -100,7 +123,7 @@ test-trackers: $(STAMPS)/develop
 	@.ci/trackers.sh $(BIN)/python $(TRACKERS)
 	$(TRACKERS)/bin/python -m pytest tests/trackers
 
-# The other environment gets this package's metadata (its strategies, its version), and the package itself by path.
+# The other environment gets a copy of this package's metadata (entry points, version), and the package by its path.
 test-xla: xla-env $(STAMPS)/develop
 	cp -R $(VENV)/lib/python3*/site-packages/accel_nb-*.dist-info $(XLA)/lib/python3*/site-packages/
 	PYTHONPATH=$(CURDIR) $(XLA)/bin/python -m pytest tests/xla --timeout 600
@@ -121,6 +144,10 @@ nightly: $(STAMPS)/develop
 wheel: $(STAMPS)/develop
 	.ci/check_wheel.sh
 
+dist: $(STAMPS)/develop
+	rm -f accel_nb/labextension/install.json
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 lab: $(STAMPS)/develop
 	$(BIN)/jupyter lab --notebook-dir=notebooks $(if $(filter 0,$(shell id -u)),--allow-root)
 
@@ -134,6 +161,7 @@ lint-python: $(STAMPS)/develop
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/words.py
 
 lint-front-end: $(STAMPS)/develop
 	$(PACKAGE) lint:check

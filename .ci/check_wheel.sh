@@ -26,8 +26,15 @@ import json, sys, zipfile
 wheel = zipfile.ZipFile(sys.argv[1])
 names = wheel.namelist()
 data = next(name.split("/")[0] for name in names if ".data/" in name)
+metadata = next(name.split("/")[0] for name in names if ".dist-info/" in name)
 front_end = f"{data}/data/share/jupyter/labextensions/accel-nb"
-wanted = ["accel_nb/py.typed", "accel_nb/ui/static/widget.js", f"{front_end}/package.json", f"{front_end}/install.json"]
+wanted = [
+    "accel_nb/py.typed",
+    "accel_nb/ui/static/widget.js",
+    f"{metadata}/licenses/LICENSE",
+    f"{front_end}/package.json",
+    f"{front_end}/install.json",
+]
 missing = [name for name in wanted if name not in names]
 twice = [name for name in names if name.startswith("accel_nb/labextension/")]
 foreign = [name for name in names if name.startswith(("tests/", "labextension/", "node_modules/", "benchmarks/"))]

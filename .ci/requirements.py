@@ -1,4 +1,4 @@
-"""Print what the package and an extra of it (``dev`` if none is named) need, so that it can be installed before it."""
+"""Print the requirements of the package and of the extras named, one a line, to install them before the package."""
 
 import sys
 from pathlib import Path
@@ -9,5 +9,5 @@ else:
     import pip._vendor.tomli as tomllib
 
 project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
-extra = sys.argv[1] if len(sys.argv) > 1 else "dev"
-print("\n".join([*project["dependencies"], *project["optional-dependencies"][extra]]))
+extras = [requirement for name in sys.argv[1:] for requirement in project["optional-dependencies"][name]]
+print("\n".join([*project["dependencies"], *extras]))

@@ -35,6 +35,6 @@ def __dir__() -> list[str]:
     return sorted(__all__)
 
 
-def _jupyter_labextension_paths() -> list[dict[str, str]]:
+def _jupyter_labextension_paths() -> list[dict[str, str]]:  # pyright: ignore[reportUnusedFunction]
     """Return where JupyterLab finds the built sidebar."""
     return [{"src": "labextension", "dest": "accel-nb"}]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from enum import Enum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -180,7 +180,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
 
     @gradient_accumulation_steps.setter
     def gradient_accumulation_steps(self, steps: int) -> None:
-        if not isinstance(steps, int) or steps < 1:
+        if not isinstance(steps, int) or steps < 1:  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MisuseError(f"gradient_accumulation_steps is {steps!r}; it is a whole number of at least 1")
         self._stepper.set_accumulation(steps)
 
@@ -248,7 +248,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
 
     @even_batches.setter
     def even_batches(self, is_on: bool) -> None:
-        if not isinstance(is_on, bool):
+        if not isinstance(is_on, bool):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise MisuseError(f"even_batches is {is_on!r}; it is True or False")
         self.components.preparer.data = self.components.preparer.data.model_copy(update={"even_batches": is_on})
 
@@ -433,7 +433,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         return self._stepper.without_sync(self._stepper.bundle.models if model is None else [model])
 
     @contextmanager
-    def trigger_sync_in_backward(self, model: nn.Module) -> Iterator[None]:
+    def trigger_sync_in_backward(self, model: nn.Module) -> Generator[None, None, None]:
         """Average the model's gradients in the backward passes of the block, though their forward was in `no_sync`.
 
         What they have added up on each rank until then is averaged as well, by the next step at the latest.
@@ -531,7 +531,9 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
     def verify_device_map(self, model: nn.Module) -> bool:
         """Return whether a model was spread over several devices by a device map, and so cannot be prepared."""
         maps = (getattr(module, "hf_device_map", None) for module in model.modules())
-        return any(isinstance(found, Mapping) and len(set(found.values())) > 1 for found in maps)
+        return any(
+            isinstance(found, Mapping) and len(set(cast("Mapping[str, Any]", found).values())) > 1 for found in maps
+        )
 
     # --- the run ---
 
@@ -595,7 +597,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
         with_stack: bool | None = None,
         with_flops: bool | None = None,
         with_modules: bool | None = None,
-    ) -> Iterator[Profiler]:
+    ) -> Generator[Profiler, None, None]:
         """Profile the block with torch's profiler; every rank must enter, and waits for all at the end.
 
         Args:
@@ -614,7 +616,7 @@ class Accelerator(CheckpointMethods, CollectiveMethods, Tracked):
 
         Raises `MisuseError` for a folder that cannot be written, an unknown activity or part of a schedule.
         """
-        changes = {
+        changes: dict[str, Any] = {
             "output_trace_dir": output_trace_dir,
             "activities": None if activities is None else list(activities),
             "schedule_option": schedule_option,

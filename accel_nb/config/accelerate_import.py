@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from accel_nb.config.fsdp_import import fsdp_outcome
 from accel_nb.config.import_report import Imported, Left, Outcome, account
@@ -44,7 +44,7 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     flat: list[tuple[str, Any]] = []
     for name, value in document.items():
         if isinstance(value, dict) and value and not prefix:
-            flat += _flat(value, f"{name}.")
+            flat += _flat(cast("dict[str, Any]", value), f"{name}.")
         else:
             flat.append((f"{prefix}{name}", value if not isinstance(value, dict) else None))
     return flat

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from accel_nb.config.schema import OPTIONS, STRATEGY_SECTIONS, Config
 
@@ -63,7 +63,8 @@ def rank_problems(config: Config, size: int) -> dict[str, str]:
     problems: dict[str, str] = {}
     for option in ("ranks", "show_ranks"):
         value = getattr(config, option)
-        outside = [rank for rank in value if rank >= size] if isinstance(value, tuple) else []
+        ranks = cast("tuple[int, ...]", value) if isinstance(value, tuple) else ()
+        outside = [rank for rank in ranks if rank >= size]
         if outside:
             listed = ", ".join(map(str, outside))
             problems[option] = f"rank {listed} is outside of a world of {size}; ranks go from 0 to {size - 1}"

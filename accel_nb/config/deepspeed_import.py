@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from accel_nb.config.import_report import Imported, Left, Outcome, account
 from accel_nb.config.message_text import quoted
@@ -45,9 +45,9 @@ def _flat(document: Mapping[str, Any], prefix: str = "") -> list[tuple[str, Any]
     flat: list[tuple[str, Any]] = []
     for name, value in document.items():
         if isinstance(value, Mapping) and value:
-            flat += _flat(value, f"{prefix}{name}.")
+            flat += _flat(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
         else:
-            flat.append((f"{prefix}{name}", value))
+            flat.append((f"{prefix}{name}", cast(Any, value)))
     return flat
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from accel_nb.config.deepspeed_settings import settings_for
 from accel_nb.config.layers import Resolved
@@ -39,7 +39,7 @@ def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> Shown:
         )
     settings = settings_for(config.deepspeed, None, pins_memory=on_gpus)
     given = {row.option: row for row in resolved.explain()}
-    rows = []
+    rows: list[tuple[str, str, str, str]] = []
     for name, value in _flat(settings):
         source = _SOURCES[name]
         if isinstance(source, _Option):
@@ -61,7 +61,7 @@ def show_deepspeed(resolved: Resolved, *, on_gpus: bool) -> Shown:
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in settings.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flat(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value
 

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
 from accel_nb.config.layers import Layer, Resolved, nested, resolve
@@ -43,7 +43,9 @@ def _json_ready(options: Resolved | Config | Mapping[str, Any]) -> dict[str, Any
     if not isinstance(options, Resolved):
         options = resolve([Layer("file", {**options}, "the options to write")])
     given = {name: value for name, value in options.given.items() if name != "config"}
-    return {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    return {
+        name: [*cast("tuple[Any, ...]", value)] if isinstance(value, tuple) else value for name, value in given.items()
+    }
 
 
 def _replace(target: Path, text: str) -> None:

@@ -7,7 +7,7 @@ hide the next; messages for what it refuses are made here.
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 from accel_nb.config.layers import Layer
 from accel_nb.config.message_text import did_you_mean, quoted
@@ -59,7 +59,8 @@ def flags_to_line(given: Config | Layer) -> str:
         values = given.model_dump(exclude_defaults=True)
     flat: dict[str, Any] = {}
     for name, value in values.items():
-        flat |= {f"{name}.{leaf}": inner for leaf, inner in value.items()} if isinstance(value, dict) else {name: value}
+        section = cast("dict[str, Any]", value) if isinstance(value, dict) else None
+        flat |= {name: value} if section is None else {f"{name}.{leaf}": inner for leaf, inner in section.items()}
     return " ".join(_flag(OPTIONS[name], value) for name, value in flat.items())
 
 
@@ -78,9 +79,9 @@ def usage(command: str = "%%accelerate") -> str:
 class _Reading:
     """The options of the flags that were parsed so far."""
 
-    values: dict[str, Any] = field(default_factory=dict)
-    places: dict[str, str] = field(default_factory=dict)
-    problems: list[str] = field(default_factory=list)
+    values: dict[str, Any] = field(default_factory=dict[str, Any])
+    places: dict[str, str] = field(default_factory=dict[str, str])
+    problems: list[str] = field(default_factory=list[str])
 
     def add(self, group: list[str], parser: "_Parser | None") -> None:
         """Parse a flag with the words that follow it."""
@@ -212,7 +213,7 @@ def value_text(value: Any) -> str:
     if value is None:
         return "none"
     if isinstance(value, list | tuple):
-        return ",".join(map(str, value))
+        return ",".join(map(str, cast("Sequence[Any]", value)))
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 

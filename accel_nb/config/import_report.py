@@ -28,10 +28,10 @@ class Imported:
     ``taken`` maps a name of the file to its options; ``needless`` and ``left`` map it to the reason.
     """
 
-    options: dict[str, Any] = field(default_factory=dict)
-    taken: dict[str, dict[str, Any]] = field(default_factory=dict)
-    needless: dict[str, str] = field(default_factory=dict)
-    left: dict[str, str] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict[str, Any])
+    taken: dict[str, dict[str, Any]] = field(default_factory=dict[str, dict[str, Any]])
+    needless: dict[str, str] = field(default_factory=dict[str, str])
+    left: dict[str, str] = field(default_factory=dict[str, str])
 
     def table(self) -> str:
         """Return a line for each value of the file, those without an option last."""

@@ -41,7 +41,7 @@ def with_installed_sections(base: type[S], taken: Collection[str]) -> type[S]:
 
     A section that cannot be used is left out with a warning: a package that is broken must not break each import.
     """
-    fields = {}
+    fields: dict[str, Any] = {}
     for point in installed(OPTIONS_GROUP):
         try:
             fields[point.name] = _section(point, {*base.model_fields, *taken, *fields})

@@ -5,13 +5,13 @@ From weakest to strongest: default < file < environment < notebook < flags < cod
 
 import json
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any
+from typing import Any, cast
 
 from pydantic import ValidationError
 
@@ -198,7 +198,7 @@ def ambient_config() -> Resolved | None:
 
 
 @contextmanager
-def using_layers(layers: Iterable[Layer] | Resolved) -> Iterator[None]:
+def using_layers(layers: Iterable[Layer] | Resolved) -> Generator[None, None, None]:
     """Make ``layers``, or those of a config, the ambient layers inside of the ``with`` block."""
     token = _ambient.set(layers if isinstance(layers, Resolved) else tuple(layers))
     try:
@@ -329,7 +329,7 @@ def unknown_option(name: str, layer: Layer) -> str:
 
 def _shown(value: object) -> object:
     if isinstance(value, tuple):
-        return ",".join(map(str, value)) or None
+        return ",".join(map(str, cast("tuple[object, ...]", value))) or None
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else value
 
 
@@ -337,9 +337,9 @@ def _flat(layer: Layer, problems: list[str]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in layer.values.items():
         if name not in SECTIONS:
-            found = {name: value}
+            found: dict[Any, Any] = {name: value}
         elif isinstance(value, Mapping):
-            found = {f"{name}.{leaf}": inner for leaf, inner in value.items()}
+            found = {f"{name}.{leaf}": inner for leaf, inner in cast("Mapping[Any, Any]", value).items()}
         elif value is None:
             found = {}  # "ddp:" with nothing below it
         else:

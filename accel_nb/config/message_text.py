@@ -31,7 +31,9 @@ def did_you_mean(name: str, known: Mapping[str, str] | Iterable[str]) -> str:
 
     A mapping maps what may have been meant to what to suggest. The last part of a dotted name counts as a name too.
     """
-    names = dict(known) if isinstance(known, Mapping) else {item: item for item in known}
+    names: dict[str, str] = (
+        dict(cast("Mapping[str, str]", known)) if isinstance(known, Mapping) else {item: item for item in known}
+    )
     names = {item.rpartition(".")[2]: meant for item, meant in reversed(names.items())} | names
     near = get_close_matches(name[:80], names, n=1)
     return f"; did you mean {names[near[0]]}?" if near else ""

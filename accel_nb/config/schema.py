@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field
 from pydantic.fields import FieldInfo
@@ -256,7 +256,7 @@ class Option:
     def extra(self) -> Mapping[str, Any]:
         """Facts that the type does not hold: unit, flag, metavar, allowed, scope."""
         extra = self.field.json_schema_extra
-        return extra if isinstance(extra, dict) else {}
+        return cast("dict[str, Any]", extra) if isinstance(extra, dict) else {}
 
     @property
     def flag(self) -> str:

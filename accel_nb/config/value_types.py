@@ -5,8 +5,9 @@ anything else unchanged, for the strict types to check (True is not 1, 4.0 is no
 """
 
 import re
+from collections.abc import Sequence
 from keyword import iskeyword
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 from pydantic import AfterValidator, BeforeValidator, ByteSize, Field, TypeAdapter
 
@@ -70,7 +71,9 @@ def read_ranks(value: object) -> object:
         if value in ("all", "none"):
             return read_text(value)
         value = read_names(value)
-    return tuple(read_whole(item) for item in value) if isinstance(value, tuple | list) else value
+    if isinstance(value, tuple | list):
+        return tuple(read_whole(item) for item in cast("Sequence[Any]", value))
+    return value
 
 
 def unique(value: tuple[Any, ...] | str | None) -> tuple[Any, ...] | str | None:

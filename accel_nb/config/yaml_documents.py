@@ -7,7 +7,8 @@ aliases, which no file of options needs. yaml itself is imported on first use, s
 import os
 import re
 import stat
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, cast
 
 from accel_nb.config.message_text import path_text, quoted
 from accel_nb.config.schema import SCHEMA_VERSION, SECTIONS
@@ -119,7 +120,8 @@ def _check_events(text: str) -> None:
     import yaml
 
     depth = documents = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+    events = cast("Iterable[Any]", yaml.parse(text, Loader=yaml.SafeLoader))  # pyright: ignore[reportUnknownMemberType]
+    for event in events:
         line = f"line {event.start_mark.line + 1}"
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         documents += isinstance(event, yaml.DocumentStartEvent)

@@ -331,7 +331,7 @@ def multiply(tensors: Iterable[Tensor], factor: float | Tensor) -> None:
     for (dtype, device), found in groups.items():
         scale = factor.to(device, dtype) if isinstance(factor, Tensor) else factor
         if has_foreach:
-            torch._foreach_mul_(found, scale)  # pyright: ignore[reportPrivateImportUsage]
+            torch._foreach_mul_(found, scale)  # pyright: ignore[reportPrivateImportUsage, reportPrivateUsage]
         else:
             for tensor in found:
                 tensor.mul_(scale)

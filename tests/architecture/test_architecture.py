@@ -129,7 +129,8 @@ def test_a_strategy_is_named_in_its_own_file_and_the_schema_only(name):
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Constant) and node.value == name
     ]
-    # The plan tells in a process without torch how each strategy divides memory (docs/decisions.md).
+    # Plans are made without torch, from a table of how each strategy divides memory:
+    # docs/decisions/0075-plan-preference.md.
     assert set(words) <= {
         f"strategies/{name}.py",
         f"strategies/{name}/strategy.py",

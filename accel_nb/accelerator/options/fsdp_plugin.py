@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
 from enum import Enum
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -110,7 +110,9 @@ def _policy_fields(policy: Any) -> dict[str, Any]:
     """Return the fields that correspond to a wrap policy that is a function."""
     if not callable(policy):
         return {}
-    known = policy if isinstance(policy, functools.partial) else functools.partial(policy)
+    known = cast(
+        "functools.partial[Any]", policy if isinstance(policy, functools.partial) else functools.partial(policy)
+    )
     name = getattr(known.func, "__name__", type(known.func).__name__)
     if name == "transformer_auto_wrap_policy":
         classes: Iterable[type[nn.Module]] = known.keywords.get("transformer_layer_cls", ())

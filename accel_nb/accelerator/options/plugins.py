@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from enum import Enum
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 from accel_nb.config import Layer
 from accel_nb.config.deepspeed_import import import_deepspeed
@@ -241,7 +241,7 @@ class DistributedDataParallelKwargs:
     static_graph: bool | None = None
     comm_hook: DDPCommunicationHookType | str | None = None
     comm_wrapper: DDPCommunicationHookType | str | None = None
-    comm_state_option: Mapping[str, Any] = field(default_factory=dict)
+    comm_state_option: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
     def as_options(self) -> dict[str, Any]:
         """Return the options that are given, by their names in the schema."""
@@ -328,7 +328,8 @@ def _recipe_of(config: Any) -> str | None:
     """Return the name of the torchao recipe that a config equals, apart from emulation and padding; else None."""
     normalized = replace(config, emulate=False, pad_inner_dim=False, enable_fsdp_float8_all_gather=False)
     names = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
-    return next((name for name in names if type(config).from_recipe_name(name) == normalized), None)
+    kind = cast(Any, type(config))
+    return next((name for name in names if kind.from_recipe_name(name) == normalized), None)
 
 
 @dataclass(frozen=True)
@@ -579,6 +580,6 @@ def refuse_disagreement(layers: Sequence[Layer]) -> None:
 def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}.")
+            yield from _flat(cast("Mapping[str, Any]", value), f"{prefix}{name}.")
         else:
             yield f"{prefix}{name}", value

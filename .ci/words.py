@@ -1,0 +1,95 @@
+"""Check the words of docstrings, comments, messages and function names; CONTRIBUTING.md has the rules.
+
+``python .ci/words.py [FILE...]``; without files, the package and the sources of the front end. Prints one line for each
+finding, and exits with 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import ast
+import io
+import re
+import sys
+import tokenize
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).parents[1]
+PATTERNS = ("accel_nb/**/*.py", "labextension/src/**/*.ts")
+
+VERBS = ("Ask", "Believe", "Deal", "Give", "Hear", "Know", "Lend", "Let", "Say", "Take", "Tell", "Want")
+FIRST_WORD = re.compile(rf"(?:{'|'.join(VERBS)})s?\b")
+PERSON = re.compile(r"\b(?:whoever|nobody|somebody)\b", re.IGNORECASE)
+NAME = re.compile(r"_*(?:hear|tell|let_go|give_back|take_up)(?:_|$)")
+
+Definition = ast.FunctionDef | ast.AsyncFunctionDef
+Documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+class Finding(NamedTuple):
+    """A line of a file, and what is wrong with it."""
+
+    line: int
+    problem: str
+
+
+def check_python(text: str) -> list[Finding]:
+    """Return the findings in the text of a Python module, by line."""
+    tree = ast.parse(text)
+    found = {*_first_words(tree), *_names(tree), *_strings(tree), *_comments(text)}
+    return sorted(found)
+
+
+def check_typescript(text: str) -> list[Finding]:
+    """Return the findings in the text of a TypeScript module, by line."""
+    lines = enumerate(text.splitlines(), 1)
+    return [finding for number, line in lines for finding in _persons(line, number)]
+
+
+def _first_words(tree: ast.AST) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, Documented) and (match := FIRST_WORD.match(ast.get_docstring(node) or "")):
+            line = 1 if isinstance(node, ast.Module) else node.lineno
+            yield Finding(line, f"docstring begins with {match.group()!r}: name what the code does")
+
+
+def _names(tree: ast.AST) -> Iterator[Finding]:
+    for node in ast.walk(tree):
+        if isinstance(node, Definition) and NAME.match(node.name):
+            yield Finding(node.lineno, f"function name {node.name!r}: use a term of the field")
+
+
+def _strings(tree: ast.AST) -> Iterator[Finding]:
+    """Yield findings in docstrings and messages. A string of one word is a value."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and len(node.value.split()) > 1:
+            for offset, line in enumerate(node.value.splitlines()):
+                yield from _persons(line, node.lineno + offset)
+
+
+def _comments(text: str) -> Iterator[Finding]:
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield from _persons(token.string, token.start[0])
+
+
+def _persons(text: str, line: int) -> Iterator[Finding]:
+    for match in PERSON.finditer(text):
+        yield Finding(line, f"{match.group()!r}: name the process, rank or object")
+
+
+def main(words: Sequence[str]) -> int:
+    """Check the named files, or all, and return the exit status."""
+    paths = [Path(word).resolve() for word in words] or sorted(path for glob in PATTERNS for path in ROOT.glob(glob))
+    is_clean = True
+    for path in paths:
+        check = check_python if path.suffix == ".py" else check_typescript
+        for finding in check(path.read_text(encoding="utf-8")):
+            is_clean = False
+            print(f"{path.relative_to(ROOT)}:{finding.line}: {finding.problem}")
+    return 0 if is_clean else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
