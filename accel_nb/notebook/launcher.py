@@ -20,6 +20,7 @@ from IPython.core.getipython import get_ipython
 from accel_nb.config import Layer, Resolved, environment_layer
 from accel_nb.errors import ConfigError, MisuseError, PoolError, ShippingError
 from accel_nb.notebook.cells.call import Call
+from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_state import Cell
 from accel_nb.notebook.session.session import Session
@@ -217,7 +218,7 @@ def _session() -> Session:
         return session_of(shell)
     namespace = sys.modules["__main__"].__dict__
     if _SCRIPT_SESSION not in namespace:
-        namespace[_SCRIPT_SESSION] = Session(namespace)
+        namespace[_SCRIPT_SESSION] = Session(namespace, make_local_engine)
         atexit.register(namespace[_SCRIPT_SESSION].stop)
     return namespace[_SCRIPT_SESSION]
 
@@ -227,7 +228,7 @@ def _beside(main: Session, specs: Sequence[WorkerSpec], first: int) -> Session:
     count = sum(spec.device.startswith("cuda") for spec in specs)
     visible = visible_gpus() or [str(gpu.index) for gpu in find_gpus()]
     overrides = {"CUDA_VISIBLE_DEVICES": ",".join(visible[first : first + count])} if count else {}
-    return Session(main.namespace, main.hidden_names, overrides=overrides)
+    return Session(main.namespace, main.make_engine, main.hidden_names, overrides=overrides)
 
 
 def _show_remote(error: BaseException) -> None:

@@ -1,11 +1,12 @@
-"""The seam between a pool and the processes it runs on: six calls, the same for every kind of engine."""
+"""The interface between a pool and the processes that it runs on, the same for every kind of engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from accel_nb.pool.payload import NO_PAYLOADS, PayloadFactory, Payloads
 from accel_nb.runtime.process.oom_detection import Verdict
 from accel_nb.telemetry.events import Event
 
@@ -20,11 +21,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A record came from a rank, with descriptors that now belong to the receiver."""
+    """A record from a rank, with payloads that are the receiver's to close."""
 
     rank: int
     record: object
-    descriptors: tuple[int, ...] = ()
+    payloads: Payloads = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,15 +74,47 @@ class Seen:
 Arrival = Arrived | Printed | Measured | Ended | Seen
 
 
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """The state of an engine as far as it is known, without waiting."""
+
+    is_warm: bool
+    """Whether workers can be started without a wait for imports."""
+    num_threads: int
+    """How many threads the process runs that workers are forked from; 1 where workers are not forked."""
+    variables: Mapping[str, str]
+    """The notebook's environment variables as fresh workers have them."""
+    pids: Mapping[int, int]
+    """Process ids of the workers by rank."""
+    zygote_pid: int | None
+    """The process that workers are forked from, if there is one."""
+
+
 class Engine(Protocol):
-    """Starts workers and moves records to and from them; knows nothing of cells."""
+    """Starts workers and moves records and payloads to and from them; independent of notebooks and cells."""
+
+    @property
+    def payloads(self) -> PayloadFactory:
+        """The factory of payloads that `send` can send."""
+        ...
+
+    def facts(self) -> EngineFacts:
+        """Return what is known now; may be called in any thread."""
+        ...
+
+    def look(self) -> None:
+        """Read what a starting engine has reported, without waiting."""
+        ...
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
         """Start one worker for each spec, ending those that run; a `WorkerReady` record arrives from each."""
         ...
 
-    def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:
-        """Send a record to a rank, also past a busy main thread when ``urgent``; False when the rank is gone."""
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
+        """Send a record to a rank, also past a busy main thread when ``urgent``; False when the rank is gone.
+
+        The payloads stay the caller's.
+        """
         ...
 
     def poll(self, timeout_s: float) -> list[Arrival]:
@@ -92,8 +125,12 @@ class Engine(Protocol):
         """End a rank at once; an `Ended` arrives."""
         ...
 
-    def replace(self, ranks: Sequence[int]) -> int:
-        """Start fresh workers in place of ended ones; returns a store descriptor that the others reopen with."""
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        """Start fresh workers in place of ended ones.
+
+        Returns the payloads of the ``reopen`` request with which the other ranks join them in a new process group;
+        they stay the engine's.
+        """
         ...
 
     def stop(self) -> None:

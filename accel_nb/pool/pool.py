@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -24,6 +23,7 @@ from accel_nb.pool.messages import (
     Request,
     WorkerReady,
 )
+from accel_nb.pool.payload import NO_PAYLOADS, PayloadFactory, Payloads, close_all
 from accel_nb.pool.pool_state import State, move
 from accel_nb.telemetry.events import Event
 
@@ -44,8 +44,8 @@ class Listener(Protocol):
         """Hear bytes that a rank wrote."""
         ...
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        """Hear a note; the descriptors are the listener's to close."""
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+        """Handle a note."""
         ...
 
     def measured(self, events: Sequence[Event]) -> None:
@@ -87,6 +87,11 @@ class Pool:
         return self._specs
 
     @property
+    def payloads(self) -> PayloadFactory:
+        """The factory of payloads that requests can carry."""
+        return self._engine.payloads
+
+    @property
     def state(self) -> State:
         """Where the pool stands."""
         return self._state
@@ -122,7 +127,7 @@ class Pool:
         bodies: Mapping[int, dict[str, Any]],
         listener: Listener,
         *,
-        descriptors: Sequence[int] = (),
+        payloads: Payloads = NO_PAYLOADS,
         presses: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
@@ -141,7 +146,7 @@ class Pool:
         self._number += 1
         ladder = Ladder(self._engine, self._number, self.size, finishes)
         doctor = HangDoctor(
-            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line}, ())
+            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line})
         )
         steersman = Steersman(self._engine, self._number, Wishes() if wishes is None else wishes)
         answers: list[Answer] = []
@@ -149,7 +154,7 @@ class Pool:
         unsent = {
             rank
             for rank, body in bodies.items()
-            if not self._engine.send(rank, Request(self._number, task, body), descriptors)
+            if not self._engine.send(rank, Request(self._number, task, body), payloads)
         }
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
@@ -229,10 +234,11 @@ class Pool:
         elif isinstance(arrival, Arrived):
             record = arrival.record
             if isinstance(record, Note):
-                listener.noted(arrival.rank, record.topic, record.body, arrival.descriptors)
+                listener.noted(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
-                return Answer(arrival.rank, record.outcome, record.body, arrival.descriptors)
+                return Answer(arrival.rank, record.outcome, record.body, arrival.payloads)
+            close_all(arrival.payloads.values())
         return None
 
     def _mend(self, dead: Collection[int], *, left_the_group: bool) -> None:
@@ -242,7 +248,7 @@ class Pool:
             return
         self._state = move(self._state, "starting")
         try:
-            store = self._engine.replace(sorted(dead))
+            payloads = self._engine.replace(sorted(dead))
         except PoolError:
             self._state = move(self._state, "failed")
             return
@@ -250,7 +256,7 @@ class Pool:
         self._starting = set(dead)
         self._reopening = set(range(self.size)) - set(dead)
         for rank in sorted(self._reopening):
-            self._engine.send(rank, Request(self._number, "reopen"), [store])
+            self._engine.send(rank, Request(self._number, "reopen"), payloads)
 
     def _note_start(self, arrival: Arrival, words: list[bytes]) -> None:
         if isinstance(arrival, Printed):
@@ -270,8 +276,7 @@ class Pool:
                 self._fail(f"rank {arrival.rank} could not rejoin: {arrival.record.body}", words)
             self._reopening.discard(arrival.rank)
         if isinstance(arrival, Arrived):
-            for descriptor in arrival.descriptors:
-                os.close(descriptor)
+            close_all(arrival.payloads.values())
 
     def _note_end_while_starting(self, rank: int, words: list[bytes]) -> None:
         """A rank that goes away now leaves the others waiting for it: end them all and start all anew."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,9 +92,7 @@ class _Ears:
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         self.text += data
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         self.num_waiting += topic == "waiting"
 
     def measured(self, events: Sequence[Event]) -> None:

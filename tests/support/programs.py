@@ -6,7 +6,9 @@ import errno
 import os
 from typing import Any
 
-from accel_nb.pool.local.worker import Handled, Worker
+from accel_nb.pool.local.worker import Worker
+from accel_nb.pool.payload import Payloads
+from accel_nb.pool.program import TaskResult
 
 
 class EvalProgram:
@@ -16,14 +18,14 @@ class EvalProgram:
         self.worker = worker
         self.names: dict[str, Any] = {"worker": worker}
 
-    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+    def handle(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
         exec(body.get("before", ""), self.names)
         try:
             with self.worker.interruptible():
                 exec(body["code"], self.names)
         except KeyboardInterrupt:
-            return Handled("interrupted", {})
-        return Handled("done", {"result": self.names.get("result")})
+            return TaskResult("interrupted", {})
+        return TaskResult("done", {"result": self.names.get("result")})
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         return {"error": {"type": type(error).__name__, "message": str(error)}}

@@ -147,9 +147,9 @@ class PlacedOutput:
         """Pass on what a rank wrote."""
         self._do(self._output.printed, rank, stream, data)
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Pass on a note."""
-        self._do(self._output.noted, rank, topic, body, descriptors)
+        self._do(self._output.noted, rank, topic, body)
 
     def measured(self, events: Sequence[Event]) -> None:
         """Pass on numbers."""

@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
 from accel_nb.pool.messages import Cut, Finish, Interrupt
+from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import Verdict
 
 GRACE_S = 2.0
@@ -42,12 +43,12 @@ Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a request ended on one rank; descriptors belong to the receiver."""
+    """How a request ended on one rank; the payloads are the receiver's to close."""
 
     rank: int
     outcome: Outcome
     body: dict[str, Any]
-    descriptors: tuple[int, ...] = ()
+    payloads: Payloads = field(default_factory=dict)
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ from typing import Any
 
 from accel_nb.errors import PoolError
 from accel_nb.pool.channel import Channel, ChannelError
-from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.engine import Arrival, Arrived, Ended, EngineFacts, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
     Exited,
     Fork,
@@ -30,9 +31,9 @@ from accel_nb.pool.messages import (
     Trace,
     Traced,
     ZygoteReady,
-    decode,
     encode,
 )
+from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads
 from accel_nb.runtime.process.environment import notebook_variables, zygote_environment
 from accel_nb.runtime.process.oom_detection import KillCounters
 from accel_nb.telemetry.ring import RingReader, create_ring
@@ -97,8 +98,8 @@ class LocalEngine:
         self._ready: ZygoteReady | None = None
         self.num_refused = 0
         """How much arrived from workers that was no message."""
-        self.variables: dict[str, str] = {}
-        """The notebook's environment variables as fresh workers have them."""
+        self.payloads = SharedPayloads()
+        self._variables: dict[str, str] = {}
         self._launch()
 
     @property
@@ -106,13 +107,13 @@ class LocalEngine:
         """Whether the zygote is known to be able to fork; may be read in any thread."""
         return self._ready is not None
 
-    @property
-    def num_threads(self) -> int:
-        """How many threads the zygote runs, as far as known: forking is safe with one."""
-        return 1 if self._ready is None else self._ready.num_threads
+    def facts(self) -> EngineFacts:
+        """Return what is known of zygote and workers; forking is safe where the zygote runs one thread."""
+        num_threads = 1 if self._ready is None else self._ready.num_threads
+        return EngineFacts(self.is_warm, num_threads, self._variables, self.pids, self.zygote_pid)
 
     def look(self) -> None:
-        """Take in what the zygote has said, without waiting."""
+        """Read what the zygote has reported, without waiting."""
         if self._ready is None and not self._links:
             self.poll(0)
 
@@ -137,13 +138,13 @@ class LocalEngine:
         for rank in range(len(specs)):
             self._fork(rank)
 
-    def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
         """Send a record to a rank; False when it is gone."""
         link = self._links.get(rank)
         if link is None:
             return False
         try:
-            (link.monitor if urgent else link.control).send(encode(record), descriptors)
+            send_record(link.monitor if urgent else link.control, record, payloads)
             if isinstance(record, Look) and record.from_outside:
                 self._tell_zygote(Trace(rank))
         except (OSError, PoolError):
@@ -172,13 +173,13 @@ class LocalEngine:
         """SIGKILL a rank and the processes it started; the zygote does it, by the pid that it forked."""
         self._tell_zygote(Kill(rank))
 
-    def replace(self, ranks: Sequence[int]) -> int:
-        """Fork fresh workers for ended ranks; returns the descriptor of the new store."""
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        """Fork fresh workers for ended ranks; returns the file of the new store."""
         self._renew_store()
         for rank in ranks:
             self._fork(rank)
         assert self._store is not None
-        return self._store
+        return {"store": StoreFile(self._store)}
 
     def stop(self) -> None:
         """End the zygote and with it every worker; frees pipes, rings and the store."""
@@ -199,7 +200,7 @@ class LocalEngine:
             self._errors = None
 
     def _launch(self) -> None:
-        self.variables = notebook_variables()
+        self._variables = notebook_variables()
         self._control, theirs = Channel.pair()
         self._errors: int | None = os.memfd_create("accel_nb_zygote_errors", os.MFD_CLOEXEC)
         try:
@@ -338,15 +339,11 @@ class LocalEngine:
             return self._drop(record.rank, record.code)
         return []
 
-    def _receive(self, channel: Channel) -> tuple[Any, list[int]]:
+    def _receive(self, channel: Channel) -> tuple[Any, dict[str, Payload]]:
         """Return the next record; what is none is counted and dropped (ChannelError): packets after it are whole."""
-        descriptors: list[int] = []
         try:
-            message, descriptors = channel.receive()
-            return decode(message), descriptors
+            return receive_record(channel)
         except ChannelError:
-            for descriptor in descriptors:
-                os.close(descriptor)
             self.num_refused += 1
             if self.num_refused == 1:
                 logger.warning("a worker sent something that is no message; such things are dropped")
@@ -356,7 +353,7 @@ class LocalEngine:
         if rank not in self._links:
             return []
         try:
-            record, descriptors = self._receive(self._links[rank].control)
+            record, payloads = self._receive(self._links[rank].control)
         except ChannelError:
             return []
         except (EOFError, OSError):
@@ -368,7 +365,7 @@ class LocalEngine:
         link = self._links[rank]
         if events := link.ring.read():
             arrivals.append(Measured(rank, tuple(events)))
-        return [*arrivals, Arrived(rank, record, tuple(descriptors))]
+        return [*arrivals, Arrived(rank, record, payloads)]
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:
         link = self._links.get(rank)

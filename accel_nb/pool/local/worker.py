@@ -17,11 +17,11 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from accel_nb.pool.channel import Channel
 from accel_nb.pool.control.stack_report import where_is
+from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
     FINISHING,
     PLACE,
@@ -34,7 +34,6 @@ from accel_nb.pool.messages import (
     Interrupt,
     Look,
     Note,
-    Outcome,
     Reply,
     Request,
     Start,
@@ -43,6 +42,8 @@ from accel_nb.pool.messages import (
     decode,
     encode,
 )
+from accel_nb.pool.payload import Payloads, close_all, find_payload
+from accel_nb.pool.program import Program, TaskResult
 from accel_nb.runtime.process.environment import become_rank, restore_threads
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, MetricLogged, to_message
@@ -54,49 +55,6 @@ TRACE_SIGNAL = signal.SIGRTMAX - 5
 _PR_SET_PDEATHSIG = 1
 _STORE_NUMBERS = 128
 _END_OF_STORE_NUMBERS = 4096  # the system keeps a table up to the highest number in use
-
-
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """How a task ended; the descriptors go with the reply and are closed after it."""
-
-    outcome: Outcome
-    body: dict[str, Any]
-    descriptors: tuple[int, ...] = ()
-
-
-class Program(Protocol):
-    """What a pool's workers run; named in `Start` as ``module:attribute`` and built as ``program(worker)``."""
-
-    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        """Do one task in the main thread; user code only inside of `Worker.interruptible`."""
-        ...
-
-    def describe_error(self, error: BaseException) -> dict[str, Any]:
-        """Return what the kernel needs to show and raise an error that `handle` let through, JSON-ready."""
-        ...
-
-    def reopened(self) -> None:
-        """Hear that the process group is a new one."""
-        ...
-
-    def finish(self) -> bool:
-        """End the running task at the next place where nothing is lost, with KeyboardInterrupt, on every rank at once.
-
-        Called in the monitor thread: it only leaves a note. Returns False if no such place is near.
-        """
-        ...
-
-    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
-        """Hold at the next end of a step until `decide` is called; called in the monitor thread.
-
-        Returns how many ends of steps were counted, or None if the task has none, and holds nothing then.
-        """
-        ...
-
-    def decide(self, wish: int, at: int | None) -> None:
-        """Do what was proposed when so many ends of steps are counted, or never; called in the monitor thread."""
-        ...
 
 
 class Worker:
@@ -114,6 +72,7 @@ class Worker:
             device=start.device,
         )
         become_rank(self.world)
+        self.payloads = SharedPayloads()
         self._control = control
         self._monitor = monitor
         self._ring = ring
@@ -148,9 +107,9 @@ class Worker:
         if not self._ring.write_metric(rank, step, time, name, value):
             self.emit(MetricLogged(rank, step, time, name, value))
 
-    def note(self, topic: str, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """Tell the kernel something about the running request."""
-        self._control.send(encode(Note(self._number, topic, body)), descriptors or ())
+    def note(self, topic: str, body: dict[str, Any]) -> None:
+        """Report something about the running request to the kernel."""
+        self._control.send(encode(Note(self._number, topic, body)))
 
     def tell_steered(self, wish: int, step: int, text: str) -> None:
         """Tell the kernel that something it had asked for was done after a step."""
@@ -162,12 +121,11 @@ class Worker:
         self._control.send(encode(WorkerReady(self.world.rank, os.getpid())))
         while True:
             try:
-                message, descriptors = self._control.receive()
+                request, payloads = receive_record(self._control)
             except EOFError:
                 return
-            request = decode(message)
             if isinstance(request, Request):
-                self._answer(request, descriptors)
+                self._answer(request, payloads)
 
     @property
     def was_interrupted(self) -> bool:
@@ -198,32 +156,32 @@ class Worker:
                 if self.was_interrupted:
                     self._tell_stopped(self._number)
 
-    def _answer(self, request: Request, descriptors: list[int]) -> None:
+    def _answer(self, request: Request, payloads: Payloads) -> None:
         self._number = request.number
         signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
         action = self._reopen if request.task == "reopen" else self._program.handle
         try:
-            handled = action(request.task, request.body, descriptors)
+            result = action(request.task, request.body, payloads)
         except BaseException as error:
-            handled = Handled("raised", self._program.describe_error(error))
+            result = TaskResult("raised", self._program.describe_error(error))
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(payloads.values())
         with self._cutting:
             self._through = request.number
         for stream in (sys.stdout, sys.stderr):
             with suppress(ValueError, OSError):  # the cell may have closed it
                 stream.flush()
-        self._control.send(encode(Reply(request.number, handled.outcome, handled.body)), handled.descriptors)
-        for descriptor in handled.descriptors:
-            os.close(descriptor)
+        send_record(self._control, Reply(request.number, result.outcome, result.body), result.payloads)
+        close_all(result.payloads.values())
 
-    def _reopen(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        store, self._store = self._store, self._keep(descriptors[0])
+    def _reopen(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
+        new = find_payload(payloads, "store", StoreFile)
+        assert new is not None, "the kernel sends the new store with this request"
+        store, self._store = self._store, self._keep(new.descriptor)
         self.group.reopen(_path(self._store))
         os.close(store)
         self._program.reopened()
-        return Handled("done", {})
+        return TaskResult("done", {})
 
     def _keep(self, store: int) -> int:
         """Copy a store's descriptor to a number that no earlier store had, and that no other file is given.

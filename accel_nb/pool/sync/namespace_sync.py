@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from accel_nb.errors import ShippingError
-from accel_nb.pool.local.arena import Parcel
+from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Mark,
     is_fixed,
@@ -101,9 +101,13 @@ class Delivery:
                 held.pop(path, None)
 
     def pack(
-        self, namespace: Namespace, shared: Mapping[int, SharedId], kept_names: Collection[str] | None = None
-    ) -> Parcel:
-        """Write into an arena; raises SectionError whose key ends in the path that cannot be copied.
+        self,
+        namespace: Namespace,
+        shared: Mapping[int, SharedId],
+        payloads: PayloadFactory,
+        kept_names: Collection[str] | None = None,
+    ) -> BufferPayload:
+        """Serialize into a payload; raises SectionError whose key ends in the path that cannot be copied.
 
         ``kept_names`` is as in `dump_sections`.
         """
@@ -113,15 +117,15 @@ class Delivery:
             # What may fail on arrival comes last: a section is lost with one before it that shares an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
-        return Parcel.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
+        return payloads.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
 
     @classmethod
-    def unpack(cls, parcel: Parcel, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
-        """Read from an arena; references to shared objects are looked up in ``namespace``.
+    def unpack(cls, payload: BufferPayload, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
+        """Read from a payload; references to shared objects are looked up in ``namespace``.
 
         Returns the delivery, and by path why something of it could not be rebuilt.
         """
-        stream, buffers = parcel.read()
+        stream, buffers = payload.read()
         sections, errors = load_sections(stream, buffers, namespace=namespace)
         rng, removed = sections.pop(("head", ""))
         delivery = cls(rng=rng, removed=removed)
@@ -190,9 +194,9 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What goes out with a cell: the parcel, if anything does, what is in it, and the names that were left out."""
+    """What is sent with a cell: the payload, if there is any, what is in it, and the names that were left out."""
 
-    parcel: Parcel | None
+    payload: BufferPayload | None
     sent: list[str]
     left_out: dict[str, str]
     """Names that cannot be sent and that the cell may do without, each with a line that says so."""
@@ -244,6 +248,7 @@ class Ledger:
         self,
         names: Iterable[str],
         namespace: Namespace,
+        payloads: PayloadFactory,
         *,
         rng: Any = None,
         optional: Collection[str] = (),
@@ -269,7 +274,7 @@ class Ledger:
                 rng=rng, removed=tuple(name for name in removed if name in left_out or name not in names)
             )
             try:
-                parcel = self._write([name for name in names if name not in left_out], namespace, delivery)
+                payload = self._write([name for name in names if name not in left_out], namespace, delivery, payloads)
             except _Unsendable as error:
                 needed = [problem for name, problem in error.problems.items() if name not in optional]
                 if needed or not error.problems.keys() - left_out.keys():
@@ -277,9 +282,11 @@ class Ledger:
                 left_out |= error.problems
                 continue
             self.drop(delivery.removed)
-            return Prepared(parcel, delivery.paths, left_out, delivery.removed)
+            return Prepared(payload, delivery.paths, left_out, delivery.removed)
 
-    def _write(self, names: list[str], namespace: Namespace, delivery: Delivery) -> Parcel | None:
+    def _write(
+        self, names: list[str], namespace: Namespace, delivery: Delivery, payloads: PayloadFactory
+    ) -> BufferPayload | None:
         watch = Watch(self.shared() if names else {})
         problems: dict[str, str] = {}
         waiting, seen, has_lost_state = list(names), set(names), False
@@ -300,9 +307,9 @@ class Ledger:
             # The workers' optimizer refers to the model that is replaced: what refers to it goes along, in one stream.
             self.forget(self.names())
             again = Delivery(rng=delivery.rng, removed=delivery.removed)
-            parcel = self._write(names, namespace, again)
+            payload = self._write(names, namespace, again, payloads)
             delivery.become(again)
-            return parcel
+            return payload
         delivery.removed = tuple(name for name in delivery.removed if name not in delivery.values)
         if not delivery:
             return None
@@ -315,15 +322,15 @@ class Ledger:
         )
         try:
             only_there = {name for name, entry in self._entries.items() if entry.only_there}
-            parcel = delivery.pack(namespace, still_shared, only_there)
+            payload = delivery.pack(namespace, still_shared, payloads, only_there)
         except SectionError as error:
             raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
         further = {root_of(path) for path in still_shared.met} - seen
         if further := sorted(name for name in further if name in namespace):
-            parcel.close()
+            payload.close()
             delivery.become(Delivery(rng=delivery.rng, removed=delivery.removed))
-            return self._write([*names, *further], namespace, delivery)
-        return parcel
+            return self._write([*names, *further], namespace, delivery, payloads)
+        return payload
 
     def record(self, paths: Iterable[str], namespace: Namespace) -> None:
         """Note that the workers now hold the names of ``paths`` as they are here."""

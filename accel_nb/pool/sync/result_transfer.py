@@ -15,14 +15,21 @@ from __future__ import annotations
 
 import io
 import math
-import os
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.pool.local.arena import Parcel, ReturnArena
+from accel_nb.pool.payload import (
+    BufferPayload,
+    Payload,
+    PayloadFactory,
+    Payloads,
+    RegionPayload,
+    close_all,
+    find_payload,
+)
 from accel_nb.pool.sync.change_detection import (
     Mark,
     copyable,
@@ -41,6 +48,7 @@ from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_schedule
 from accel_nb.pool.sync.object_paths import Attributes, content_of, find, generators_of, parts_of, root_of
 from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import is_reading, shape_of, whole
+from accel_nb.runtime.process.typed_records import build
 
 LARGE_BYTES = 64 * 1024 * 1024
 """A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
@@ -161,19 +169,79 @@ def _strongly(reference: Any) -> Any:
     return reference() if type(reference) is weakref.ref else reference
 
 
-@dataclass(slots=True)
-class Parcels:
-    """A reply's share of the return: the JSON part, and the descriptors that go with it."""
+CHANGES = "changes"
+"""Name of the payload that holds the changes of a namespace, in either direction."""
+WEIGHTS = "weights"
+"""Name of the region that holds returned weights."""
 
-    body: dict[str, Any]
-    descriptors: list[int] = field(default_factory=list)
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One returned tensor: its path in the module, and where in the region its bytes start."""
+
+    path: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTable:
+    """The returned state of one module."""
+
+    entries: tuple[TensorEntry, ...]
+    frozen: list[str]
+    """Parameters that require no gradient."""
+    evaluating: list[str]
+    """Submodules in evaluation mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRecord:
+    """What rank 0 returns after a cell, beside the payloads."""
+
+    kept: dict[str, str]
+    """What stayed on the workers, by path, with the reason; an empty reason is not shown."""
+    rng: str | None
+    """The digest of rank 0's generator states."""
+    weights: dict[str, WeightTable]
+    """The modules in the region, by path."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        weights = {
+            path: {
+                "entries": [
+                    {"path": entry.path, "offset": entry.offset, "dtype": entry.dtype, "shape": entry.shape}
+                    for entry in table.entries
+                ],
+                "frozen": table.frozen,
+                "evaluating": table.evaluating,
+            }
+            for path, table in self.weights.items()
+        }
+        return {"kept": self.kept, "rng": self.rng, "weights": weights}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> ReturnRecord:
+        """Read it from a message; raises ValueError for other fields or other types."""
+        return build(cls, body)
+
+
+@dataclass(slots=True)
+class PackedReturn:
+    """What rank 0 returns after a cell, ready to be sent."""
+
+    record: ReturnRecord
+    payloads: dict[str, Payload] = field(default_factory=dict)
 
 
 class Returner:
-    """Rank 0's side; keeps the arena between cells."""
+    """Rank 0's side; keeps the region for weights between cells."""
 
-    def __init__(self) -> None:
-        self._arena: ReturnArena | None = None
+    def __init__(self, payloads: PayloadFactory) -> None:
+        self._payloads = payloads
+        self._region: RegionPayload | None = None
         # Names whose weights could not be read whole when they should have gone back.
         self._owed: set[str] = set()
 
@@ -186,7 +254,7 @@ class Returner:
         wanted: Collection[str] = (),
         rng: Any = None,
         rng_digest: str | None = None,
-    ) -> Parcels:
+    ) -> PackedReturn:
         """Pack what the cell bound or changed. ``wanted`` names come back however large they are.
 
         What ``hidden`` says yes to is never returned. ``kept`` in the result gives what stays here with the reason,
@@ -229,10 +297,10 @@ class Returner:
         return self._pack(delivery, weights, kept, rng_digest, namespace, outside)
 
     def close(self) -> None:
-        """Free the arena."""
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        """Free the region."""
+        if self._region is not None:
+            self._region.close()
+            self._region = None
 
     @staticmethod
     def _add_whole(
@@ -311,60 +379,57 @@ class Returner:
         rng_digest: str | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
-    ) -> Parcels:
-        parcels = Parcels({"kept": kept, "rng": rng_digest, "weights": {}, "parcel": None, "arena": None})
+    ) -> PackedReturn:
+        payloads: dict[str, Payload] = {}
         while delivery:
             try:
-                parcel = delivery.pack(namespace, shared)
+                payloads[CHANGES] = delivery.pack(namespace, shared, self._payloads)
             except SectionError as error:  # without it all else can go
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
                 delivery.drop(path)
                 continue
-            parcels.body["parcel"] = parcel.table()
-            parcels.descriptors.append(parcel.descriptor)
             break
+        weights: dict[str, WeightTable] = {}
         if modules:
-            parcels.body["weights"] = self._write_weights(modules)
-            assert self._arena is not None
-            parcels.body["arena"] = self._arena.num_bytes
-            parcels.descriptors.append(os.dup(self._arena.descriptor))
-        return parcels
+            weights = self._write_weights(modules)
+            assert self._region is not None
+            payloads[WEIGHTS] = self._region.share()
+        return PackedReturn(ReturnRecord(kept, rng_digest, weights), payloads)
 
-    def _write_weights(self, modules: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy each tensor once into the arena and return where it lies."""
+    def _write_weights(self, modules: Mapping[str, Any]) -> dict[str, WeightTable]:
+        """Copy each tensor once into the region and return the tables of the modules."""
         import torch
 
-        places: dict[int, int] = {}
+        offsets: dict[int, int] = {}
         offset = 0
         for module in modules.values():
             for tensor in module_tensors(module).values():
-                if id(tensor) not in places:
-                    places[id(tensor)] = offset
+                if id(tensor) not in offsets:
+                    offsets[id(tensor)] = offset
                     offset += (_whole_bytes(tensor) + _ALIGN - 1) // _ALIGN * _ALIGN
-        if self._arena is None or self._arena.num_bytes < offset:
+        if self._region is None or self._region.num_bytes < offset:
             self.close()
-            self._arena = ReturnArena.create(offset)
-        tables: dict[str, Any] = {}
+            self._region = self._payloads.reserve(offset)
+        tables: dict[str, WeightTable] = {}
         with torch.no_grad():
             for name, module in modules.items():
                 entries = []
                 for path, tensor in module_tensors(module).items():
-                    place = places[id(tensor)]
                     dtype = str(tensor.dtype).removeprefix("torch.")
-                    shape = list(shape_of(tensor))
-                    view_tensor(self._arena, place, _whole_bytes(tensor), dtype, shape).copy_(whole(tensor))
-                    entries.append([path, place, dtype, shape])
-                tables[name] = {
-                    "entries": entries,
-                    **module_flags(module),
-                }
+                    entry = TensorEntry(path, offsets[id(tensor)], dtype, tuple(shape_of(tensor)))
+                    view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(whole(tensor))
+                    entries.append(entry)
+                tables[name] = WeightTable(tuple(entries), **module_flags(module))
         return tables
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What has become of what came back."""
+    """The outcome of applying what a worker returned."""
+
+    kept: dict[str, str]
+    """What stayed on the workers, by path, with the reason."""
 
     paths: list[str]
     """What now holds the workers' values."""
@@ -375,92 +440,86 @@ class Received:
 
 
 class Receiver:
-    """The kernel's side; keeps its mapping of the worker's arena between cells."""
+    """The kernel's side; keeps the worker's region for weights between cells."""
 
     def __init__(self) -> None:
-        self._arena: ReturnArena | None = None
-        self._identity: tuple[int, int] | None = None
+        self._region: RegionPayload | None = None
         self.rng: str | None = None
         """The digest of rank 0's generator states: as long as the kernel's are these, they need not be sent."""
 
-    def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> Received:
-        """Apply what came back, weights first. What cannot be applied costs nothing else. Closes the descriptors."""
-        remaining = list(descriptors)
+    def receive(self, body: Mapping[str, Any], payloads: Payloads, namespace: Namespace) -> Received:
+        """Apply what came back, weights first, and close the payloads. What cannot be applied costs nothing else."""
+        unused = dict(payloads)
         try:
-            return self._receive(body, remaining, namespace)
+            record = ReturnRecord.from_body(body)
+            if (region := find_payload(payloads, WEIGHTS, RegionPayload)) is not None:
+                del unused[WEIGHTS]
+                self._use_region(region)
+            return self._apply(record, find_payload(payloads, CHANGES, BufferPayload), namespace)
         finally:
-            for descriptor in remaining:
-                os.close(descriptor)
+            close_all(unused.values())
 
-    def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> Received:
+    def _apply(self, record: ReturnRecord, changes: BufferPayload | None, namespace: Namespace) -> Received:
         paths: dict[str, None] = {}
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
-        parcel = None if body["parcel"] is None else Parcel.from_table(remaining.pop(0), body["parcel"])
-        try:
-            if body["arena"] is not None:
-                self._map(remaining.pop(0))
-            for path, table in body["weights"].items():
-                try:
-                    self._copy_weights(find(namespace, path), table)
-                    paths[path] = None
-                except Exception as error:  # whatever a module of the user's raises, or nothing is at the path
-                    errors[path] = error
-            if parcel is not None:
-                delivery, lost = Delivery.unpack(parcel, namespace)
-                errors |= lost
-                errors |= delivery.apply(namespace)
-                paths |= dict.fromkeys(delivery.paths)
-                removed = delivery.removed
-        finally:
-            if parcel is not None:
-                parcel.close()
-        self.rng = body["rng"]
+        for path, table in record.weights.items():
+            try:
+                self._copy_weights(find(namespace, path), table)
+                paths[path] = None
+            except Exception as error:  # whatever a module of the user's raises, or nothing is at the path
+                errors[path] = error
+        if changes is not None:
+            delivery, lost = Delivery.unpack(changes, namespace)
+            errors |= lost
+            errors |= delivery.apply(namespace)
+            paths |= dict.fromkeys(delivery.paths)
+            removed = delivery.removed
+        self.rng = record.rng
         arrived = [path for path in paths if path not in errors]
-        return Received(arrived, removed, describe_failures(errors, "in the notebook"))
+        return Received(record.kept, arrived, removed, describe_failures(errors, "in the notebook"))
 
     def close(self) -> None:
-        """Unmap the arena, and forget which random numbers the workers were at."""
+        """Release the region and the digest of the workers' generator states."""
         self.rng = None
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = self._identity = None
+        if self._region is not None:
+            self._region.close()
+            self._region = None
 
-    def _map(self, descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        if self._identity == (status.st_dev, status.st_ino):
-            os.close(descriptor)
+    def _use_region(self, region: RegionPayload) -> None:
+        """Keep a region that arrived, or the one that is mapped already where both are the same memory."""
+        if self._region is not None and self._region.identity == region.identity:
+            region.close()
             return
         self.close()
-        self._arena, self._identity = ReturnArena(descriptor), (status.st_dev, status.st_ino)
+        self._region = region
 
-    def _copy_weights(self, module: Any, table: Mapping[str, Any]) -> None:
+    def _copy_weights(self, module: Any, table: WeightTable) -> None:
         import torch
 
-        assert self._arena is not None
+        assert self._region is not None
         tensors = {}
-        for path, place, dtype, shape in table["entries"]:
-            num_bytes = getattr(torch, dtype).itemsize
-            for size in shape:
-                num_bytes *= size
-            if place < 0 or place + num_bytes > self._arena.num_bytes:
-                raise ValueError(f"the weights of {path!r} lie outside of the arena")
-            tensors[path] = view_tensor(self._arena, place, num_bytes, dtype, shape)
-        set_module_state(module, {"tensors": tensors, "frozen": table["frozen"], "evaluating": table["evaluating"]})
+        for entry in table.entries:
+            num_bytes = math.prod(entry.shape) * getattr(torch, entry.dtype).itemsize
+            if entry.offset < 0 or entry.offset + num_bytes > self._region.num_bytes:
+                raise ValueError(f"the weights of {entry.path!r} are outside of the region")
+            tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
+        set_module_state(module, {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating})
 
 
 def _whole_bytes(tensor: Any) -> int:
     return math.prod(shape_of(tensor)) * tensor.element_size()
 
 
-def view_tensor(arena: ReturnArena, place: int, num_bytes: int, dtype: str, shape: list[int]) -> Any:
-    """Return a tensor over a part of the arena; no copy."""
+def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> Any:
+    """Return a tensor over the bytes of an entry in a region; no copy."""
     import torch
 
-    kind = getattr(torch, dtype)
+    kind = getattr(torch, entry.dtype)
     if num_bytes == 0:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(arena.memory, dtype=torch.uint8, count=num_bytes, offset=place).view(kind).view(shape)
+        return torch.empty(entry.shape, dtype=kind)
+    flat = torch.frombuffer(region.memory, dtype=torch.uint8, count=num_bytes, offset=entry.offset)
+    return flat.view(kind).view(entry.shape)
 
 
 def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Mark | None:
