@@ -12,10 +12,12 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from dataclasses import asdict
 
 from accel_nb.pool.control.hang_detection import find_different, find_missing
 from accel_nb.pool.control.stack_report import where_is
+from accel_nb.pool.messages import RankPosition
+from accel_nb.runtime.process.typed_records import build
 from accel_nb.runtime.world import World
 
 LOOK_S = 5.0
@@ -31,7 +33,7 @@ class Teller:
         self._descriptor = descriptor
         self._world = world
         self._mark: object = None
-        self._place: dict[str, Any] | None = None
+        self._place: RankPosition | None = None
         self._count = 0
 
     def start(self) -> None:
@@ -48,9 +50,9 @@ class Teller:
         self._count = self._count + 1 if place is not None and place == self._place else 0
         self._place = place
         told = place if self._count >= PATIENCE else None
-        os.pwrite(self._descriptor, json.dumps(told).encode()[:_ROOM].ljust(_ROOM), 0)
+        os.pwrite(self._descriptor, json.dumps(None if told is None else asdict(told)).encode()[:_ROOM].ljust(_ROOM), 0)
 
-    def _here(self, main: int) -> dict[str, Any] | None:
+    def _here(self, main: int) -> RankPosition | None:
         if "torch.distributed" not in sys.modules:
             return None
         from accel_nb.runtime.distributed.process_group import Group
@@ -90,8 +92,9 @@ class Comparer:
                 self._say(f"no rank gets on: {line}. Every rank must make the same calls; Ctrl-C ends the job")
 
 
-def _read(descriptor: int) -> dict[str, Any] | None:
+def _read(descriptor: int) -> RankPosition | None:
     try:
-        return json.loads(os.pread(descriptor, _ROOM, 0))
+        values = json.loads(os.pread(descriptor, _ROOM, 0))
+        return None if values is None else build(RankPosition, values)
     except ValueError:  # nothing yet, or in the middle of a change
         return None

@@ -13,14 +13,14 @@ from accel_nb.pool.control.hang_detection import HangDoctor
 from accel_nb.pool.control.stop_escalation import Answer, Ladder, Reason
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
 from accel_nb.pool.messages import (
-    FINISHING,
-    PLACE,
-    STEERED,
-    STEERING,
-    STOPPED,
+    ActionDone,
+    FinishAnswer,
     Note,
+    PositionReport,
     Reply,
     Request,
+    StepCount,
+    Stopped,
     WorkerReady,
 )
 from accel_nb.pool.payload import NO_PAYLOADS, PayloadFactory, Payloads, close_all
@@ -168,7 +168,7 @@ class Pool:
                 if isinstance(arrival, Seen):
                     doctor.seen(arrival)
                     continue
-                if isinstance(arrival, Arrived) and _is_for(ladder, doctor, steersman, arrival, self._number):
+                if isinstance(arrival, Arrived) and _dispatch(ladder, doctor, steersman, arrival, self._number):
                     continue
                 doctor.heard()
                 answer = self._take(arrival, listener, waiting, ladder.killed)
@@ -299,21 +299,21 @@ class Pool:
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
-def _is_for(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival: Arrived, number: int) -> bool:
-    """Give ladder, doctor and steersman what a rank says to them, and return whether it was that."""
+def _dispatch(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival: Arrived, number: int) -> bool:
+    """Pass a record on to the part of the waiting loop that it is for; return whether it was for one of them."""
     record = arrival.record
-    if not isinstance(record, Note) or record.topic not in (STOPPED, FINISHING, PLACE, STEERING, STEERED):
+    if not isinstance(record, Stopped | FinishAnswer | PositionReport | StepCount | ActionDone):
         return False
     if record.number != number:
         return True
-    if record.topic == STOPPED:
+    if isinstance(record, Stopped):
         ladder.stopped(arrival.rank)
-    elif record.topic == STEERING:
-        steersman.answered(arrival.rank, record.body)
-    elif record.topic == STEERED:
-        steersman.done(arrival.rank, record.body)
-    elif record.topic == FINISHING:
-        ladder.answered_finish(arrival.rank, bool(record.body.get("will")))
+    elif isinstance(record, StepCount):
+        steersman.answered(arrival.rank, record)
+    elif isinstance(record, ActionDone):
+        steersman.done(arrival.rank, record)
+    elif isinstance(record, FinishAnswer):
+        ladder.answered_finish(arrival.rank, record.will)
     else:
-        doctor.answered(arrival.rank, record.body)
+        doctor.answered(arrival.rank, record.position)
     return True

@@ -74,6 +74,7 @@ RECORDS = [
     messages.Reply(3, "raised", {"error": {"type": "ValueError", "traceback": ["a", "b"]}}),
     messages.Exited(1, 4711, -9),
     messages.Look(7, from_outside=True),
+    messages.StepCount(7, 1, 40),
     messages.Request(1, "run", {"source": "x", "used": ["a", "b"]}),
     messages.ZygoteReady(1, 0.5, 1),
 ]

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import Decide, Steer
+from accel_nb.pool.messages import ActionDone, Decide, Steer, StepCount
 
 ANSWER_PATIENCE_S = 2.0
 """How long ranks may take to answer; they hold meanwhile."""
@@ -130,26 +130,25 @@ class Steersman:
             for rank in self._asked:
                 self.engine.send(rank, Steer(self.number, self._numbers, self._proposed.action), urgent=True)
 
-    def answered(self, rank: int, body: dict[str, Any]) -> None:
+    def answered(self, rank: int, answer: StepCount) -> None:
         """Hear how many ends of steps a rank has come to; one whose cell has not begun, or is over, is asked again."""
-        if not self._asked or self._proposed is None or body.get("wish") != self._numbers:
+        if not self._asked or self._proposed is None or answer.wish != self._numbers:
             return
-        count = body.get("at")
-        if not isinstance(count, int):
+        if answer.at is None:
             self._decide(None)
             return
-        self._counts[rank] = count
+        self._counts[rank] = answer.at
         if self._asked <= set(self._counts):
             self._agreed[self._numbers] = min(self._asked), self._proposed
             self._proposed = None
             self._decide(max(self._counts.values()) + 1)
 
-    def done(self, rank: int, body: dict[str, Any]) -> None:
+    def done(self, rank: int, report: ActionDone) -> None:
         """Hear after which step a rank did what was agreed on."""
-        teller, wish = self._agreed.get(body.get("wish", 0), (None, None))
-        if wish is not None and rank == teller:
-            del self._agreed[body["wish"]]
-            wish.settle(str(body.get("text")), int(body.get("step", 0)), rank)
+        reporter, wish = self._agreed.get(report.wish, (None, None))
+        if wish is not None and rank == reporter:
+            del self._agreed[report.wish]
+            wish.settle(report.text, report.step, rank)
 
     def give_up(self) -> None:
         """Hear that the request is being stopped: nobody may be held."""

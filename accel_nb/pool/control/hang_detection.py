@@ -12,10 +12,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from accel_nb.pool.engine import Engine, Seen
-from accel_nb.pool.messages import Look
+from accel_nb.pool.messages import Look, RankPosition
 
 SILENCE_S = 2.0
 """How long nothing may be heard before ranks are asked."""
@@ -38,11 +37,11 @@ class HangDoctor:
     clock: Callable[[], float] = time.monotonic
     _heard_at: float | None = None
     _asked_at: float | None = None
-    _places: dict[int, dict[str, Any]] = field(default_factory=dict)
-    _before: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _places: dict[int, RankPosition] = field(default_factory=dict)
+    _before: dict[int, RankPosition] = field(default_factory=dict)
     _seen: dict[int, Seen] = field(default_factory=dict)
     _unread: set[int] = field(default_factory=set)
-    _gone: dict[int, dict[str, Any]] = field(default_factory=dict)
+    _gone: dict[int, RankPosition] = field(default_factory=dict)
     _told: set[str] = field(default_factory=set)
 
     def heard(self) -> None:
@@ -50,9 +49,9 @@ class HangDoctor:
         self._heard_at, self._asked_at = self.clock(), None
         self._places, self._before, self._seen, self._unread = {}, {}, {}, set()
 
-    def answered(self, rank: int, place: dict[str, Any]) -> None:
+    def answered(self, rank: int, place: RankPosition) -> None:
         """Take in where a rank says that it is."""
-        (self._gone if place["has_ended"] else self._places)[rank] = place
+        (self._gone if place.has_ended else self._places)[rank] = place
 
     def seen(self, look: Seen) -> None:
         """Take in what a rank that may not answer looks like from outside."""
@@ -73,14 +72,14 @@ class HangDoctor:
         for rank in range(self.size):
             self.engine.send(rank, Look(self.number, from_outside=rank in mute), urgent=True)
 
-    def _left_alone(self, still: Mapping[int, dict[str, Any]], waiting: set[int]) -> dict[int, str]:
+    def _left_alone(self, still: Mapping[int, RankPosition], waiting: set[int]) -> dict[int, str]:
         """Return a line where all that still run wait, and others have ended the request."""
         ended = sorted(set(range(self.size)) - waiting)
-        if not ended or still.keys() != waiting or not all(place["is_waiting"] for place in still.values()):
+        if not ended or still.keys() != waiting or not all(place.is_waiting for place in still.values()):
             return {}
         self.is_stuck = all(any(_is_missing(gone, place) for gone in self._gone.values()) for place in still.values())
         rank, place = min(still.items())
-        what = "a collective" if place["sequence"] is None else _collective(place)
+        what = "a collective" if place.sequence is None else _collective(place)
         return {
             ended[0]: f"rank {rank} waits in {what} {_at(place)}; rank {', '.join(map(str, ended))} has ended and does "
             f"not come: {'' if self.is_stuck else 'interrupt, and '}look for a branch that only some ranks take"
@@ -90,7 +89,7 @@ class HangDoctor:
         still = {rank: place for rank, place in self._places.items() if self._before.get(rank) == place}
         lines = find_missing(still, waiting - still.keys()) or find_different(still) or self._left_alone(still, waiting)
         self.is_stuck |= len(still) == self.size and _never_meet(still.values())
-        is_waited_for = any(place["is_waiting"] for place in still.values()) or len(waiting) < self.size
+        is_waited_for = any(place.is_waiting for place in still.values()) or len(waiting) < self.size
         for rank in sorted(waiting - self._places.keys() - self._before.keys()):
             look = self._seen.get(rank)
             if look is None or not (is_waited_for or look.state in _STOPPED):
@@ -106,15 +105,15 @@ class HangDoctor:
                 self.say(rank, line)
 
 
-def find_missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict[int, str]:
+def find_missing(places: Mapping[int, RankPosition], unsure: set[int]) -> dict[int, str]:
     """Return a line about each rank that has not come to the collective which others wait in."""
-    known = {rank: place for rank, place in places.items() if place["sequence"] is not None}
-    if len({place["group"] for place in known.values()}) != 1 or unsure:
+    known = {rank: place for rank, place in places.items() if place.sequence is not None}
+    if len({place.group for place in known.values()}) != 1 or unsure:
         return {}
-    newest = max(place["sequence"] for place in known.values())
-    waiting = [rank for rank, place in known.items() if place["sequence"] == newest]
-    late = [rank for rank, place in known.items() if place["sequence"] < newest]
-    if not late or not any(known[rank]["is_waiting"] for rank in waiting):
+    newest = max(map(_sequence, known.values()))
+    waiting = [rank for rank, place in known.items() if place.sequence == newest]
+    late = [rank for rank, place in known.items() if _sequence(place) < newest]
+    if not late or not any(known[rank].is_waiting for rank in waiting):
         return {}
     what = _collective(known[waiting[0]])
     who = ", ".join(map(str, waiting))
@@ -124,41 +123,45 @@ def find_missing(places: Mapping[int, dict[str, Any]], unsure: set[int]) -> dict
     }
 
 
-def _is_in_one_of_all(place: Mapping[str, Any]) -> bool:
+def _is_in_one_of_all(place: RankPosition) -> bool:
     """Whether a rank is inside of a collective that all ranks take part in."""
-    return place["is_open"] and place["is_of_all"]
+    return place.is_open and place.is_of_all
 
 
-def _never_meet(places: Collection[Mapping[str, Any]]) -> bool:
+def _never_meet(places: Collection[RankPosition]) -> bool:
     """Whether all ranks are inside of the same one of their collectives, and it is another operation on some."""
-    are_in_one = all(map(_is_in_one_of_all, places)) and len({place["sequence"] for place in places}) == 1
-    return are_in_one and len({place["operation"] for place in places}) > 1
+    are_in_one = all(map(_is_in_one_of_all, places)) and len({place.sequence for place in places}) == 1
+    return are_in_one and len({place.operation for place in places}) > 1
 
 
-def _is_missing(gone: Mapping[str, Any], place: Mapping[str, Any]) -> bool:
+def _is_missing(gone: RankPosition, place: RankPosition) -> bool:
     """Whether a rank has ended its request without the collective that another one is inside of."""
-    if not _is_in_one_of_all(place) or gone["group"] not in (None, place["group"]):
+    if not _is_in_one_of_all(place) or gone.group not in (None, place.group):
         return False
-    return gone["sequence"] is None or gone["sequence"] < place["sequence"]
+    return _sequence(gone) < _sequence(place)
 
 
-def find_different(places: Mapping[int, dict[str, Any]]) -> dict[int, str]:
+def find_different(places: Mapping[int, RankPosition]) -> dict[int, str]:
     """Return a line where ranks wait in different collectives at the same place of the sequence."""
-    waiting = {rank: place for rank, place in places.items() if place["is_waiting"] and place["sequence"] is not None}
-    kinds = {(place["operation"], str(place["sizes"])) for place in waiting.values()}
-    if len({place["sequence"] for place in waiting.values()}) != 1 or len(kinds) < 2:
+    waiting = {rank: place for rank, place in places.items() if place.is_waiting and place.sequence is not None}
+    kinds = {(place.operation, str(place.sizes)) for place in waiting.values()}
+    if len({place.sequence for place in waiting.values()}) != 1 or len(kinds) < 2:
         return {}
     said = "; ".join(f"rank {rank}: {_collective(place)} {_at(place)}" for rank, place in sorted(waiting.items()))
     return {min(waiting): f"ranks wait in different collectives: {said}"}
 
 
-def _collective(place: Mapping[str, Any]) -> str:
-    shape = f" of shape {place['sizes']}" if str(place["sizes"]) != "[]" else ""  # a barrier has none
-    return f"{place['operation']} #{place['sequence']}{shape}"
+def _sequence(place: RankPosition) -> int:
+    return -1 if place.sequence is None else place.sequence
 
 
-def _at(place: Mapping[str, Any]) -> str:
-    return f"at line {place['line']} of {place['file']}: {place['text']}"
+def _collective(place: RankPosition) -> str:
+    shape = f" of shape {place.sizes}" if str(place.sizes) != "[]" else ""  # a barrier has none
+    return f"{place.operation} #{place.sequence}{shape}"
+
+
+def _at(place: RankPosition) -> str:
+    return f"at line {place.line} of {place.file}: {place.text}"
 
 
 def _from_outside(rank: int, state: str, stack: str) -> str:

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.errors import PoolError
@@ -314,7 +314,7 @@ class LocalEngine:
             (stdout, their_stdout), (stderr, their_stderr) = ends
             channels = their_control.fileno(), their_monitor.fileno()
             theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
-            self._tell_zygote(Fork(rank, asdict(start)), theirs)
+            self._tell_zygote(Fork(rank, start), theirs)
             return _Link(control, monitor, stdout, stderr, reader, trace)
 
     def _read_zygote(self) -> list[Arrival]:

@@ -23,21 +23,21 @@ from accel_nb.pool.channel import Channel
 from accel_nb.pool.control.stack_report import where_is
 from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
-    FINISHING,
-    PLACE,
-    STEERED,
-    STEERING,
-    STOPPED,
+    ActionDone,
     Cut,
     Decide,
     Finish,
+    FinishAnswer,
     Interrupt,
     Look,
     Note,
+    PositionReport,
     Reply,
     Request,
     Start,
     Steer,
+    StepCount,
+    Stopped,
     WorkerReady,
     decode,
     encode,
@@ -113,7 +113,7 @@ class Worker:
 
     def tell_steered(self, wish: int, step: int, text: str) -> None:
         """Tell the kernel that something it had asked for was done after a step."""
-        self.note(STEERED, {"wish": wish, "step": step, "text": text})
+        self._control.send(encode(ActionDone(self._number, wish, step, text)))
 
     def serve(self) -> None:
         """Answer requests until the kernel closes the channel."""
@@ -247,17 +247,17 @@ class Worker:
     def _tell_place(self, number: int, *, has_ended: bool = False) -> None:
         main = threading.main_thread().ident
         assert main is not None
-        self._control.send(encode(Note(number, PLACE, where_is(main, self.group, has_ended=has_ended))))
+        self._control.send(encode(PositionReport(number, where_is(main, self.group, has_ended=has_ended))))
 
     def _tell_finishing(self, number: int, *, will: bool) -> None:
-        self._control.send(encode(Note(number, FINISHING, {"will": will})))
+        self._control.send(encode(FinishAnswer(number, will)))
 
     def _answer_wish(self, record: Steer, at: int | None) -> None:
-        self._control.send(encode(Note(record.number, STEERING, {"wish": record.wish, "at": at})))
+        self._control.send(encode(StepCount(record.number, record.wish, at)))
 
     def _tell_stopped(self, number: int) -> None:
         """Say that user code has ended and only the packing of results goes on: no reason to kill this rank."""
-        self._control.send(encode(Note(number, STOPPED, {})))
+        self._control.send(encode(Stopped(number)))
 
 
 def _path(descriptor: int) -> str:

@@ -24,7 +24,6 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    Start,
     Trace,
     Traced,
     ZygoteReady,
@@ -111,7 +110,7 @@ class Zygote:
                 self._control.close()
                 os.close(self._wakeup_read)
                 os.close(self._wakeup_write)
-                code = run_worker(Start(**record.start), descriptors, parent=parent)
+                code = run_worker(record.start, descriptors, parent=parent)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)
             finally:
