@@ -13,7 +13,7 @@ from accel_nb.telemetry.events import Event
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Where one worker runs: a torch device string and how many threads it may use."""
+    """The torch device of one worker and the number of threads that it may use."""
 
     device: str
     num_threads: int
@@ -47,9 +47,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank's process is gone; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
+    """A rank's process has ended; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
 
-    ``stack`` is the last Python stack of one that crashed. ``killed_for`` says of a SIGKILL whether memory ran out.
+    ``stack`` is the last Python stack of a process that crashed; ``killed_for`` tells, after a SIGKILL, whether the
+    system ran out of memory.
     """
 
     rank: int
@@ -61,9 +62,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a rank looks like from outside: the system's letter for its state, and its Python stack.
+    """A rank as observed from outside: the system's letter for its process state, and its Python stack.
 
-    The rank was told to write its stack and does so when the system lets it: ``read_stack`` returns what is new by now.
+    The rank writes its stack as soon as the system schedules it: ``read_stack`` returns what it has written since.
     """
 
     rank: int
@@ -107,7 +108,7 @@ class Engine(Protocol):
         ...
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Start one worker for each spec, ending those that run; a `WorkerReady` record arrives from each."""
+        """Start one worker for each spec in place of those that run; a `WorkerReady` record arrives from each."""
         ...
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
@@ -122,7 +123,7 @@ class Engine(Protocol):
         ...
 
     def kill(self, rank: int) -> None:
-        """End a rank at once; an `Ended` arrives."""
+        """Kill a rank; an `Ended` arrives."""
         ...
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
@@ -134,5 +135,5 @@ class Engine(Protocol):
         ...
 
     def stop(self) -> None:
-        """End every process and free everything; calling it twice is harmless."""
+        """End every process and release all resources; a second call does nothing."""
         ...

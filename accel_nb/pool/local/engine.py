@@ -1,4 +1,4 @@
-"""The engine for this machine: one zygote, workers forked from it, nothing with a name or a port."""
+"""The engine for this machine: one zygote, and workers forked from it; no named files and no ports."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class _Link:
     _num_read: int = 0
 
     def read_trace(self) -> str:
-        """Return what the worker's last resort, a handler without the interpreter, has written since the last call."""
+        """Return the stack that faulthandler has written in the worker since the last call."""
         data = os.pread(self.trace, TRACE_BYTES, self._num_read)
         self._num_read += len(data)
         return data.decode(errors="replace")
@@ -75,7 +75,7 @@ class _Link:
 
 
 class LocalEngine:
-    """Runs workers on this machine. The zygote starts when the engine is built, in the background."""
+    """Runs workers on this machine. The constructor starts the zygote, which imports in the background."""
 
     def __init__(
         self,
@@ -97,14 +97,14 @@ class LocalEngine:
         self._store: int | None = None
         self._ready: ZygoteReady | None = None
         self.num_refused = 0
-        """How much arrived from workers that was no message."""
+        """How many packets from workers were not valid messages."""
         self.payloads = SharedPayloads()
         self._variables: dict[str, str] = {}
         self._launch()
 
     @property
     def is_warm(self) -> bool:
-        """Whether the zygote is known to be able to fork; may be read in any thread."""
+        """Whether the zygote has reported that it can fork; may be read in any thread."""
         return self._ready is not None
 
     def facts(self) -> EngineFacts:
@@ -128,7 +128,7 @@ class LocalEngine:
         return {rank: link.pid for rank, link in dict(self._links).items() if link.pid is not None}
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Fork one worker for each spec, in place of those that run; waits for the zygote's imports if need be."""
+        """Fork one worker for each spec, in place of those that run; wait for the zygote's imports if needed."""
         if self._zygote.poll() is not None:
             self._relaunch()
         self._end_workers()
@@ -139,23 +139,23 @@ class LocalEngine:
             self._fork(rank)
 
     def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
-        """Send a record to a rank; False when it is gone."""
+        """Send a record to a rank; return False when it is gone."""
         link = self._links.get(rank)
         if link is None:
             return False
         try:
             send_record(link.monitor if urgent else link.control, record, payloads)
             if isinstance(record, Look) and record.from_outside:
-                self._tell_zygote(Trace(rank))
+                self._send_to_zygote(Trace(rank))
         except (OSError, PoolError):
             return False
         return True
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """Return what arrived; waits at most ``timeout_s`` seconds for the first of it."""
+        """Return what arrived; wait at most ``timeout_s`` seconds for the first item."""
         arrivals: list[Arrival] = []
         ready = self._selector.select(timeout_s)
-        # Output goes before the record that may end the request which printed it, and that before an exit notice.
+        # Output comes before the record that ends the request which printed it, and that before an exit notice.
         for key, _ in sorted(ready, key=lambda item: _READ_ORDER.index(item[0].data[0])):
             kind, rank = key.data
             if kind == "zygote":
@@ -170,11 +170,11 @@ class LocalEngine:
         return arrivals
 
     def kill(self, rank: int) -> None:
-        """SIGKILL a rank and the processes it started; the zygote does it, by the pid that it forked."""
-        self._tell_zygote(Kill(rank))
+        """Have the zygote SIGKILL a rank, which it forked, and the processes that the rank started."""
+        self._send_to_zygote(Kill(rank))
 
     def replace(self, ranks: Sequence[int]) -> Payloads:
-        """Fork fresh workers for ended ranks; returns the file of the new store."""
+        """Fork fresh workers for ended ranks; return the file of the new store."""
         self._renew_store()
         for rank in ranks:
             self._fork(rank)
@@ -182,7 +182,7 @@ class LocalEngine:
         return {"store": StoreFile(self._store)}
 
     def stop(self) -> None:
-        """End the zygote and with it every worker; frees pipes, rings and the store."""
+        """End the zygote and with it every worker; close pipes, rings and the store."""
         self._selector.close()
         self._control.close()
         for rank in list(self._links):
@@ -218,7 +218,7 @@ class LocalEngine:
         self._selector.register(self._control, selectors.EVENT_READ, ("zygote", -1))
 
     def _relaunch(self) -> None:
-        """Start a new zygote in place of one that died, taking its workers along."""
+        """Start a new zygote in place of one that died; its workers died with it."""
         for rank in list(self._links):
             self._drop(rank, -9)
         with suppress(KeyError):
@@ -250,7 +250,7 @@ class LocalEngine:
         size = os.fstat(self._errors).st_size
         return os.pread(self._errors, 8192, max(0, size - 8192)).decode(errors="replace") or "(it printed nothing)"
 
-    def _tell_zygote(self, record: object, descriptors: Sequence[int] = ()) -> None:
+    def _send_to_zygote(self, record: object, descriptors: Sequence[int] = ()) -> None:
         try:
             self._control.send(encode(record), descriptors)
         except OSError as error:
@@ -277,7 +277,7 @@ class LocalEngine:
         self._selector.register(link.stderr, selectors.EVENT_READ, ("stderr", rank))
 
     def _connect(self, rank: int, on_failure: ExitStack) -> _Link:
-        """Make a worker's connections and have it forked; ``on_failure`` closes our ends of them."""
+        """Make a worker's connections and have it forked; ``on_failure`` closes this process's ends."""
         with ExitStack() as after:
             control, their_control = Channel.pair()
             on_failure.callback(control.close)
@@ -314,7 +314,7 @@ class LocalEngine:
             (stdout, their_stdout), (stderr, their_stderr) = ends
             channels = their_control.fileno(), their_monitor.fileno()
             theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
-            self._tell_zygote(Fork(rank, start), theirs)
+            self._send_to_zygote(Fork(rank, start), theirs)
             return _Link(control, monitor, stdout, stderr, reader, trace)
 
     def _read_zygote(self) -> list[Arrival]:
@@ -340,13 +340,13 @@ class LocalEngine:
         return []
 
     def _receive(self, channel: Channel) -> tuple[Any, dict[str, Payload]]:
-        """Return the next record; what is none is counted and dropped (ChannelError): packets after it are whole."""
+        """Return the next record; count and drop (ChannelError) an invalid one: packets after it are whole."""
         try:
             return receive_record(channel)
         except ChannelError:
             self.num_refused += 1
             if self.num_refused == 1:
-                logger.warning("a worker sent something that is no message; such things are dropped")
+                logger.warning("a worker sent data that is not a valid message; such data is dropped")
             raise
 
     def _read_control(self, rank: int) -> list[Arrival]:
@@ -360,7 +360,7 @@ class LocalEngine:
             with suppress(KeyError):
                 self._selector.unregister(self._links[rank].control)
             return []  # the zygote's exit notice follows and says why
-        # What the rank printed before it sent this is in its pipes already: take it along first.
+        # What the rank printed before it sent this record is in its pipes already: it comes first.
         arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         link = self._links[rank]
         if events := link.ring.read():
@@ -387,15 +387,15 @@ class LocalEngine:
                 return chunks  # the rest waits, so that one rank cannot starve the others
 
     def _drop(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
-        """Take in the last words of an ended rank, free its ends and report it."""
+        """Read what an ended rank sent last, close its connections and report its end."""
         link = self._links.get(rank)
         if link is None:
             return []
         arrivals: list[Arrival] = []
         poller = select.poll()
         poller.register(link.control, select.POLLIN)
-        while poller.poll(0) and (last_words := self._read_control(rank)):
-            arrivals += last_words
+        while poller.poll(0) and (rest := self._read_control(rank)):
+            arrivals += rest
         arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         if events := link.ring.read():
             arrivals.append(Measured(rank, tuple(events)))

@@ -1,14 +1,14 @@
-"""What comes back from a cell: on rank 0, find and pack what changed; in the kernel, apply it.
+"""Returns the results of a cell: rank 0 finds and packs what changed, the kernel applies it.
 
-A name comes back whole if the cell has bound it: it stands for another object than before the cell, or it was not
-there before. The delivery of a cell removes names that the notebook has bound anew or deleted (`Ledger`), so this finds
-every way of writing to the namespace. Python keeps one object for equal numbers, strings and the like: of those, one
-that the cell's code binds comes back too, unless the notebook is known to hold it. A name that the notebook
-holds and that stands for the same object as before comes back by what changed in the object, in place. A name that the
-notebook holds and that is not there after the cell is deleted in the notebook. All other names stay on the workers.
+A name is returned whole if the cell has bound it: its value is another object than before the cell, or it is new. The
+delta of a cell removes names that the notebook has rebound or deleted (`SharedObjectRegistry`), so this covers every
+way of writing to the namespace. Python shares one object among equal numbers, strings and the like: of those, one
+that the cell's code binds is returned too, unless the notebook holds it already. A name that the notebook holds and
+whose object is the same as before is returned as the changes of that object, applied in place. A name that the
+notebook holds and that the cell deleted is deleted in the notebook. All other names stay on the workers.
 
-Weights of modules go through an arena that is kept, each tensor copied in place on either side; everything else is a
-`Delivery`. What is large or cannot be copied stays on the workers and is named with the reason.
+Weights of modules are copied through a region that is kept between cells; everything else is a `NamespaceDelta`.
+What is large or cannot be copied stays on the workers and is reported with the reason.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ from accel_nb.runtime.distributed.sharded import is_reading, shape_of, whole
 from accel_nb.runtime.process.typed_records import build
 
 LARGE_BYTES = 64 * 1024 * 1024
-"""A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
+"""A value of more bytes stays on the workers unless requested; the weights of modules are always returned."""
 
 _ALIGN = 64
 
 
 @dataclass(slots=True)
 class _Held:
-    """An object as it was before a cell ran; ``mark`` only where the cell may change it."""
+    """An object before a cell ran; with a fingerprint only where the cell may change it."""
 
     reference: Any
     """The object, or a weak reference to it."""
@@ -68,11 +68,11 @@ class _Held:
 
 @dataclass(slots=True)
 class Snapshot:
-    """What a namespace held before a cell ran, so that changes can be told afterwards."""
+    """The state of a namespace before a cell runs, to detect changes afterwards."""
 
     bound: dict[str, Any]
     held: dict[str, _Held]
-    """By path: the names that the cell uses, and what the names that both sides hold lead to."""
+    """By path: the names that the cell uses, and the objects reachable from names that both sides hold."""
     shared: dict[str, None]
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
@@ -86,9 +86,9 @@ class Snapshot:
         shared: Collection[str] = (),
         rebound: Collection[str] = (),
     ) -> Snapshot:
-        """Remember every binding, and the content of the names that the cell uses.
+        """Record every binding, and the fingerprint of the names that the cell uses.
 
-        ``shared`` are the names that the kernel holds too. What ``rebound`` names stand for is not kept alive: a cell
+        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly: a cell
         that makes a new model needs the memory of the old one.
         """
         shared = dict.fromkeys(name for name in shared if name in namespace)
@@ -110,7 +110,7 @@ class Snapshot:
             for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
                 marks[path] = _watched_mark(value, namespace, watch)
             for generator in generators_of(namespace[name]):
-                watch.get(id(generator))  # it is watched by the name that it has
+                watch.get(id(generator))  # records the reference
             further = {root_of(path) for path in watch.met} - seen
             waiting += further
             seen |= further
@@ -126,24 +126,24 @@ class Snapshot:
         return cls(bound, held, shared, rebound)
 
     def is_bound(self, name: str, value: Any) -> bool:
-        """Whether a name stands for the same object as before."""
+        """Return whether a name has the same object as before."""
         if name not in self.bound:
             return False
         return _strongly(self.bound[name]) is value or self.bound[name] is value
 
     def is_new(self, name: str, value: Any) -> bool:
-        """Whether the cell has bound a name, as far as that can be told, to what the notebook may not hold."""
+        """Return whether the cell has bound a name, as far as detectable, to a value that the notebook may not hold."""
         if not self.is_bound(name, value):
             return True
         return name in self.rebound and name not in self.shared and not has_identity(value)
 
     def living(self) -> dict[str, Any]:
-        """Return by path what is held and still alive."""
+        """Return the recorded objects that are still alive, by path."""
         found = {path: _strongly(held.reference) for path, held in self.held.items()}
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self) -> dict[int, SharedId]:
-        """Return the ids of what both sides hold, as far as it is still alive."""
+        """Return the ids of objects that both sides hold and that are still alive."""
         names = {name: _strongly(self.bound[name]) for name in self.shared}
         return shared_ids(
             names | {path: value for path, value in self.living().items() if root_of(path) in self.shared}
@@ -242,7 +242,7 @@ class Returner:
     def __init__(self, payloads: PayloadFactory) -> None:
         self._payloads = payloads
         self._region: RegionPayload | None = None
-        # Names whose weights could not be read whole when they should have gone back.
+        # Names whose sharded weights could not be gathered when they were due.
         self._owed: set[str] = set()
 
     def collect(
@@ -255,11 +255,10 @@ class Returner:
         rng: Any = None,
         rng_digest: str | None = None,
     ) -> PackedReturn:
-        """Pack what the cell bound or changed. ``wanted`` names come back however large they are.
+        """Pack what the cell bound or changed; ``wanted`` names are returned whatever their size.
 
-        What ``hidden`` says yes to is never returned. ``kept`` in the result gives what stays here with the reason,
-        which is empty where it is not worth a word. ``rng`` are generator states to go along, and ``rng_digest`` tells
-        those that this side has, also where they need not go.
+        Names for which ``hidden`` returns True are never returned. ``rng`` are generator states to return, and
+        ``rng_digest`` identifies this side's states, also where they need not be returned.
         """
         removed = tuple(name for name in before.shared if name not in namespace)
         delivery, weights, kept = Delivery(rng=rng, removed=removed), {}, {}
@@ -288,7 +287,7 @@ class Returner:
                 self._add_change(path, value, mark, known, namespace, shared, delivery, weights, kept)
             elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, delivery, kept, is_wanted=is_wanted)
-        # Of an object that was changed and goes back whole, the kernel's parts are not those that it has here.
+        # The parts of a changed object that is returned whole are new objects in the kernel.
         whole = {name for name, value in delivery.values.items() if before.is_bound(name, value)}
         for changes in (delivery.changed, delivery.attributes, delivery.optimizers, delivery.schedulers, weights):
             for path in [path for path in changes if root_of(path) in whole]:
@@ -316,7 +315,7 @@ class Returner:
         own = shared.get(id(value))
         others = {key: item for key, item in shared.items() if root_of(item[1]) != name} if own else shared
         if own and own[1] != name:
-            others = shared  # another name for what the kernel holds
+            others = shared  # another name of an object that the kernel holds
         reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
         if reason is None:
             delivery.values[name] = value
@@ -335,7 +334,7 @@ class Returner:
         weights: dict[str, Any],
         kept: dict[str, str],
     ) -> None:
-        """Add what changed since ``known``; all of it, however large, when that is None."""
+        """Add what changed since ``known``; everything, whatever its size, when that is None."""
         is_wanted = known is None
         if is_module(value):
             if known is None or mark.content.weights != known.content.weights:
@@ -384,7 +383,7 @@ class Returner:
         while delivery:
             try:
                 payloads[CHANGES] = delivery.pack(namespace, shared, self._payloads)
-            except SectionError as error:  # without it all else can go
+            except SectionError as error:  # all else can be returned without it
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
                 delivery.drop(path)
@@ -432,9 +431,9 @@ class Received:
     """What stayed on the workers, by path, with the reason."""
 
     paths: list[str]
-    """What now holds the workers' values."""
+    """The paths that now have the workers' values."""
     removed: tuple[str, ...]
-    """Names that the cell has deleted, and that the namespace has no more."""
+    """Names that the cell has deleted, and that were deleted from the namespace."""
     failed: dict[str, str]
     """By path why something could not be rebuilt."""
 
@@ -445,10 +444,10 @@ class Receiver:
     def __init__(self) -> None:
         self._region: RegionPayload | None = None
         self.rng: str | None = None
-        """The digest of rank 0's generator states: as long as the kernel's are these, they need not be sent."""
+        """The digest of rank 0's generator states; while the kernel's are equal they need not be sent."""
 
     def receive(self, body: Mapping[str, Any], payloads: Payloads, namespace: Namespace) -> Received:
-        """Apply what came back, weights first, and close the payloads. What cannot be applied costs nothing else."""
+        """Apply what was returned, weights first; a part that fails does not affect others. Close the payloads."""
         unused = dict(payloads)
         try:
             record = ReturnRecord.from_body(body)
@@ -467,7 +466,7 @@ class Receiver:
             try:
                 self._copy_weights(find(namespace, path), table)
                 paths[path] = None
-            except Exception as error:  # whatever a module of the user's raises, or nothing is at the path
+            except Exception as error:  # a module of the user may raise anything, or the path may be gone
                 errors[path] = error
         if changes is not None:
             delivery, lost = Delivery.unpack(changes, namespace)
@@ -523,12 +522,12 @@ def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> An
 
 
 def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Mark | None:
-    """Return the mark of a value; None for what is not looked into."""
+    """Return the fingerprint of a value; None if its content is not watched."""
     if is_unwatched(value):
         return None
     try:
         return mark_of(value, namespace, refs)
-    except Exception:  # what cannot be copied cannot come back: it is not watched
+    except Exception:  # what cannot be copied cannot be returned: it is not watched
         found = content_of(value)
     if found is None or not isinstance(found[1], Attributes):
         return None
@@ -537,10 +536,10 @@ def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -
 
 
 def _is_used_up(value: Any) -> bool:
-    """Whether a value that cannot be copied is the leftover of a loop or a block, which nobody misses.
+    """Return whether a value that cannot be copied is the remainder of a loop or a block, not worth a report.
 
-    These are closed files, generators that have ended, other iterators, and what wraps an iterable to show its
-    progress; unless they hold a tensor or a model.
+    These are closed files, generators that have ended, other iterators, and progress bars; unless they refer to a
+    tensor or a model.
     """
     own = vars(value).values() if hasattr(value, "__dict__") else ()
     if any(is_trained(item) or is_tensor(item) for item in own):
@@ -554,7 +553,7 @@ def _is_used_up(value: Any) -> bool:
 
 
 def _try_value(value: Any, namespace: Namespace, shared: Mapping[int, SharedId], limit: int | None) -> str | None:
-    """Return None if a value can come back, else the reason why not."""
+    """Return None if a value can be returned, else the reason why not."""
     try:
         stream, buffers = dump(value, namespace=namespace, shared=shared)
     except Exception as error:
