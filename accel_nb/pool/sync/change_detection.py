@@ -58,7 +58,7 @@ class OptimizerContent:
 def mark_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Mark | None:
     """Return a fingerprint that is equal as long as the value has not changed; None for values that are not tracked.
 
-    ``refs`` are objects with marks of their own: of these only the identity counts. Raises what pickling raises.
+    ``refs`` are objects with fingerprints of their own: of these only the identity counts. Raise errors of pickling.
     """
     if is_module(value):
         tensors = module_tensors(value)
@@ -110,8 +110,8 @@ def is_fixed(value: Any) -> bool:
 def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
     """Return a fingerprint of the content of tensors.
 
-    Version counters alone do not tell: fused optimizers, ``.data`` and NumPy views change a tensor without counting.
-    A sum of the bits costs little beside that; it misses a permutation, so ``exact`` takes a checksum.
+    Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without counting. A
+    sum of the bits is cheap; it misses a permutation, so ``exact`` computes a checksum.
     """
     import torch
 

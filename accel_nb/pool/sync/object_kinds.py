@@ -49,7 +49,7 @@ def is_loader(value: Any) -> bool:
 
 
 def is_generator(value: Any) -> bool:
-    """Return whether the value generates random numbers from a state of its own: of torch, NumPy or the standard library."""
+    """Return whether the value is a random number generator of torch, NumPy or the standard library."""
     torch, numpy = sys.modules.get("torch"), sys.modules.get("numpy")
     return (
         type(value) is random.Random

@@ -1,7 +1,7 @@
 """Paths to the objects that a value refers to, and how such an object is updated in place.
 
-A path is a name with the steps below it, as in ``step@closure:model``. Both sides find the same object by it, so that
-a model which only a closure, a bound method or a trainer leads to is treated as one that has a name.
+A path is a name with the steps below it, as in ``step@closure:model``. It identifies the same object on both sides, so
+that a model which only a closure, a bound method or a trainer refers to is treated like one that has a name.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def holds_parts(value: Any) -> bool:
-    """Return whether the value is a function with a closure, a bound method, a partial, or an object of plain attributes."""
+    """Return whether the value is a function with a closure, a bound method, a partial or a plain object."""
     if isinstance(value, types.FunctionType):
         return _travels_by_value(value) and bool(
             value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
