@@ -96,10 +96,12 @@ class Pool:
         """The state of the pool."""
         return self._state
 
-    def wait_ready(self, presses: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S) -> None:
+    def wait_ready(
+        self, num_interrupts: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S
+    ) -> None:
         """Wait until every worker has reported that it is ready.
 
-        Raise PoolError when one cannot start, and KeyboardInterrupt when ``presses()``, the number of the user's
+        Raise PoolError when one cannot start, and KeyboardInterrupt when ``num_interrupts()``, the number of the user's
         interrupts so far, increases; the pool has failed then.
         """
         deadline = time.monotonic() + patience_s
@@ -112,7 +114,7 @@ class Pool:
                 if self._state != "failed":
                     self._state = move(self._state, "failed")
                 raise
-            if presses():
+            if num_interrupts():
                 self._state = move(self._state, "failed")
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
@@ -128,7 +130,7 @@ class Pool:
         listener: Listener,
         *,
         payloads: Payloads = NO_PAYLOADS,
-        presses: Callable[[], int] = lambda: 0,
+        num_interrupts: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
         wishes: Wishes | None = None,
@@ -136,14 +138,14 @@ class Pool:
     ) -> tuple[list[Answer], Reason | None]:
         """Run a task on the ranks that are keys of ``bodies`` and wait until it has ended on each.
 
-        When a rank raises or dies, or ``presses()`` (the number of the user's interrupts so far) increases, the
+        When a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
         others are stopped, by SIGKILL in the end: the call never waits for a rank that cannot finish. With
         ``finishes`` ranks may first end their step and save. Actions from ``wishes`` run after the same step of all
         ranks. ``payloads`` go to each rank and stay the caller's.
 
         Returns the answers in the order of their arrival, and why the request was stopped early, or None.
         """
-        self.wait_ready(presses)
+        self.wait_ready(num_interrupts)
         self._state = move(self._state, "busy")
         self._number += 1
         ladder = Ladder(self._engine, self._number, self.size, finishes)
@@ -190,7 +192,7 @@ class Pool:
                         ladder.stuck()
                 else:
                     steersman.give_up()
-                ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
+                ladder.climb(waiting, num_interrupts(), timed_out=deadline is not None and time.monotonic() > deadline)
         steersman.close()
         self._repair(
             {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group

@@ -163,7 +163,7 @@ def _run(pool: Pool, name: str, left_s: float) -> Row:
             "check",
             {rank: {"name": name} for rank in range(pool.size)},
             ears,
-            presses=lambda: int(is_interrupt and ears.num_waiting == pool.size),
+            num_interrupts=lambda: int(is_interrupt and ears.num_waiting == pool.size),
             timeout_s=left_s,
         )
         if is_interrupt:

@@ -125,7 +125,7 @@ def test_an_error_is_the_reply_of_its_rank(pool):
 def test_an_interrupt_ends_the_code_and_the_state_survives(pool, engine):
     results(pool, "kept = 5\nresult = 0")
     pids, waits = dict(engine.facts().pids), iter(range(1000))
-    answers, reason = run_code(pool, "import time\ntime.sleep(100)", presses=lambda: int(next(waits) > 5))
+    answers, reason = run_code(pool, "import time\ntime.sleep(100)", num_interrupts=lambda: int(next(waits) > 5))
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} == {"interrupted"}
     assert results(pool, "result = kept") == [5, 5]

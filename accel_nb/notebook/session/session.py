@@ -467,7 +467,7 @@ class Session:
                 bodies,
                 listener,
                 payloads=payloads,
-                presses=lambda: presses.count + asked.num_interrupts,
+                num_interrupts=lambda: presses.count + asked.num_interrupts,
                 timeout_s=timeout_s,
                 finishes=finishes,
                 wishes=asked,

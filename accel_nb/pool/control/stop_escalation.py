@@ -72,7 +72,7 @@ class Ladder:
     _promised: set[int] = field(default_factory=set)
     _interrupted_at: float | None = None
     _failed_at: float | None = None
-    _presses_seen: int = 0
+    _interrupts_seen: int = 0
     _is_torn: bool = False
 
     @property
@@ -110,28 +110,28 @@ class Ladder:
         else:
             self.finishes = False
 
-    def climb(self, waiting: set[int], presses: int, *, timed_out: bool = False) -> None:
+    def climb(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
         """Escalate, if it is due."""
-        new_press = presses > self._presses_seen
-        self._presses_seen = presses
+        is_interrupted = num_interrupts > self._interrupts_seen
+        self._interrupts_seen = num_interrupts
         now = self.clock()
         running = waiting - self._stopped
         if running != self._running:
             self._running, self._quiet_since = running, now
         if self._interrupted_at is None:
             peers_late = self._failed_at is not None and now - self._failed_at >= PEER_PATIENCE_S
-            if new_press or timed_out or peers_late:
-                self.reason = self.reason or ("interrupt" if new_press else "timeout" if timed_out else "failure")
+            if is_interrupted or timed_out or peers_late:
+                self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
             if self.finishes and self._finishing_at is None and not peers_late:
                 self._finishing_at = now
                 self._send(waiting, Finish(self.number))
-            elif new_press or peers_late or (running and not self._is_finishing(running, now)):
+            elif is_interrupted or peers_late or (running and not self._is_finishing(running, now)):
                 self._interrupted_at = now
                 self._send(waiting, Interrupt(self.number))
-        elif new_press or now - self._interrupted_at > GRACE_S:
-            for rank in waiting - self.killed - (set() if new_press else self._stopped):
+        elif is_interrupted or now - self._interrupted_at > GRACE_S:
+            for rank in waiting - self.killed - (set() if is_interrupted else self._stopped):
                 self.engine.kill(rank)
                 self.killed.add(rank)
         elif not self._has_cut and self._are_blocked(now - self._interrupted_at, now - self._quiet_since):

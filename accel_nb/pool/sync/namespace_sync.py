@@ -525,7 +525,7 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
         content = content_of(value) if isinstance(value, types.FunctionType) else None
         try:
             dump(value if content is None else content, namespace=namespace, shared=watch)
-        except Exception:  # `SharedObjectRegistry.prepare` raises it, with the way out
+        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with the way out
             continue
     return list(dict.fromkeys(root_of(path) for path in watch.met))
 
