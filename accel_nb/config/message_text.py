@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
+from typing import cast
 
 from accel_nb.secrets import hide_secrets
 

@@ -1,4 +1,4 @@
-"""From a request to a job: what to start here, and what a dry run says of it."""
+"""Turns a request into a job: what to start on this machine, and the text of a dry run."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _IDLE = {
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A launch that can start: everything about it is settled."""
+    """A launch that is ready to start."""
 
     request: Request
     resolved: Resolved
@@ -49,7 +49,7 @@ class Job:
 
     @classmethod
     def of(cls, request: Request, variables: Mapping[str, str] | None = None) -> Job:
-        """Settle what a request means here; raises ConfigError. ``variables`` are those of a scheduler, if any."""
+        """Resolve a request on this machine; raise ConfigError. ``variables`` are those of a scheduler, if any."""
         resolved = resolve([environment_layer(option_variables()), *request.layers])
         config = resolved.config
         place = None if _is_for_later(request) else find_place(variables or all_variables(), os.getppid())
@@ -68,12 +68,12 @@ class Job:
 
     @property
     def name(self) -> str:
-        """The name of the run: that which was given, or the target's."""
+        """The name of the run: the given one, or the target's."""
         return self.resolved.config.name or Path(self.request.target.name).stem
 
     @property
     def notes(self) -> list[str]:
-        """What was given and has no effect, one line each."""
+        """One line for each given option that has no effect."""
         lines = list(self.resolved.notes)
         if self.request.target.kind != "notebook":
             lines += [
@@ -84,7 +84,7 @@ class Job:
         return lines
 
     def task(self, folder: Path | None = None) -> Task:
-        """Return what each rank is told."""
+        """Return the task for each rank."""
         target = self.request.target
         out = None if self.request.out is None else os.path.abspath(self.request.out)
         return Task(
@@ -96,7 +96,7 @@ class Job:
         )
 
     def plan(self) -> str:
-        """Say what would be started, and start nothing."""
+        """Return a description of what would be started."""
         target, request = self.request.target, self.request
         if request.emit is not None:
             return self.manifest().rstrip("\n")
@@ -121,7 +121,7 @@ class Job:
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes if note not in self.resolved.notes)])
 
     def run(self) -> Ending:
-        """Start the job and wait for its end; does not return where this process becomes a rank itself."""
+        """Start the job and wait for its end; do not return where this process becomes a rank itself."""
         if self.place is not None and self.place.is_rank:
             self._become_rank(self.place)
         recording = self._record()
@@ -154,7 +154,7 @@ class Job:
         )  # fmt: skip
 
     def _for_scheduler(self) -> Config:
-        """Return the options; raises `ConfigError` for workers that no scheduler here is asked for."""
+        """Return the options; raise `ConfigError` for workers that these schedulers cannot provide."""
         if self.resolved.config.tpus is not None:
             raise ConfigError(
                 f"tpus from {self.resolved.origins['tpus']}: a scheduler is asked for GPUs or processors only; run the "
@@ -163,7 +163,7 @@ class Job:
         return self.resolved.config
 
     def _words(self) -> list[str]:
-        """Return the words of the launch on each machine: without what was for the scheduler."""
+        """Return the words of the launch on each machine: without the flags for the scheduler."""
         target = self.request.target
         flags = self.request.flags
         kept = {name: value for name, value in flags.values.items() if name != "dry_run"}
@@ -173,7 +173,7 @@ class Job:
         return [*words, *(["-m"] if target.kind == "module" else []), target.name, *target.args]
 
     def _record(self) -> Recording | None:
-        """Begin the record of the run; of several machines the first one keeps it."""
+        """Begin the record of the run; of several machines only the first keeps one."""
         if self.machines.node_rank not in (None, 0):
             return None
         target = self.request.target
@@ -203,7 +203,7 @@ class Job:
         return job.run()
 
     def _overrides(self) -> dict[str, str]:
-        """Return what the ranks see other than this process: no GPU where they train on the CPU."""
+        """Return environment variables of the ranks only: they see no GPU where they train on the CPU."""
         if self.request.target.kind == "notebook" or self.specs[0].device != "cpu":
             return {}
         return {"CUDA_VISIBLE_DEVICES": ""}
@@ -230,7 +230,7 @@ def _is_for_later(request: Request) -> bool:
 
 
 def _workers(request: Request, resolved: Resolved, place: Place | None) -> tuple[WorkerSpec, ...]:
-    """Return this machine's workers; raises ConfigError if a scheduler has started another number of them."""
+    """Return this machine's workers; raise ConfigError if a scheduler has started another number of them."""
     config = resolved.config
     specs = place_workers(gpus=config.gpus, cpus=config.cpus, tpus=config.tpus)
     resolved.check_world(len(specs)) if place is None and request.machines.is_one else None
@@ -248,7 +248,7 @@ def _workers(request: Request, resolved: Resolved, place: Place | None) -> tuple
 
 
 def _meeting(place: Place, request: Request) -> Machines:
-    """Return where the machines of a scheduler meet."""
+    """Return the machines of a scheduler with their endpoint."""
     endpoint = request.machines.endpoint or (None if place.address is None else f"{place.address}:{place.port}")
     if endpoint is None:
         raise ConfigError(f"{place.scheduler} does not say where its machines meet; give --nnodes and --rdzv-endpoint")

@@ -12,7 +12,7 @@ RUNTIME = "torch-distributed"
 def train_job(
     name: str, words: Sequence[str], *, nnodes: int, gpus: int | str | None, cpus: int | None, image: str | None
 ) -> str:
-    """Return the manifest of a launch; each machine is a pod that runs the launch, and finds the others by itself."""
+    """Return the manifest of a launch: each machine is a pod that runs the launch."""
     import yaml
 
     limits: dict[str, Any] = {}
@@ -37,6 +37,6 @@ def train_job(
 
 
 def object_name(name: str) -> str:
-    """Return a name as Kubernetes allows it: up to 63 lower-case letters, digits and dashes."""
+    """Return a valid Kubernetes name: up to 63 lower-case letters, digits and dashes."""
     text = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")[:63].strip("-")
     return text or "job"

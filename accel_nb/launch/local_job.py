@@ -1,7 +1,7 @@
-"""The ranks of this machine: started, watched, stopped together, started anew.
+"""Runs a job on ranks of this machine: starts, watches, stops and restarts them together.
 
-A rank is a process of its own that looks to the script as under ``torchrun``. The launcher imports no torch and hosts
-no store: an accelerator's ranks meet over an inherited anonymous file.
+A rank is a process with the environment of ``torchrun``. The launcher imports no torch and hosts no store: the ranks
+of an accelerator open their process group over an inherited anonymous file.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from accel_nb.runtime.world import World
 POLL_S = 0.05
 TAIL_BYTES = 4096
 TOGETHER_S = 10.0
-"""How long after the first rank has ended the others may take to."""
+"""How long the other ranks may run after the first rank has ended."""
 TIMED_OUT = 124
-"""The exit code of a job that ran longer than its timeout, as timeout(1) has it."""
+"""The exit code of a job that ran longer than its timeout, the same as that of timeout(1)."""
 
 INLINE = "module://matplotlib_inline.backend_inline"
-"""Figures of a notebook go where its displays go."""
+"""The backend that makes figures displays of the notebook."""
 
 Why = Literal["failed", "interrupted", "timeout"]
 
@@ -55,24 +55,24 @@ class Rank:
     was_killed: bool = False
 
     def close(self) -> None:
-        """Free what belongs to the rank."""
+        """Close the descriptors of the rank."""
         for descriptor in (self.watch, self.report, self.place, *([] if self.log is None else [self.log])):
             os.close(descriptor)
 
     def told(self) -> dict[str, Any] | None:
-        """Return what the rank has reported about its failure, if it came to that."""
+        """Return the rank's report of its failure, if there is one."""
         lines = os.pread(self.report, 1024 * 1024, 0).splitlines()
         with suppress(ValueError):
-            if lines and "type" in (told := json.loads(lines[-1])):
-                return told
+            if lines and "type" in (report := json.loads(lines[-1])):
+                return report
         return None
 
     def has_promised(self) -> bool:
-        """Whether the rank, told to stop, has said that it will at the end of a step."""
+        """Return whether the rank has reported, after SIGTERM, that it will stop at the end of a step."""
         return os.pread(self.report, len(FINISHING), 0) == FINISHING
 
     def tail(self) -> str:
-        """Return the end of what a rank has printed whose output is not shown."""
+        """Return the end of the output of a rank whose output is not shown."""
         if self.log is None:
             return ""
         size = os.fstat(self.log).st_size
@@ -90,7 +90,7 @@ class Ending:
 
 @dataclass(slots=True)
 class LocalJob:
-    """A task on ranks of this machine. ``finishes``: it may take long to stop, as a notebook that saves does."""
+    """A task on ranks of this machine. ``finishes``: it may take long to stop, like a notebook that saves."""
 
     task: Task
     args: Sequence[str]
@@ -101,10 +101,10 @@ class LocalJob:
     max_restarts: int = 0
     say: Callable[[str], None] = lambda line: print(line, file=sys.stderr, flush=True)
     variables: Mapping[str, str] = field(default_factory=dict)
-    """What the ranks have in their environment beside this process's variables."""
+    """Environment variables of the ranks in addition to those of this process."""
 
     def run(self) -> Ending:
-        """Run until every rank has ended well, or no restart is left; returns how it ended."""
+        """Run until every rank has succeeded, or no restart is left; return how the job ended."""
         deadline = None if self.timeout_s is None else time.monotonic() + self.timeout_s
         with counted_interrupts(terminations=True) as presses:
             for attempt in range(self.max_restarts + 1):
@@ -122,7 +122,7 @@ class LocalJob:
         port = _free_port()
         try:
             for number in range(len(self.specs)):
-                ranks.append(self._start(number, attempt, store, port))  # noqa: PERF401  what has started is ended below
+                ranks.append(self._start(number, attempt, store, port))  # noqa: PERF401  started ranks are ended below
             stopper = Stopper(ranks, finishes=self.finishes)
             comparer = Comparer({rank.number: rank.place for rank in ranks}, self.say)
             while running := {rank.number for rank in ranks if rank.code is None}:
@@ -165,12 +165,12 @@ class LocalJob:
             stdin=None if number == 0 and len(self.specs) == 1 else subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            start_new_session=True,  # the terminal's Ctrl-C comes to the launcher alone
+            start_new_session=True,  # Ctrl-C in the terminal reaches the launcher only
         )
         return Rank(number, process, os.pidfd_open(process.pid), report, place, log)
 
     def _open_log(self, number: int) -> int:
-        """Return where a rank writes whose output is not shown: beside the run's record, or where nobody keeps it."""
+        """Return the file for output that is not shown: in the folder of the run's record, else an anonymous one."""
         if self.task.folder is None:
             return os.memfd_create("accel_nb_log", os.MFD_CLOEXEC)
         path = os.path.join(self.task.folder, f"rank{number}.log")
@@ -179,7 +179,7 @@ class LocalJob:
 
 @dataclass(slots=True)
 class Stopper:
-    """Decides at each turn whether ranks that still run are asked to finish, interrupted, or ended."""
+    """Decides in each turn whether ranks that still run get SIGTERM to finish, SIGINT, or SIGKILL."""
 
     ranks: Sequence[Rank]
     finishes: bool
@@ -188,38 +188,38 @@ class Stopper:
     has_promised: Callable[[Rank], bool] = Rank.has_promised
     why: Why | None = None
     _seen: int = 0
-    _rung: int = 0
+    _stage: int = 0
     _since: float = 0.0
     _failed_at: float | None = None
 
     def turn(self, presses: Callable[[], int], *, is_late: bool = False) -> None:
-        """Take the next step, if one is due: finish (SIGTERM), interrupt (SIGINT), end (SIGKILL)."""
+        """Escalate, if it is due: finish (SIGTERM), interrupt (SIGINT), kill (SIGKILL)."""
         now = self.clock()
         is_pressed, self._seen = presses() > self._seen, presses()
         if self._failed_at is None and any(rank.code not in (None, 0) for rank in self.ranks):
             self._failed_at = now
         has_failed = self._failed_at is not None and now - self._failed_at > PEER_PATIENCE_S
-        if self._rung == 0:
+        if self._stage == 0:
             if not (is_pressed or is_late or has_failed):
                 return
             self.why = "interrupted" if is_pressed else "timeout" if is_late else "failed"
-            self._step(2 if has_failed else 1, now)
-        elif is_pressed or now > self._patient_until():
-            self._step(self._rung + 1, now)
+            self._escalate(2 if has_failed else 1, now)
+        elif is_pressed or now > self._deadline():
+            self._escalate(self._stage + 1, now)
 
-    def _patient_until(self) -> float:
-        if self._rung > 1 or not (self.finishes or any(map(self.has_promised, self.ranks))):
+    def _deadline(self) -> float:
+        if self._stage > 1 or not (self.finishes or any(map(self.has_promised, self.ranks))):
             return self._since + GRACE_S
         until = self._since + FINISH_PATIENCE_S
-        # Ranks finish together; one that has ended alone leaves the others waiting for it.
+        # Ranks finish together; if one has ended alone, the others wait for it in vain.
         return until if self._failed_at is None else min(until, self._failed_at + TOGETHER_S)
 
-    def _step(self, rung: int, now: float) -> None:
-        self._rung, self._since = rung, now
-        number = {1: signal.SIGTERM, 2: signal.SIGINT}.get(rung, signal.SIGKILL)
+    def _escalate(self, stage: int, now: float) -> None:
+        self._stage, self._since = stage, now
+        number = {1: signal.SIGTERM, 2: signal.SIGINT}.get(stage, signal.SIGKILL)
         for rank in self.ranks:
             if rank.code is None:
-                rank.was_killed = rank.was_killed or rung > 1
+                rank.was_killed = rank.was_killed or stage > 1
                 self.send(rank, number)
 
 
@@ -231,12 +231,12 @@ def _wait(ranks: Sequence[Rank]) -> None:
         poller.register(watch, select.POLLIN)
     for watch, _ in poller.poll(POLL_S * 1000):
         rank = running[watch]
-        _signal(rank, signal.SIGKILL)  # what it has left in its process group; its own number is not reused yet
+        _signal(rank, signal.SIGKILL)  # for the rest of its process group; its id is not reused before the wait
         rank.code, rank.ended = rank.process.wait(), time.time()
 
 
 def _signal(rank: Rank, number: int) -> None:
-    """Signal a rank, and to end it also the processes that it has started; each rank leads a group of its own."""
+    """Signal a rank; SIGKILL goes to the processes that it has started too: each rank leads a process group."""
     with suppress(ProcessLookupError, PermissionError):
         if number == signal.SIGKILL:
             os.killpg(rank.process.pid, number)
@@ -245,7 +245,7 @@ def _signal(rank: Rank, number: int) -> None:
 
 
 def _ending(ranks: Sequence[Rank], why: Why | None, presses: Presses) -> Ending:
-    """Say how the job ended: with the code of the rank that failed first."""
+    """Return how the job ended: with the exit code of the rank that failed first."""
     bad = [rank for rank in ranks if rank.code]
     if why == "interrupted":
         return Ending(128 + (signal.SIGTERM if presses.is_to_end else signal.SIGINT), why)
@@ -256,30 +256,30 @@ def _ending(ranks: Sequence[Rank], why: Why | None, presses: Presses) -> Ending:
     cause = min(bad, key=lambda rank: (rank.was_killed and not _has_raised(rank), _failed_at(rank)))
     lines = [_describe(cause, len(ranks))]
     for rank in bad:
-        told = rank.told()
-        if rank is not cause and told is not None and _has_raised(rank):
-            first = (told["message"].splitlines() or [""])[0][:200]
-            lines.append(f"rank {rank.number} then raised {told['type']}: {first}")
+        report = rank.told()
+        if rank is not cause and report is not None and _has_raised(rank):
+            first = (report["message"].splitlines() or [""])[0][:200]
+            lines.append(f"rank {rank.number} then raised {report['type']}: {first}")
     code = cause.code or 1
     return Ending(code if code > 0 else 128 - code, "failed", tuple(lines))
 
 
 def _has_raised(rank: Rank) -> bool:
-    """Whether the rank has told of an error of its own: it may then be slow to end, and be stopped before it has."""
-    told = rank.told()
-    return told is not None and told["type"] != "KeyboardInterrupt"
+    """Return whether the rank has reported an error of its own; it may be slow to end, and be killed before that."""
+    report = rank.told()
+    return report is not None and report["type"] != "KeyboardInterrupt"
 
 
 def _failed_at(rank: Rank) -> float:
-    told = rank.told()
-    return rank.ended if told is None else float(told["time"])
+    report = rank.told()
+    return rank.ended if report is None else float(report["time"])
 
 
 def _describe(rank: Rank, size: int) -> str:
-    told = rank.told()
-    if told is not None:
+    report = rank.told()
+    if report is not None:
         head = f"rank {rank.number} of {size} raised:\n" if size > 1 else ""
-        return head + told["traceback"].rstrip()
+        return head + report["traceback"].rstrip()
     assert rank.code is not None
     if size == 1 and rank.code > 0:
         return f"the job exited with code {rank.code}"

@@ -1,4 +1,4 @@
-"""Jobs over several machines: PyTorch's own agent starts and watches the ranks of each, and finds the others."""
+"""Jobs over several machines: PyTorch's own agent on each starts and watches its ranks, and finds the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def agent_command(
     *,
     is_host: bool | None = None,
 ) -> list[str]:
-    """Return the words that start the agent of this machine; ``is_host`` says whether it is where machines meet."""
+    """Return the words that start the agent of this machine; ``is_host``: it hosts the rendezvous."""
     assert machines.endpoint is not None, "a request over several machines has an endpoint"
     words = [sys.executable, "-m", AGENT, "--nnodes", machines.nnodes, "--nproc-per-node", str(num_ranks)]
     if machines.node_rank is not None:
@@ -49,7 +49,7 @@ def agent_variables(machines: Machines, num_threads: int, overrides: Mapping[str
 
 
 def run_agent(command: Sequence[str], variables: Mapping[str, str], *, timeout_s: float | None) -> Ending:
-    """Run the agent to its end; interrupts go to it, and by it to its ranks. Its exit code is the job's."""
+    """Run the agent to its end, and forward interrupts; it forwards them to its ranks. Return its exit code."""
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
     is_late, seen, kill_at = False, 0, None
     with counted_interrupts(terminations=True) as presses:

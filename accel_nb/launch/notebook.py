@@ -1,4 +1,4 @@
-"""Running a notebook without a browser: its cells in order in this process, ``%%accelerate`` cells on workers."""
+"""Runs a notebook without a browser: its cells in order in this process, ``%%accelerate`` cells on workers."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from accel_nb.launch.target import read_bytes, read_notebook
 from accel_nb.notebook.magics import unload_ipython_extension
 
 Put = Callable[[dict[str, Any]], None]
-"""Takes one output of the running cell, in the notebook format."""
+"""Stores one output of the running cell, in the notebook format."""
 
 _MAY_RAISE = "raises-exception"
 
 
 def run_notebook(path: str, *, out: str | None = None) -> int:
-    """Run a notebook's cells until the last, or one that raises; returns the exit code.
+    """Run a notebook's cells until the last, or one that raises; return the exit code.
 
-    What cells put out goes to the terminal as text, and with all of its forms into a copy at ``out``.
+    Output of cells is printed as text; a copy of the notebook at ``out`` has it in all MIME types.
     """
     import nbformat
 
@@ -61,7 +61,7 @@ def run_notebook(path: str, *, out: str | None = None) -> int:
 
 
 class _Publisher(DisplayPublisher):
-    """Shows displays as text and keeps all of their forms; an update replaces what it updates."""
+    """Prints displays as text and stores them in all MIME types; an update replaces the stored display."""
 
     put: Any = AnyTrait()
     places: Any = AnyTrait()
@@ -89,7 +89,7 @@ class _Publisher(DisplayPublisher):
             _show(text)
 
     def clear_output(self, wait: bool = False) -> None:
-        """Keep what was shown: a terminal cannot take it back."""
+        """Do nothing: printed output cannot be cleared."""
 
 
 class _Hook(DisplayHook):
@@ -130,7 +130,7 @@ class _Shell(InteractiveShell):
 
 
 class _Tee:
-    """A stream that passes text on, and keeps it as the cell's output."""
+    """A stream that forwards text, and stores it as the cell's output."""
 
     def __init__(self, stream: TextIO, name: str, put: Put) -> None:
         self._stream = stream
@@ -147,7 +147,7 @@ class _Tee:
 
 
 def _show(text: str) -> None:
-    """Write text on the terminal that the notebook keeps in another form."""
+    """Print text in the terminal, past the streams that store it."""
     sys.stdout.flush()
     print(text, file=sys.__stdout__, flush=True)
 
@@ -162,7 +162,7 @@ def _make_shell() -> _Shell:
 
 
 def _run_cell(shell: _Shell, cell: Any) -> bool:
-    """Run a cell and keep its outputs in it; returns whether it ended well."""
+    """Run a cell and store its outputs in it; return whether it succeeded."""
 
     def put(output: dict[str, Any]) -> None:
         last = cell.outputs[-1] if cell.outputs else None
@@ -193,7 +193,7 @@ def _from_dict(output: dict[str, Any]) -> Any:
 
 
 def _json_ready(data: Any) -> dict[str, Any]:
-    """Return a display's forms as a notebook stores them: pictures in base64."""
+    """Return a display as a notebook stores it: pictures in base64."""
     return {
         kind: base64.b64encode(value).decode("ascii") if isinstance(value, bytes) else value
         for kind, value in data.items()

@@ -1,7 +1,7 @@
-"""What each rank's process runs: the script or module as it is, under the launch's options.
+"""The program of each rank's process: runs the unchanged script or module with the options of the launch.
 
-Run as ``python -m accel_nb.launch.rank TASK [ARGUMENT...]``. SIGTERM asks for a stop at the end of a step, saved, where
-the script has a folder for checkpoints; it is a KeyboardInterrupt where it has not, or no end of a step is near.
+Run as ``python -m accel_nb.launch.rank TASK [ARGUMENT...]``. At SIGTERM a script with a folder for checkpoints saves
+and stops at the end of its step; without one, or when no end of a step is near, KeyboardInterrupt is raised.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class RankProgram:
             stack.callback(journal.close)
             try:
                 code = self._run_target()
-                # A rank that exits with an error waits for nobody: the others may not have come to their end.
+                # A rank that exits with an error must not wait: the others may not reach their end.
                 built = [] if code else [item for item in self._built if not item.is_closed]
                 lines = [line for item in built for line in item.end_run()]
             except KeyboardInterrupt:
@@ -64,7 +64,7 @@ class RankProgram:
                 lines = [line for item in self._built if not item.is_closed for line in item.end_interrupted_run()]
                 code = 128 + (self._signal or signal.SIGINT)
             except BaseException as error:
-                self._tell(error)
+                self._report(error)
                 return 1
             if is_main:
                 for line in lines:
@@ -98,14 +98,14 @@ class RankProgram:
 
     def _finish(self, signum: int, frame: FrameType | None) -> None:
         self._signal = signum
-        answers = [item.ask_to_stop() for item in self._built]  # each of them is to hear of it
+        answers = [item.ask_to_stop() for item in self._built]  # each of them must be notified
         if not any(answers):
             raise KeyboardInterrupt
         if self._task.report is not None:
             os.write(self._task.report, FINISHING)
 
-    def _tell(self, error: BaseException) -> None:
-        """Report an error to who started this rank, or where nobody listens, on the terminal."""
+    def _report(self, error: BaseException) -> None:
+        """Report an error to the launcher, to the elastic agent, or on the terminal."""
         text = "".join(traceback.format_exception(type(error), error, _own_frames_left_out(error.__traceback__)))
         if isinstance(error, AccelNbError) and self._task.kind == "notebook":
             text = f"{type(error).__name__}: {error}\n"
@@ -129,7 +129,7 @@ def _exit_code(end: SystemExit) -> int:
 
 
 def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
-    """Return a traceback from the first frame of the user's on."""
+    """Return a traceback that starts at the first frame of the user's code."""
     kept = trace
     while kept is not None and kept.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         kept = kept.tb_next
@@ -137,14 +137,14 @@ def _own_frames_left_out(trace: TracebackType | None) -> TracebackType | None:
 
 
 def _end_with_parent(expected: int | None) -> None:
-    """Let this process be killed when the one that started it is gone, however that ends."""
+    """Make the system kill this process when its parent ends in any way."""
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if expected is not None and os.getppid() != expected:
-        sys.exit(1)  # it went before the line above took effect
+        sys.exit(1)  # the parent ended before the line above took effect
 
 
 def main() -> int:
-    """Run what the command line says; returns the exit code."""
+    """Run the task of the command line; return the exit code."""
     task = Task.from_json(sys.argv[1])
     if task.parent is not None or variable("TORCHELASTIC_ERROR_FILE", ""):
         _end_with_parent(task.parent)

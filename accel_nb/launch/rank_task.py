@@ -1,4 +1,4 @@
-"""What a rank is told when it is started: one JSON document with the target and the options, and where each is from."""
+"""The task of a rank: one JSON document with the target, and the options with their origins."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from accel_nb.errors import ConfigError
 
 VERSION = 1
 MODULE = "accel_nb.launch.rank"
-"""What a rank's process runs."""
+"""The module that a rank's process runs."""
 
 FINISHING = b"finishing\n"
-"""What a rank writes to its report when it is about to end a step, save and stop."""
+"""What a rank writes to its report when it will end its step, save and stop."""
 
 Kind = Literal["script", "module", "notebook"]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What to run: the path of a script or notebook, or a module's name, and the arguments for it, as they came."""
+    """What to run: the path of a script or notebook, or a module's name, with its unparsed arguments."""
 
     kind: Kind
     name: str
@@ -31,11 +31,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A target with the layers of options that it runs under.
+    """A target with the layers of its options.
 
-    ``report`` is an inherited descriptor to write a failure to, ``place`` one to note where the rank stands, and
-    ``parent`` the process that reads them: a rank ends with it. ``folder`` is where the run is recorded, and ``out``
-    where a notebook's executed copy goes.
+    ``report`` is an inherited descriptor for the report of a failure, ``place`` one for the rank's position, and
+    ``parent`` the process that reads them: a rank ends with it. The run is recorded in ``folder``, and ``out`` is the
+    path of a notebook's executed copy.
     """
 
     kind: Kind
@@ -59,7 +59,7 @@ class Task:
 
     @classmethod
     def from_json(cls, text: str) -> Task:
-        """Rebuild what `to_json` wrote; raises ConfigError for anything else."""
+        """Rebuild what `to_json` wrote; raise ConfigError for anything else."""
         try:
             fields = json.loads(text)
             if fields.pop("version") != VERSION:
@@ -71,7 +71,7 @@ class Task:
 
 
 def layers_to_send(resolved: Resolved) -> tuple[Layer, ...]:
-    """Return the layers that the ranks start from; a file of options has been read, and is not named again."""
+    """Return the layers for the ranks; a file of options has been read, so its path is left out."""
     sent: list[Layer] = []
     for layer in resolved.layers:
         values: dict[str, Any] = {name: value for name, value in layer.values.items() if name != "config"}

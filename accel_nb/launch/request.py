@@ -35,7 +35,7 @@ FLAGS = {
     "--image": "IMAGE",
     "--out": "FILE",
 }
-"""The flags that say where a job runs, and what each is given; the options of a run come from the schema."""
+"""The flags that determine where a job runs, with their values; the options of a run come from the schema."""
 
 _SCHEMA_FLAGS = {f"--{option.flag}": not option.is_switch for option in OPTIONS.values()} | {
     f"--no-{option.flag}": False for option in OPTIONS.values() if option.is_switch
@@ -49,7 +49,7 @@ _OURS_OF_SLURM = ("nodes", "ntasks", "ntasks-per-node", "wrap", "array", "chdir"
 
 @dataclass(frozen=True, slots=True)
 class Machines:
-    """Several machines, each with a launcher of its own that meet at an endpoint, as ``torchrun`` has it."""
+    """Several machines, each with a launcher that connects to an endpoint, as with ``torchrun``."""
 
     nnodes: str = "1"
     node_rank: int | None = None
@@ -59,18 +59,18 @@ class Machines:
 
     @property
     def is_one(self) -> bool:
-        """Whether the job has this machine only."""
+        """Whether the job runs on this machine only."""
         return self.nnodes == "1"
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A launch as it was asked for."""
+    """A launch as requested on the command line."""
 
     target: Target
     flags: Layer
     stored: Layer | None = None
-    """What a notebook has in its metadata."""
+    """The options in a notebook's metadata."""
     machines: Machines = field(default_factory=Machines)
     max_restarts: int = 0
     is_for_slurm: bool = False
@@ -81,12 +81,12 @@ class Request:
 
     @property
     def layers(self) -> list[Layer]:
-        """The layers of options that the request itself brings."""
+        """The layers of options of the request."""
         return [*([] if self.stored is None else [self.stored]), self.flags]
 
 
 def read_request(words: Sequence[str]) -> Request:
-    """Return what the words ask for; raises ConfigError with every problem of them."""
+    """Return the request; raise ConfigError with every problem of the words."""
     schema_words, own, rest, problems = _split(words)
     flags = parse_flags(schema_words, SOURCE)
     try:
@@ -128,7 +128,7 @@ def _split(words: Sequence[str]) -> tuple[list[str], dict[str, list[str]], list[
         takes = bool(FLAGS[name]) if name in FLAGS else _SCHEMA_FLAGS.get(name)
         if takes is None:
             problems.append(f"{quoted(name)} is no flag of accel-nb launch{_instead_of(name)}")
-            return [], {}, [], problems  # whether it takes a value, and so where the target is, cannot be told
+            return [], {}, [], problems  # whether it takes a value, and so where the target starts, is unknown
         given = [value] if has_value else list(words[index + 1 : index + 2]) if takes else []
         if takes and (not given or (not has_value and given[0].startswith("--"))):
             problems.append(f"{name} needs a value: {name} {FLAGS.get(name) or _metavar(name)}")
@@ -163,7 +163,7 @@ _KNOWN_ELSEWHERE = {
     "use_fsdp": "--strategy fsdp",
     "zero_stage": "--zero-stage N",
 }
-"""Flags of `accelerate launch`, and what is given here."""
+"""Flags of `accelerate launch`, and their replacements."""
 
 
 def _instead_of(name: str) -> str:
@@ -179,7 +179,7 @@ def _metavar(name: str) -> str:
 
 
 class _Reading:
-    """Reads the values of our own flags, and notes what is wrong with them."""
+    """Reads the values of the launcher's own flags, and collects problems."""
 
     def __init__(self, own: dict[str, list[str]], problems: list[str]) -> None:
         self._own = own

@@ -1,6 +1,6 @@
-"""What a script's rank 0 tells while it trains: a receipt on the terminal, metrics and checkpoints for the record.
+"""Reports of a script's rank 0 while it trains: a receipt on the terminal, metrics and checkpoints in the record.
 
-Steps are not recorded: taking their numbers is one call that does nothing.
+Steps are not recorded: their sink is one empty call.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class Journal:
-    """A sink that writes in a thread of its own; on other ranks, or without a folder, it writes nothing."""
+    """An event sink that writes in a thread of its own; on other ranks, or without a folder, it writes nothing."""
 
     def __init__(self, folder: str | None, world: World | None) -> None:
         self._world = world or World()
@@ -25,7 +25,7 @@ class Journal:
         self._feed: TrackerFeed | None = None
 
     def emit(self, event: Event) -> None:
-        """Take one event."""
+        """Record or show one event."""
         if isinstance(event, Prepared):
             self._show(event)
         elif isinstance(event, MetricLogged):
@@ -34,17 +34,17 @@ class Journal:
             self._write({"checkpoint": event.url}, event.step)
 
     def emit_step(self, *values: object) -> None:
-        """Drop a step's numbers."""
+        """Do nothing with a step's measurements."""
 
     def close(self) -> None:
-        """Write what waits."""
+        """Write what is queued."""
         if self._feed is not None:
             self._feed.close()
 
     def _write(self, values: dict[str, Any], step: int) -> None:
         if self._folder is None:
             return
-        if self._feed is None:  # most scripts log nothing, and start without these
+        if self._feed is None:  # most scripts log nothing and do not need these modules
             from accel_nb.runs.record import METRICS
             from accel_nb.telemetry.trackers.jsonl import JsonlTracker
             from accel_nb.telemetry.trackers.worker_thread import TrackerFeed

@@ -1,4 +1,4 @@
-"""Who started this process, when that was MPI, Slurm or Kubeflow: read from the variables that they set."""
+"""Detects MPI, Slurm or Kubeflow as the starter of this process, by the environment variables that they set."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _RANGE = re.compile(r"([0-9]+)(?:-[0-9]+)?")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """This process among those that a scheduler has started at once.
+    """This process's position among those that a scheduler has started together.
 
-    ``address`` is the first machine's name; None where the scheduler does not tell.
+    ``address`` is the first machine's name; None where the scheduler does not provide it.
     """
 
     scheduler: str
@@ -30,19 +30,19 @@ class Place:
 
     @property
     def is_machine(self) -> bool:
-        """Whether there is one such process on each of several machines, to start the ranks there."""
+        """Whether this is the only such process on its machine, and starts the ranks there."""
         return self.size > 1 and self.local_size == 1
 
     @property
     def is_rank(self) -> bool:
-        """Whether this process is to be one rank itself."""
+        """Whether this process becomes a rank itself."""
         return self.size > 1 and not self.is_machine
 
 
 def find_place(variables: Mapping[str, str], parent: int) -> Place | None:
-    """Return this process's place, or None where no scheduler has started several; ``parent`` is its parent's number.
+    """Return this process's position, or None where no scheduler has started several; ``parent`` is the parent's id.
 
-    Raises ConfigError for variables that contradict each other.
+    Raise ConfigError for variables that contradict each other.
     """
     try:
         for found in (_slurm(variables), _mpi(variables, parent), _kubeflow(variables)):
@@ -56,7 +56,7 @@ def find_place(variables: Mapping[str, str], parent: int) -> Place | None:
 
 
 def _slurm(variables: Mapping[str, str]) -> Place | None:
-    """Return the place of a task of a job step; the batch script itself is none."""
+    """Return the position of a task of a job step; None for the batch script itself."""
     if "SLURM_STEP_ID" not in variables or "SLURM_PROCID" not in variables:
         return None
     size = int(variables.get("SLURM_STEP_NUM_TASKS", variables.get("SLURM_NTASKS", "1")))
@@ -77,7 +77,7 @@ def _slurm(variables: Mapping[str, str]) -> Place | None:
 
 
 def _mpi(variables: Mapping[str, str], parent: int) -> Place | None:
-    """Return the place of a process of Open MPI, or of MPICH and its relatives."""
+    """Return the position of a process of Open MPI, MPICH or a derivative of it."""
     names = [
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
         ("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -96,7 +96,7 @@ def _mpi(variables: Mapping[str, str], parent: int) -> Place | None:
 
 
 def _kubeflow(variables: Mapping[str, str]) -> Place | None:
-    """Return the place of a pod of a TrainJob, which has torchrun's own variables."""
+    """Return the position of a pod of a TrainJob, which has the variables of torchrun."""
     if "PET_NNODES" not in variables or "PET_NODE_RANK" not in variables:
         return None
     address = variables.get("PET_MASTER_ADDR")
@@ -121,5 +121,5 @@ def first_host(nodes: str) -> str | None:
 
 
 def port_of(job: str) -> int:
-    """Return a port that every process of a job comes to by itself."""
+    """Return a port that every process of a job computes to the same number."""
     return _FIRST_PORT + zlib.crc32(job.encode()) % _NUM_PORTS

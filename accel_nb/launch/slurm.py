@@ -1,4 +1,4 @@
-"""A batch file for Slurm: a Python program without a shell in it, which starts one launcher on each machine."""
+"""Batch files for Slurm: a Python program, without a shell, that starts one launcher on each machine."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from accel_nb.errors import ConfigError
 
 SUBMIT_PATIENCE_S = 120.0
 WARN_S = 120
-"""How long before the end of its time a job is told to save and stop."""
+"""How long before its time limit a job gets the signal to save and stop."""
 _MARK = "# Written by accel-nb launch --slurm; it is written anew by the next launch of the same name."
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A batch file: where it goes, and its text."""
+    """A batch file: its path and its text."""
 
     path: Path
     text: str
 
     def write(self) -> None:
-        """Write it, over an older one of ours only; raises ConfigError."""
+        """Write the file; raise ConfigError if one exists that this tool has not written."""
         try:
             if self.path.exists() and _MARK not in self.path.read_text(encoding="utf-8", errors="replace"):
                 raise ConfigError(f"{self.path}: is there already and is not ours; rename it, or give --name RUN")
@@ -38,7 +38,7 @@ class Batch:
             ) from None
 
     def submit(self) -> str:
-        """Hand it to Slurm and return the job's number; raises ConfigError with what Slurm says."""
+        """Submit the file and return the job's number; raise ConfigError with the message of Slurm."""
         try:
             done = subprocess.run(
                 ["sbatch", "--parsable", str(self.path)],
@@ -67,8 +67,8 @@ def make_batch(
 ) -> Batch:
     """Return the batch file of a launch; ``words`` are those of the launch on each machine.
 
-    ``options`` are sbatch's own, by their long names. A job of one machine needs no ``srun`` to find others, and gets
-    one all the same: it hands signals on.
+    ``options`` are those of sbatch, by their long names. A job of one machine runs under ``srun`` too, which forwards
+    signals.
     """
     settings = {
         "job-name": name,

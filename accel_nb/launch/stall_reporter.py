@@ -1,7 +1,7 @@
-"""Says where ranks stand when none of them gets on: each notes its own place, and the launcher compares them.
+"""Reports a stall: each rank writes its own position to a file, and the launcher compares the positions.
 
-A script that calls a collective on the main rank alone would otherwise stand still without a word, until the group's
-timeout half an hour later.
+A script that calls a collective on the main rank alone would otherwise block silently until the group's timeout, half
+an hour later.
 """
 
 from __future__ import annotations
@@ -12,45 +12,48 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from dataclasses import asdict
 
 from accel_nb.pool.control.hang_detection import find_different, find_missing
 from accel_nb.pool.control.stack_report import where_is
+from accel_nb.pool.messages import RankPosition
+from accel_nb.runtime.process.typed_records import build
 from accel_nb.runtime.world import World
 
 LOOK_S = 5.0
 PATIENCE = 4
-"""How many looks a rank must have stood at one place before it says so."""
+"""How many times in a row a rank must be at the same position before it reports it."""
 _ROOM = 4096
 
 
 class Teller:
-    """Notes in a file that the launcher reads where this process's main thread stands, once it does not get on."""
+    """Writes the position of this process's main thread to a file, for the launcher, while the thread is stalled."""
 
     def __init__(self, descriptor: int, world: World) -> None:
         self._descriptor = descriptor
         self._world = world
-        self._mark: object = None
-        self._place: dict[str, Any] | None = None
+        self._frame_key: object = None
+        self._place: RankPosition | None = None
         self._count = 0
 
     def start(self) -> None:
-        """Look now and then, in a thread that ends with the process."""
+        """Sample the position periodically, in a thread that ends with the process."""
         threading.Thread(target=self._run, name="accel_nb standing", daemon=True).start()
 
     def look(self) -> None:
-        """Look once; a thread that gets on costs next to nothing."""
+        """Sample once; this costs next to nothing while the main thread makes progress."""
         main = threading.main_thread().ident
         frame = None if main is None else sys._current_frames().get(main)
-        mark = None if frame is None else (id(frame), frame.f_lasti)
-        is_same, self._mark = mark == self._mark, mark
-        place = self._here(main) if is_same and main is not None else None
+        key = None if frame is None else (id(frame), frame.f_lasti)
+        is_same, self._frame_key = key == self._frame_key, key
+        place = self._position(main) if is_same and main is not None else None
         self._count = self._count + 1 if place is not None and place == self._place else 0
         self._place = place
-        told = place if self._count >= PATIENCE else None
-        os.pwrite(self._descriptor, json.dumps(told).encode()[:_ROOM].ljust(_ROOM), 0)
+        reported = place if self._count >= PATIENCE else None
+        text = json.dumps(None if reported is None else asdict(reported))
+        os.pwrite(self._descriptor, text.encode()[:_ROOM].ljust(_ROOM), 0)
 
-    def _here(self, main: int) -> dict[str, Any] | None:
+    def _position(self, main: int) -> RankPosition | None:
         if "torch.distributed" not in sys.modules:
             return None
         from accel_nb.runtime.distributed.process_group import Group
@@ -64,34 +67,35 @@ class Teller:
 
 
 class Comparer:
-    """Tells, once for each place, which rank the others wait for, or that they wait in different collectives."""
+    """Reports, once for each position, which rank the others wait for, or that their collectives differ."""
 
     def __init__(self, descriptors: Mapping[int, int], say: Callable[[str], None]) -> None:
         self._descriptors = descriptors
         self._say = say
         self._due = time.monotonic() + LOOK_S
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
 
     def turn(self, running: Set[int]) -> None:
-        """Compare, if it is time; ``running`` are the ranks that have not ended."""
+        """Compare, if it is due; ``running`` are the ranks that have not ended."""
         if time.monotonic() >= self._due:
             self._due = time.monotonic() + LOOK_S
             self.compare(running)
 
     def compare(self, running: Set[int]) -> None:
-        """Compare the places of the ranks that run, if all of them stand."""
+        """Compare the positions of the ranks that run, if all of them are stalled."""
         places = {rank: place for rank in running if (place := _read(self._descriptors[rank])) is not None}
         if places.keys() != running:
             return
         lines = find_missing(places, set()) or find_different(places)
         for line in lines.values():
-            if line not in self._told:
-                self._told.add(line)
+            if line not in self._reported:
+                self._reported.add(line)
                 self._say(f"no rank gets on: {line}. Every rank must make the same calls; Ctrl-C ends the job")
 
 
-def _read(descriptor: int) -> dict[str, Any] | None:
+def _read(descriptor: int) -> RankPosition | None:
     try:
-        return json.loads(os.pread(descriptor, _ROOM, 0))
-    except ValueError:  # nothing yet, or in the middle of a change
+        values = json.loads(os.pread(descriptor, _ROOM, 0))
+        return None if values is None else build(RankPosition, values)
+    except ValueError:  # nothing yet, or a write is in progress
         return None

@@ -1,4 +1,4 @@
-"""What is launched: found, read and checked, and not run yet."""
+"""Finds, reads and checks the target of a launch, without running it."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ def check_target(words: Sequence[str]) -> tuple[Target, Layer | None]:
 
 
 def read_notebook(text: bytes | str, path: str) -> Any:
-    """Return a notebook in today's format; raises ConfigError for what is none."""
+    """Return a notebook in the current format; raise ConfigError for anything else."""
     import nbformat
 
     try:
         notebook: Any = nbformat.reads(text if isinstance(text, str) else text.decode(), as_version=4)
         nbformat.validate(notebook)
-    except Exception as error:  # whatever a forged file makes the library raise
+    except Exception as error:  # the library may raise anything for a malformed file
         reason = str(error).strip().partition("\n")[0][:200]
         raise ConfigError(f"{_shown(path)}: is not a notebook ({ascii(reason)[1:-1]}); save it again") from None
     language = notebook.metadata.get("kernelspec", {}).get("language", "python")
@@ -63,7 +63,7 @@ def read_notebook(text: bytes | str, path: str) -> Any:
 
 
 def stored_options(notebook: Any, path: str) -> Layer | None:
-    """Return the options in a notebook's metadata; raises ConfigError if one of them is wrong."""
+    """Return the options in a notebook's metadata; raise ConfigError if one of them is wrong."""
     stored: Any = notebook.metadata.get(METADATA)
     options: Any = stored.get("options") if isinstance(stored, dict) else stored
     if options is None:
@@ -77,7 +77,7 @@ def stored_options(notebook: Any, path: str) -> Layer | None:
 
 
 def read_bytes(path: str) -> bytes:
-    """Return what a plain file holds; raises ConfigError for anything else."""
+    """Return the content of a regular file; raise ConfigError for anything else."""
     try:
         handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))  # a FIFO must not wait for a writer
     except (OSError, ValueError) as error:

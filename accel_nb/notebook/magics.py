@@ -32,6 +32,7 @@ from accel_nb.notebook.reports.forecasting import forecast_notebook
 from accel_nb.notebook.reports.plan import describe_plan
 from accel_nb.notebook.session.background import BackgroundRun
 from accel_nb.notebook.session.error_translation import with_traceback
+from accel_nb.notebook.session.local_workers import make_local_engine
 from accel_nb.notebook.session.restarts import require_checkpoint, run_with_restarts
 from accel_nb.notebook.session.run_controls import outcome
 from accel_nb.notebook.session.run_state import Cell
@@ -62,7 +63,7 @@ class AccelerateMagics(Magics):
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
         self._shell: Any = shell
-        self.session = Session(shell.user_ns, hidden_names=frozenset(shell.user_ns_hidden))
+        self.session = Session(shell.user_ns, make_local_engine, hidden_names=frozenset(shell.user_ns_hidden))
         self.settings = NotebookSettings(self.session)
         self.sidebar: SidebarComm | None = None
         self._last: tuple[object, Resolved] | None = None

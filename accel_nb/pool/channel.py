@@ -21,7 +21,7 @@ Message = dict[str, Any]
 
 
 class ChannelError(ValueError):
-    """What arrived on a channel is not a message."""
+    """Data on a channel that is not a valid message."""
 
 
 class Channel:
@@ -32,13 +32,13 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, socket.socket]:
-        """Make a pair: our end as a channel, the other as a bare socket to hand to another process."""
+        """Make a pair: this process's end as a channel, the other as a socket to pass to another process."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(ours), theirs
 
     @classmethod
     def from_descriptor(cls, descriptor: int) -> Channel:
-        """Take over an inherited descriptor."""
+        """Return a channel that owns an inherited descriptor."""
         return cls(socket.socket(fileno=descriptor))
 
     def fileno(self) -> int:
@@ -46,7 +46,7 @@ class Channel:
         return self._socket.fileno()
 
     def send(self, message: Message, descriptors: Sequence[int] = ()) -> None:
-        """Send one message; blocks while the other side's queue is full. Raises OSError when it is gone."""
+        """Send one message; block while the queue is full. Raise OSError when the other side is gone."""
         body = json.dumps(message, separators=(",", ":"), allow_nan=True).encode()
         if len(body) > MAX_MESSAGE:
             raise ChannelError(f"a message of {len(body)} bytes is over the limit of {MAX_MESSAGE}")
@@ -62,7 +62,7 @@ class Channel:
             os.close(spill)
 
     def receive(self) -> tuple[Message, list[int]]:
-        """Wait for one message and its descriptors (now ours to close). Raises EOFError when the other side is gone."""
+        """Wait for one message and its descriptors, which the caller closes. Raise EOFError at the end."""
         try:
             packet, descriptors, flags, _ = socket.recv_fds(self._socket, MAX_PACKET + 1, MAX_DESCRIPTORS)
             for descriptor in descriptors:
@@ -81,7 +81,7 @@ class Channel:
             raise
 
     def close(self) -> None:
-        """Close this end; closing twice is harmless."""
+        """Close this end; a second call does nothing."""
         self._socket.close()
 
     @staticmethod
@@ -106,9 +106,9 @@ class Channel:
 
 
 def _read_spill(descriptor: int) -> bytes:
-    """Return the content of a memory file, as long as it is now: its other owners may change it meanwhile."""
+    """Return the content of a memory file at its present length: its other owners may still change it."""
     status = os.fstat(descriptor)
-    if not stat.S_ISREG(status.st_mode):  # reading from a pipe might wait for ever
+    if not stat.S_ISREG(status.st_mode):  # reading from a pipe could block for ever
         raise ChannelError("a message is in no file")
     if status.st_size > MAX_MESSAGE:
         raise ChannelError(f"a message is over the limit of {MAX_MESSAGE} bytes")

@@ -1,4 +1,4 @@
-"""Which devices a run gets: from what was asked for, what the machine has, and what others hold."""
+"""Assigns devices to workers: from the options, the devices of the machine, and what other runs have reserved."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from accel_nb.runtime.process.platforms import find_tpu
 
 
 def uses_gpus(gpus: int | Literal["all"] | None, cpus: int | None) -> bool:
-    """Whether `place_workers` would place workers on GPUs; asks for GPUs count where this machine has none."""
+    """Return whether `assign_devices` would use GPUs; an explicit number counts even if this machine has none."""
     return cpus is None and (gpus is not None or bool(find_gpus()))
 
 
@@ -35,8 +35,8 @@ def place_workers(
 ) -> tuple[WorkerSpec, ...]:
     """Return one spec for each worker; with none given every visible GPU, else one worker for a TPU or the CPU.
 
-    The first ``taken`` of the visible GPUs are held by others. Raises ConfigError when more GPUs are asked for than
-    are visible and free, when torch cannot run on one of them, and when it cannot run on a TPU that would be taken.
+    The first ``num_reserved`` of the visible GPUs are in use by others. Raise ConfigError when more GPUs are requested
+    than are visible and free, when torch cannot run on one of them, and when it cannot run on a TPU to be used.
     """
     if cpus is not None:
         return (WorkerSpec("cpu", max(1, num_usable_cores() // cpus)),) * cpus
@@ -80,7 +80,7 @@ def _tpu_worker(tpus: int | Literal["all"]) -> WorkerSpec:
 
 
 class Claims:
-    """How many GPUs what runs at once holds, each those that follow another's; for any thread."""
+    """The GPUs of concurrent runs: each reserves a contiguous range; may be used in any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,7 +88,7 @@ class Claims:
 
     @contextmanager
     def hold(self, place: Callable[[int], tuple[WorkerSpec, ...]]) -> Iterator[tuple[tuple[WorkerSpec, ...], int]]:
-        """Give the workers that ``place(number of GPUs that are held)`` names, and the first of their GPUs."""
+        """Reserve GPUs for the block; yield the workers of ``place(number of reserved GPUs)`` and their first GPU."""
         with self._lock:
             first = max((first + count for first, count in self._held.items()), default=0)
             specs = place(first)
@@ -98,12 +98,12 @@ class Claims:
         try:
             yield specs, first
         finally:
-            self._give_back(first, count)
+            self._release(first, count)
 
     def take(self, specs: Sequence[WorkerSpec]) -> Callable[[], None]:
-        """Hold the first GPUs, one for each worker that is on one; returns what gives them back.
+        """Reserve the first GPUs, one for each worker on a GPU; return a function that releases them.
 
-        Raises PoolError when one of them is held.
+        Raise PoolError when one of them is reserved.
         """
         count = _num_gpus(specs)
         with self._lock:
@@ -113,9 +113,9 @@ class Claims:
                 raise PoolError(f"GPU {first} is held by a launch that runs now; wait until it has ended{fewer}")
             if count:
                 self._held[0] = count
-        return lambda: self._give_back(0, count)
+        return lambda: self._release(0, count)
 
-    def _give_back(self, first: int, count: int) -> None:
+    def _release(self, first: int, count: int) -> None:
         if count:
             with self._lock:
                 del self._held[first]

@@ -1,18 +1,19 @@
-"""The seam between a pool and the processes it runs on: six calls, the same for every kind of engine."""
+"""The interface between a pool and the processes that it runs on, the same for every kind of engine."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from accel_nb.pool.payload import NO_PAYLOADS, Payload, PayloadFactory, Payloads
 from accel_nb.runtime.process.oom_detection import Verdict
 from accel_nb.telemetry.events import Event
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """Where one worker runs: a torch device string and how many threads it may use."""
+    """The torch device of one worker and the number of threads that it may use."""
 
     device: str
     num_threads: int
@@ -20,11 +21,11 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True)
 class Arrived:
-    """A record came from a rank, with descriptors that now belong to the receiver."""
+    """A record from a rank, with payloads that are the receiver's to close."""
 
     rank: int
     record: object
-    descriptors: tuple[int, ...] = ()
+    payloads: Payloads = field(default_factory=dict[str, Payload])
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,9 +47,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A rank's process is gone; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
+    """A rank's process has ended; ``code`` is negative for a signal. ``reason`` is set when it could not be started.
 
-    ``stack`` is the last Python stack of one that crashed. ``killed_for`` says of a SIGKILL whether memory ran out.
+    ``stack`` is the last Python stack of a process that crashed; ``killed_for`` tells, after a SIGKILL, whether the
+    system ran out of memory.
     """
 
     rank: int
@@ -60,9 +62,9 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a rank looks like from outside: the system's letter for its state, and its Python stack.
+    """A rank as observed from outside: the system's letter for its process state, and its Python stack.
 
-    The rank was told to write its stack and does so when the system lets it: ``read_stack`` returns what is new by now.
+    The rank writes its stack as soon as the system schedules it: ``read_stack`` returns what it has written since.
     """
 
     rank: int
@@ -73,15 +75,47 @@ class Seen:
 Arrival = Arrived | Printed | Measured | Ended | Seen
 
 
-class Engine(Protocol):
-    """Starts workers and moves records to and from them; knows nothing of cells."""
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """The state of an engine as far as it is known, without waiting."""
 
-    def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Start one worker for each spec, ending those that run; a `WorkerReady` record arrives from each."""
+    is_warm: bool
+    """Whether workers can be started without a wait for imports."""
+    num_threads: int
+    """How many threads the process runs that workers are forked from; 1 where workers are not forked."""
+    variables: Mapping[str, str]
+    """The notebook's environment variables as fresh workers have them."""
+    pids: Mapping[int, int]
+    """Process ids of the workers by rank."""
+    zygote_pid: int | None
+    """The process that workers are forked from, if there is one."""
+
+
+class Engine(Protocol):
+    """Starts workers and moves records and payloads to and from them; independent of notebooks and cells."""
+
+    @property
+    def payloads(self) -> PayloadFactory:
+        """The factory of payloads that `send` can send."""
         ...
 
-    def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:
-        """Send a record to a rank, also past a busy main thread when ``urgent``; False when the rank is gone."""
+    def facts(self) -> EngineFacts:
+        """Return what is known now; may be called in any thread."""
+        ...
+
+    def look(self) -> None:
+        """Read what a starting engine has reported, without waiting."""
+        ...
+
+    def start(self, specs: Sequence[WorkerSpec]) -> None:
+        """Start one worker for each spec in place of those that run; a `WorkerReady` record arrives from each."""
+        ...
+
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
+        """Send a record to a rank, also past a busy main thread when ``urgent``; False when the rank is gone.
+
+        The payloads stay the caller's.
+        """
         ...
 
     def poll(self, timeout_s: float) -> list[Arrival]:
@@ -89,13 +123,17 @@ class Engine(Protocol):
         ...
 
     def kill(self, rank: int) -> None:
-        """End a rank at once; an `Ended` arrives."""
+        """Kill a rank; an `Ended` arrives."""
         ...
 
-    def replace(self, ranks: Sequence[int]) -> int:
-        """Start fresh workers in place of ended ones; returns a store descriptor that the others reopen with."""
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        """Start fresh workers in place of ended ones.
+
+        Returns the payloads of the ``reopen`` request with which the other ranks join them in a new process group;
+        they stay the engine's.
+        """
         ...
 
     def stop(self) -> None:
-        """End every process and free everything; calling it twice is harmless."""
+        """End every process and release all resources; a second call does nothing."""
         ...

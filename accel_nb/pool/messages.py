@@ -2,46 +2,25 @@
 
 kernel -> zygote: `Fork`, `Kill`, `Trace`.   zygote -> kernel: `ZygoteReady`, `Forked`, `ForkFailed`, `Exited`,
                                                                `Traced`.
-kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`.
-kernel -> worker's monitor thread: `Finish`, `Steer`, `Decide`, `Interrupt`, `Cut`, `Look` (it reads a channel of its
-own, also while the worker is busy).
+kernel -> worker: `Request`.                 worker -> kernel: `WorkerReady`, `Note`, `Reply`, `ActionDone`.
+kernel -> worker's monitor thread: `Finish`, `Steer`, `Decide`, `Interrupt`, `Cut`, `Look`. The thread reads a channel
+of its own, also while the worker is busy, and sends `FinishAnswer`, `StepCount`, `Stopped` and `PositionReport`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from typing import Any, ClassVar, Literal
 
 from accel_nb.pool.channel import ChannelError, Message
 from accel_nb.runtime.process.typed_records import build, hints_of
 
-STOPPED = "stopped"
-"""Topic of the `Note` with which a rank says, after an interrupt, that user code has ended."""
-
-FINISHING = "finishing"
-"""Topic of the `Note` that answers `Finish`: ``will`` says whether the rank is about to come to a good place."""
-STEERING = "steering"
-"""Topic of the `Note` that answers `Steer`: ``at`` is how many steps the rank has counted, None if it is in none."""
-STEERED = "steered"
-"""Topic of the `Note` with which a rank says after which ``step`` something was done, and in ``text`` what."""
-PLACE = "place"
-"""Topic of the `Note` with which a rank answers a `Look`."""
-
 Outcome = Literal["done", "raised", "interrupted"]
 
 
 @dataclass(frozen=True, slots=True)
-class Fork:
-    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring, store and trace."""
-
-    kind: ClassVar[str] = "fork"
-    rank: int
-    start: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
 class Start:
-    """What a new worker needs to know; the body of `Fork`."""
+    """What a new worker starts with; part of `Fork`."""
 
     rank: int
     size: int
@@ -54,8 +33,17 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """Fork one worker; the descriptors are control, monitor, stdout, stderr, ring, store and trace."""
+
+    kind: ClassVar[str] = "fork"
+    rank: int
+    start: Start
+
+
+@dataclass(frozen=True, slots=True)
 class Kill:
-    """End one worker and what it started, at once."""
+    """Kill one worker and the processes that it started, at once."""
 
     kind: ClassVar[str] = "kill"
     rank: int
@@ -63,7 +51,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """Have a worker write its Python stack, whatever holds its interpreter lock, and say what state it is in."""
+    """Make a worker write its Python stack, even while native code holds the interpreter lock; report its state."""
 
     kind: ClassVar[str] = "trace"
     rank: int
@@ -80,7 +68,7 @@ class Traced:
 
 @dataclass(frozen=True, slots=True)
 class ZygoteReady:
-    """The zygote has imported everything and can fork; safely so with one thread only."""
+    """The zygote has imported everything and can fork, which is safe with one thread only."""
 
     kind: ClassVar[str] = "zygote_ready"
     pid: int
@@ -118,7 +106,7 @@ class Exited:
 
 @dataclass(frozen=True, slots=True)
 class WorkerReady:
-    """A worker takes requests."""
+    """A worker reads requests."""
 
     kind: ClassVar[str] = "worker_ready"
     rank: int
@@ -127,7 +115,7 @@ class WorkerReady:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Do ``task`` and answer with a `Reply` of the same number; descriptors belong to the task."""
+    """Run ``task`` and send a `Reply` of the same number; the body is the program's own."""
 
     kind: ClassVar[str] = "request"
     number: int
@@ -137,15 +125,24 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finish:
-    """If request ``number`` is still running: end it at the next place where nothing is lost; say if there is one."""
+    """If request ``number`` still runs: end it at the next point where nothing is lost; send a `FinishAnswer`."""
 
     kind: ClassVar[str] = "finish"
     number: int
 
 
 @dataclass(frozen=True, slots=True)
+class FinishAnswer:
+    """Whether a rank will end its request at such a point."""
+
+    kind: ClassVar[str] = "finish_answer"
+    number: int
+    will: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Steer:
-    """If request ``number`` is still running: wait at the next end of a step for the `Decide` of the same ``wish``."""
+    """If request ``number`` still runs: hold at the next end of a step until the `Decide` of the same ``wish``."""
 
     kind: ClassVar[str] = "steer"
     number: int
@@ -154,8 +151,18 @@ class Steer:
 
 
 @dataclass(frozen=True, slots=True)
+class StepCount:
+    """The answer to `Steer`: how many ends of steps the rank has counted; None if its task has no steps now."""
+
+    kind: ClassVar[str] = "step_count"
+    number: int
+    wish: int
+    at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class Decide:
-    """Go on, and do what was proposed when ``at`` steps are counted; None: do not do it."""
+    """Continue, and do the proposed action when ``at`` ends of steps are counted; None: do not do it."""
 
     kind: ClassVar[str] = "decide"
     number: int
@@ -164,16 +171,35 @@ class Decide:
 
 
 @dataclass(frozen=True, slots=True)
+class ActionDone:
+    """A rank has done an action that was decided: after which ``step``, with its outcome in words."""
+
+    kind: ClassVar[str] = "action_done"
+    number: int
+    wish: int
+    step: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
 class Interrupt:
-    """If request ``number`` is still running: raise KeyboardInterrupt in it."""
+    """If request ``number`` still runs: raise KeyboardInterrupt in it."""
 
     kind: ClassVar[str] = "interrupt"
     number: int
 
 
 @dataclass(frozen=True, slots=True)
+class Stopped:
+    """After an interrupt: the user code of the request has ended on this rank."""
+
+    kind: ClassVar[str] = "stopped"
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
 class Cut:
-    """If request ``number`` is still running: end the collective that it waits in."""
+    """If request ``number`` still runs: end the collective that blocks it."""
 
     kind: ClassVar[str] = "cut"
     number: int
@@ -181,7 +207,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """If request ``number`` is still running: say where it is. ``from_outside``: the rank has not answered before."""
+    """If request ``number`` still runs: send a `PositionReport`. ``from_outside``: the rank has not answered before."""
 
     kind: ClassVar[str] = "look"
     number: int
@@ -189,8 +215,39 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class RankPosition:
+    """The line that a rank's main thread runs, and the last collective that it has entered."""
+
+    file: str
+    line: int | None
+    text: str
+    is_waiting: bool
+    """Whether the thread is inside of a collective or a backward pass."""
+    group: str | None
+    """The process group of the collective; None, with the fields below, where torch keeps no record of one."""
+    sequence: int | None
+    operation: str | None
+    sizes: list[Any] | None
+    is_open: bool
+    """Whether the collective has not completed."""
+    is_of_all: bool
+    """Whether all ranks take part in it."""
+    has_ended: bool
+    """Whether the request has ended on this rank."""
+
+
+@dataclass(frozen=True, slots=True)
+class PositionReport:
+    """The answer to `Look`."""
+
+    kind: ClassVar[str] = "position_report"
+    number: int
+    position: RankPosition
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
-    """Something to show or count while a request runs."""
+    """A report to show or count while a request runs; the body is the program's own."""
 
     kind: ClassVar[str] = "note"
     number: int
@@ -200,7 +257,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """The end of a request on one rank."""
+    """The end of a request on one rank; the body is the program's own."""
 
     kind: ClassVar[str] = "reply"
     number: int
@@ -222,11 +279,16 @@ _RECORDS: dict[str, type] = {
         WorkerReady,
         Request,
         Finish,
+        FinishAnswer,
         Steer,
+        StepCount,
         Decide,
+        ActionDone,
         Interrupt,
+        Stopped,
         Cut,
         Look,
+        PositionReport,
         Note,
         Reply,
     )
@@ -234,18 +296,22 @@ _RECORDS: dict[str, type] = {
 
 
 def read_types() -> None:
-    """Look up the types of all records' fields now: processes that are forked later share what is found."""
-    for record in _RECORDS.values():
+    """Look up the types of all records' fields now: processes that are forked later share the result."""
+    for record in (*_RECORDS.values(), Start, RankPosition):
         hints_of(record)
 
 
 def encode(record: Any) -> Message:
     """Return the record as a message."""
-    return {"kind": record.kind, **{item.name: getattr(record, item.name) for item in fields(record)}}
+    values = {item.name: getattr(record, item.name) for item in fields(record)}
+    return {"kind": record.kind} | {
+        name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+        for name, value in values.items()
+    }
 
 
 def decode(message: Message) -> Any:
-    """Return the record of a message; raises ChannelError for an unknown kind, other fields or other types."""
+    """Return the record of a message; raise ChannelError for an unknown kind, other fields or other types."""
     record = _RECORDS.get(message["kind"])
     if record is None:
         raise ChannelError(f"unknown message kind {message['kind'][:40]!r}; known: {sorted(_RECORDS)}")

@@ -1,8 +1,7 @@
-"""A pool: workers that live on between requests, and one loop that waits for all of them or the first failure."""
+"""A pool: persistent workers, and the loop that waits for all of them or for the first failure."""
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,55 +13,56 @@ from accel_nb.pool.control.hang_detection import HangDoctor
 from accel_nb.pool.control.stop_escalation import Answer, Ladder, Reason
 from accel_nb.pool.engine import Arrival, Arrived, Ended, Engine, Measured, Printed, Seen, WorkerSpec
 from accel_nb.pool.messages import (
-    FINISHING,
-    PLACE,
-    STEERED,
-    STEERING,
-    STOPPED,
+    ActionDone,
+    FinishAnswer,
     Note,
+    PositionReport,
     Reply,
     Request,
+    StepCount,
+    Stopped,
     WorkerReady,
 )
+from accel_nb.pool.payload import NO_PAYLOADS, PayloadFactory, Payloads, close_all
 from accel_nb.pool.pool_state import State, move
 from accel_nb.telemetry.events import Event
 
 POLL_S = 0.05
 HANG = "hang"
-"""Topic of the notes about a rank that others wait for; the body has a ``line``."""
+"""Topic of notes about a rank that others wait for; the body has a ``line``."""
 START_PATIENCE_S = 120.0
 GONE_PATIENCE_S = 1.0
-"""How long to wait for the exit notice of a rank that could not be reached."""
+"""How long to wait for the exit notice of a rank to which a request could not be sent."""
 MAX_RESTARTS = 2
-"""How often in a row workers may die while they start before the pool gives up."""
+"""How often in a row workers may die while they start before the pool fails."""
 
 
 class Listener(Protocol):
-    """Hears what happens while a request runs; called in the thread that runs it."""
+    """Receives what workers report while a request runs; called in the thread that runs it."""
 
     def printed(self, rank: int, stream: str, data: bytes) -> None:
-        """Hear bytes that a rank wrote."""
+        """Handle bytes that a rank wrote."""
         ...
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        """Hear a note; the descriptors are the listener's to close."""
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+        """Handle a note."""
         ...
 
     def measured(self, events: Sequence[Event]) -> None:
-        """Hear numbers."""
+        """Handle measurements."""
         ...
 
     def answered(self, answer: Answer) -> None:
-        """Hear that one rank is through."""
+        """Handle the end of the request on one rank."""
         ...
 
     def tick(self) -> None:
-        """Draw, if it is time; called at least every 50 ms."""
+        """Redraw if it is due; called at least every 50 ms."""
         ...
 
 
 class Pool:
-    """Runs requests on workers; survives whatever happens to them."""
+    """Runs requests on workers, and replaces those that die."""
 
     def __init__(self, engine: Engine, specs: Sequence[WorkerSpec]) -> None:
         self._engine = engine
@@ -83,35 +83,42 @@ class Pool:
 
     @property
     def specs(self) -> tuple[WorkerSpec, ...]:
-        """Where the workers run."""
+        """The device and thread count of each worker."""
         return self._specs
 
     @property
+    def payloads(self) -> PayloadFactory:
+        """The factory of payloads that requests can carry."""
+        return self._engine.payloads
+
+    @property
     def state(self) -> State:
-        """Where the pool stands."""
+        """The state of the pool."""
         return self._state
 
-    def wait_ready(self, presses: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S) -> None:
-        """Wait until every worker has said that it is ready.
+    def wait_ready(
+        self, num_interrupts: Callable[[], int] = lambda: 0, *, patience_s: float = START_PATIENCE_S
+    ) -> None:
+        """Wait until every worker has reported that it is ready.
 
-        Raises PoolError when one cannot start, and KeyboardInterrupt when ``presses()``, the user's interrupts so far,
-        goes up; the pool has failed then.
+        Raise PoolError when one cannot start, and KeyboardInterrupt when ``num_interrupts()``, the number of the user's
+        interrupts so far, increases; the pool has failed then.
         """
         deadline = time.monotonic() + patience_s
-        words: list[bytes] = []
+        output: list[bytes] = []
         while self._starting or self._reopening or self._ending:
             try:
                 for arrival in self._engine.poll(POLL_S):
-                    self._note_start(arrival, words)
+                    self._note_start(arrival, output)
             except PoolError:
                 if self._state != "failed":
                     self._state = move(self._state, "failed")
                 raise
-            if presses():
+            if num_interrupts():
                 self._state = move(self._state, "failed")
                 raise KeyboardInterrupt
             if time.monotonic() > deadline:
-                self._fail(f"ranks {sorted(self._starting | self._reopening)} did not become ready", words)
+                self._fail(f"ranks {sorted(self._starting | self._reopening)} did not become ready", output)
         self._num_restarts = 0
         if self._state == "starting":
             self._state = move(self._state, "ready")
@@ -122,26 +129,28 @@ class Pool:
         bodies: Mapping[int, dict[str, Any]],
         listener: Listener,
         *,
-        descriptors: Sequence[int] = (),
-        presses: Callable[[], int] = lambda: 0,
+        payloads: Payloads = NO_PAYLOADS,
+        num_interrupts: Callable[[], int] = lambda: 0,
         timeout_s: float | None = None,
         finishes: bool = False,
         wishes: Wishes | None = None,
         poll_s: float = POLL_S,
     ) -> tuple[list[Answer], Reason | None]:
-        """Run a task on the ranks that ``bodies`` names and wait until each is through.
+        """Run a task on the ranks that are keys of ``bodies`` and wait until it has ended on each.
 
-        Never waits for a rank that cannot finish: when one raises or dies, or ``presses()`` (the user's interrupts
-        so far) goes up, the others are stopped, by force in the end. Returns the answers in the order in which they
-        came and why the request was stopped early, if it was. With ``finishes`` ranks are told to end their step, and
-        may save, before they are interrupted. What is asked for by ``wishes`` is done after a step of all ranks.
+        When a rank raises or dies, or ``num_interrupts()`` (the number of the user's interrupts so far) increases, the
+        others are stopped, by SIGKILL in the end: the call never waits for a rank that cannot finish. With
+        ``finishes`` ranks may first end their step and save. Actions from ``wishes`` run after the same step of all
+        ranks. ``payloads`` go to each rank and stay the caller's.
+
+        Returns the answers in the order of their arrival, and why the request was stopped early, or None.
         """
-        self.wait_ready(presses)
+        self.wait_ready(num_interrupts)
         self._state = move(self._state, "busy")
         self._number += 1
         ladder = Ladder(self._engine, self._number, self.size, finishes)
         doctor = HangDoctor(
-            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line}, ())
+            self._engine, self._number, self.size, lambda rank, line: listener.noted(rank, HANG, {"line": line})
         )
         steersman = Steersman(self._engine, self._number, Wishes() if wishes is None else wishes)
         answers: list[Answer] = []
@@ -149,21 +158,21 @@ class Pool:
         unsent = {
             rank
             for rank, body in bodies.items()
-            if not self._engine.send(rank, Request(self._number, task, body), descriptors)
+            if not self._engine.send(rank, Request(self._number, task, body), payloads)
         }
         started = time.monotonic()
         deadline = None if timeout_s is None else started + timeout_s
         while waiting:
             arrivals = self._engine.poll(poll_s)
             if unsent and time.monotonic() - started > GONE_PATIENCE_S:
-                # A rank that is gone is told by its `Ended`, unless that has been heard before.
+                # The engine reports a rank that is gone by `Ended`, unless it did so before this request.
                 arrivals += [Ended(rank, -signal.SIGKILL) for rank in unsent & waiting]
                 unsent = set()
             for arrival in arrivals:
                 if isinstance(arrival, Seen):
                     doctor.seen(arrival)
                     continue
-                if isinstance(arrival, Arrived) and _is_for(ladder, doctor, steersman, arrival, self._number):
+                if isinstance(arrival, Arrived) and _dispatch(ladder, doctor, steersman, arrival, self._number):
                     continue
                 doctor.heard()
                 answer = self._take(arrival, listener, waiting, ladder.killed)
@@ -183,25 +192,25 @@ class Pool:
                         ladder.stuck()
                 else:
                     steersman.give_up()
-                ladder.climb(waiting, presses(), timed_out=deadline is not None and time.monotonic() > deadline)
+                ladder.climb(waiting, num_interrupts(), timed_out=deadline is not None and time.monotonic() > deadline)
         steersman.close()
-        self._mend(
+        self._repair(
             {answer.rank for answer in answers if answer.outcome == "died"}, left_the_group=ladder.left_the_group
         )
         return answers, ladder.reason
 
     def look_around(self) -> set[int]:
-        """Find ranks that ended since the last request and start fresh ones; returns them, all if the pool failed."""
+        """Replace ranks that ended since the last request; return them, or all ranks if the pool has failed."""
         everyone = set(range(self.size))
-        if self._state == "failed" or not self._is_back():
+        if self._state == "failed" or not self._await_replaced():
             return everyone
         dead = {arrival.rank for arrival in self._engine.poll(0) if isinstance(arrival, Ended)}
         if dead:
-            self._mend(dead, left_the_group=False)
-        return everyone if self._state == "failed" or not self._is_back() else dead
+            self._repair(dead, left_the_group=False)
+        return everyone if self._state == "failed" or not self._await_replaced() else dead
 
-    def _is_back(self) -> bool:
-        """Wait for ranks that are being replaced; False when they cannot be."""
+    def _await_replaced(self) -> bool:
+        """Wait for ranks that are being replaced; return False when that fails."""
         try:
             self.wait_ready()
         except PoolError:
@@ -209,11 +218,11 @@ class Pool:
         return True
 
     def retire(self) -> None:
-        """Stop using the engine, which goes on to serve another pool."""
+        """Stop using the engine, which another pool may use then."""
         self._state = move(self._state, "closed")
 
     def close(self) -> None:
-        """End the workers and the engine; closing twice is harmless."""
+        """End the workers and the engine; a second call does nothing."""
         self.retire()
         self._engine.stop()
 
@@ -224,25 +233,27 @@ class Pool:
             listener.measured(arrival.events)
         elif isinstance(arrival, Ended):
             waiting.discard(arrival.rank)
-            told = {"code": arrival.code, "killed": arrival.rank in killed, "stack": arrival.stack}
-            return Answer(arrival.rank, "died", {**told, "killed_for": arrival.killed_for})
+            killed_by_us = arrival.rank in killed
+            death = {"code": arrival.code, "killed": killed_by_us, "stack": arrival.stack}
+            return Answer(arrival.rank, "died", {**death, "killed_for": arrival.killed_for})
         elif isinstance(arrival, Arrived):
             record = arrival.record
             if isinstance(record, Note):
-                listener.noted(arrival.rank, record.topic, record.body, arrival.descriptors)
+                listener.noted(arrival.rank, record.topic, record.body)
             elif isinstance(record, Reply) and record.number == self._number:
                 waiting.discard(arrival.rank)
-                return Answer(arrival.rank, record.outcome, record.body, arrival.descriptors)
+                return Answer(arrival.rank, record.outcome, record.body, arrival.payloads)
+            close_all(arrival.payloads.values())
         return None
 
-    def _mend(self, dead: Collection[int], *, left_the_group: bool) -> None:
-        """Start what is missing and have every rank open a new process group; the next request waits for it."""
+    def _repair(self, dead: Collection[int], *, left_the_group: bool) -> None:
+        """Replace dead ranks and make every rank open a new process group; the next request waits for that."""
         if not dead and not left_the_group:
             self._state = move(self._state, "ready")
             return
         self._state = move(self._state, "starting")
         try:
-            store = self._engine.replace(sorted(dead))
+            payloads = self._engine.replace(sorted(dead))
         except PoolError:
             self._state = move(self._state, "failed")
             return
@@ -250,35 +261,34 @@ class Pool:
         self._starting = set(dead)
         self._reopening = set(range(self.size)) - set(dead)
         for rank in sorted(self._reopening):
-            self._engine.send(rank, Request(self._number, "reopen"), [store])
+            self._engine.send(rank, Request(self._number, "reopen"), payloads)
 
-    def _note_start(self, arrival: Arrival, words: list[bytes]) -> None:
+    def _note_start(self, arrival: Arrival, output: list[bytes]) -> None:
         if isinstance(arrival, Printed):
-            words.append(arrival.data)
+            output.append(arrival.data)
         elif isinstance(arrival, Ended):
             if arrival.reason:
-                self._fail(f"rank {arrival.rank} {arrival.reason}", words)
-            self._note_end_while_starting(arrival.rank, words)
+                self._fail(f"rank {arrival.rank} {arrival.reason}", output)
+            self._note_end_while_starting(arrival.rank, output)
         elif self._ending:
-            pass  # what ranks say that are about to be ended counts no more
+            pass  # reports of ranks that are being ended do not count
         elif isinstance(arrival, Arrived) and isinstance(arrival.record, WorkerReady):
             self._starting.discard(arrival.rank)
         elif isinstance(arrival, Arrived) and isinstance(arrival.record, Reply):
             if arrival.record.number != self._number:
                 return
             if arrival.record.outcome != "done":
-                self._fail(f"rank {arrival.rank} could not rejoin: {arrival.record.body}", words)
+                self._fail(f"rank {arrival.rank} could not rejoin: {arrival.record.body}", output)
             self._reopening.discard(arrival.rank)
         if isinstance(arrival, Arrived):
-            for descriptor in arrival.descriptors:
-                os.close(descriptor)
+            close_all(arrival.payloads.values())
 
-    def _note_end_while_starting(self, rank: int, words: list[bytes]) -> None:
-        """A rank that goes away now leaves the others waiting for it: end them all and start all anew."""
+    def _note_end_while_starting(self, rank: int, output: list[bytes]) -> None:
+        """End all ranks and start all again: the others would wait for the one that ended."""
         if not self._ending:
             self._num_restarts += 1
             if self._num_restarts > MAX_RESTARTS:
-                self._fail(f"rank {rank} ended while starting, {self._num_restarts} times in a row", words)
+                self._fail(f"rank {rank} ended while starting, {self._num_restarts} times in a row", output)
             self._ending = set(range(self.size))
             self._starting, self._reopening = set(), set()
             for other in self._ending - {rank}:
@@ -288,27 +298,27 @@ class Pool:
             self._engine.replace(range(self.size))
             self._starting = set(range(self.size))
 
-    def _fail(self, what: str, words: list[bytes]) -> None:
+    def _fail(self, what: str, output: list[bytes]) -> None:
         self._state = move(self._state, "failed")
-        tail = b"".join(words)[-4000:].decode(errors="replace")
+        tail = b"".join(output)[-4000:].decode(errors="replace")
         raise PoolError(f"{what}; run `%accelerate restart` to start over. Its last output:\n{tail}")
 
 
-def _is_for(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival: Arrived, number: int) -> bool:
-    """Give ladder, doctor and steersman what a rank says to them, and return whether it was that."""
+def _dispatch(ladder: Ladder, doctor: HangDoctor, steersman: Steersman, arrival: Arrived, number: int) -> bool:
+    """Pass a record on to the part of the waiting loop that it is for; return whether it was for one of them."""
     record = arrival.record
-    if not isinstance(record, Note) or record.topic not in (STOPPED, FINISHING, PLACE, STEERING, STEERED):
+    if not isinstance(record, Stopped | FinishAnswer | PositionReport | StepCount | ActionDone):
         return False
     if record.number != number:
         return True
-    if record.topic == STOPPED:
+    if isinstance(record, Stopped):
         ladder.stopped(arrival.rank)
-    elif record.topic == STEERING:
-        steersman.answered(arrival.rank, record.body)
-    elif record.topic == STEERED:
-        steersman.done(arrival.rank, record.body)
-    elif record.topic == FINISHING:
-        ladder.answered_finish(arrival.rank, bool(record.body.get("will")))
+    elif isinstance(record, StepCount):
+        steersman.answered(arrival.rank, record)
+    elif isinstance(record, ActionDone):
+        steersman.done(arrival.rank, record)
+    elif isinstance(record, FinishAnswer):
+        ladder.answered_finish(arrival.rank, record.will)
     else:
-        doctor.answered(arrival.rank, record.body)
+        doctor.answered(arrival.rank, record.position)
     return True

@@ -1,4 +1,4 @@
-"""The states of a pool and the legal moves between them."""
+"""The states of a pool and the legal transitions between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOVES: dict[State, frozenset[State]] = {
 
 
 def move(current: State, target: State) -> State:
-    """Return ``target`` if a pool may go there from ``current``; raises IllegalTransition otherwise."""
+    """Return ``target`` if the transition from ``current`` is legal; raise IllegalTransition otherwise."""
     if target not in _MOVES[current]:
         raise IllegalTransition(
             f"a pool that is {current!r} cannot become {target!r}; it can become {', '.join(sorted(_MOVES[current]))}"

@@ -5,7 +5,9 @@ from __future__ import annotations
 import traceback
 from typing import Any
 
-from accel_nb.pool.local.worker import Handled, Worker
+from accel_nb.pool.local.worker import Worker
+from accel_nb.pool.payload import Payloads
+from accel_nb.pool.program import TaskResult
 from accel_nb.selftest.checks import CHECKS
 
 
@@ -15,14 +17,14 @@ class CheckProgram:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
 
-    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+    def handle(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
         """Run the check on this rank."""
         try:
             with self._worker.interruptible():
                 detail = CHECKS[body["name"]](self._worker.world, lambda: self._worker.note("waiting", {}))
         except KeyboardInterrupt:
-            return Handled("interrupted", {})
-        return Handled("done", {"detail": detail})
+            return TaskResult("interrupted", {})
+        return TaskResult("done", {"detail": detail})
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         """Return the error's message, and where it was raised."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -93,9 +92,7 @@ class _Listener:
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         self.text += data
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         self.num_waiting += topic == "waiting"
 
     def measured(self, events: Sequence[Event]) -> None:
@@ -166,7 +163,7 @@ def _run(pool: Pool, name: str, left_s: float) -> Row:
             "check",
             {rank: {"name": name} for rank in range(pool.size)},
             listener,
-            presses=lambda: int(is_interrupt and listener.num_waiting == pool.size),
+            num_interrupts=lambda: int(is_interrupt and listener.num_waiting == pool.size),
             timeout_s=left_s,
         )
         if is_interrupt:

@@ -88,7 +88,9 @@ def chaos(
         try:
             with limit():
                 run_code(
-                    pool, *codes, presses=lambda at=at, needed=needs_interrupt: int(needed and time.monotonic() > at)
+                    pool,
+                    *codes,
+                    num_interrupts=lambda at=at, needed=needs_interrupt: int(needed and time.monotonic() > at),
                 )
                 answers, reason = run_code(pool, REDUCE)
         except Wedged:

@@ -68,7 +68,7 @@ def test_one_rank_raises_while_the_other_waits_in_a_collective(pool):
 
 def test_interrupt_keeps_state_with_one_rank_asleep_and_one_in_a_collective(pool):
     run_code(pool, "kept = 5")
-    answers, reason = run_code(pool, "import threading; threading.Event().wait(100)", REDUCE, presses=after(0.2))
+    answers, reason = run_code(pool, "import threading; threading.Event().wait(100)", REDUCE, num_interrupts=after(0.2))
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} <= {"interrupted", "raised"}
     answers, _ = run_code(pool, "result = kept")
@@ -83,7 +83,9 @@ group = dist.new_group([0, 1])
 if worker.world.rank == 0:
     dist.all_reduce(torch.ones(1), group=group)
 """
-    answers, _ = run_code(pool, code + "else:\n    import threading; threading.Event().wait(100)", presses=after(0.3))
+    answers, _ = run_code(
+        pool, code + "else:\n    import threading; threading.Event().wait(100)", num_interrupts=after(0.3)
+    )
     assert len(answers) == 2
     assert not any(answer.outcome == "died" for answer in answers)
     assert results(pool) == HEALTHY
@@ -92,7 +94,7 @@ if worker.world.rank == 0:
 def test_mismatched_collectives_are_interrupted(pool):
     one = "import torch, torch.distributed as dist\ndist.all_reduce(torch.ones(1))"
     two = "import torch, torch.distributed as dist\ndist.barrier(); dist.broadcast(torch.ones(4), 0)"
-    answers, _ = run_code(pool, one, two, presses=after(0.3))
+    answers, _ = run_code(pool, one, two, num_interrupts=after(0.3))
     assert len(answers) == 2
     assert results(pool) == HEALTHY
 
@@ -110,7 +112,7 @@ FINISH = "told.wait(100)\nraise KeyboardInterrupt"
 
 def test_ranks_that_finish_by_themselves_keep_their_group(pool):
     run_code(pool, FINISHING.format(will=True))
-    answers, reason = run_code(pool, FINISH, presses=after(0.2), finishes=True)
+    answers, reason = run_code(pool, FINISH, num_interrupts=after(0.2), finishes=True)
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} == {"interrupted"}
     answers, _ = run_code(pool, "result = globals().get('reopened', 0) - before")
@@ -122,7 +124,11 @@ def test_a_rank_that_will_not_finish_is_interrupted_at_once(pool):
     run_code(pool, FINISHING.format(will="worker.world.rank == 0"))
     started = time.monotonic()
     answers, reason = run_code(
-        pool, "threading.Event().wait(100)", REDUCE + "threading.Event().wait(100)", presses=after(0.2), finishes=True
+        pool,
+        "threading.Event().wait(100)",
+        REDUCE + "threading.Event().wait(100)",
+        num_interrupts=after(0.2),
+        finishes=True,
     )
     assert reason == "interrupt"
     assert {answer.outcome for answer in answers} <= {"interrupted", "raised"}
@@ -134,7 +140,7 @@ def test_a_second_interrupt_does_not_wait_for_the_end_of_a_step(pool):
     run_code(pool, FINISHING.format(will=True))
     start = time.monotonic()
     answers, _ = run_code(
-        pool, "threading.Event().wait(100)", presses=lambda: int((time.monotonic() - start) / 0.3), finishes=True
+        pool, "threading.Event().wait(100)", num_interrupts=lambda: int((time.monotonic() - start) / 0.3), finishes=True
     )
     assert "done" not in {answer.outcome for answer in answers}
     assert results(pool) == HEALTHY
@@ -159,7 +165,7 @@ def test_an_interrupt_that_comes_before_the_user_code_is_not_lost(pool, tmp_path
 
     wait = f"import os, threading\nwhile not os.path.exists({str(ready)!r}):\n    threading.Event().wait(0.01)"
     body = {"before": wait, "code": "threading.Event().wait(100)"}
-    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), presses=presses)
+    answers, reason = pool.run("run", dict.fromkeys(range(2), body), Recorder(), num_interrupts=presses)
     assert (reason, [answer.outcome for answer in answers]) == ("interrupt", ["interrupted"] * 2)
     assert results(pool) == HEALTHY
 
@@ -172,14 +178,14 @@ def test_a_rank_that_dies_frees_another_that_is_getting_ready(pool):
 
 
 def test_endless_loop_is_interrupted(pool):
-    answers, _ = run_code(pool, "while True: pass", presses=after(0.1))
+    answers, _ = run_code(pool, "while True: pass", num_interrupts=after(0.1))
     assert {answer.outcome for answer in answers} == {"interrupted"}
 
 
 def test_a_rank_that_ignores_the_interrupt_is_killed_and_replaced(pool):
     deaf = "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\nwhile True: pass"
     presses = iter([0] * 6 + [1] * 4 + [2] * 10_000)
-    answers, reason = run_code(pool, deaf, "while True: pass", presses=lambda: next(presses))
+    answers, reason = run_code(pool, deaf, "while True: pass", num_interrupts=lambda: next(presses))
     assert reason == "interrupt"
     assert {answer.rank: answer.outcome for answer in answers} == {0: "died", 1: "interrupted"}
     assert results(pool) == HEALTHY
@@ -372,5 +378,5 @@ def test_an_interrupt_while_workers_start_gives_the_prompt_back():
     with running_pool(2) as (pool, _):
         run_code(pool, "import os; os._exit(1)", "pass")
         with pytest.raises(KeyboardInterrupt):
-            pool.wait_ready(presses=lambda: 1)
+            pool.wait_ready(num_interrupts=lambda: 1)
         assert pool.state == "failed"

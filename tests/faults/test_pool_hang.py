@@ -41,7 +41,7 @@ class Ear(Recorder):
 def hang(pool, *codes: str) -> tuple[int, str]:
     """Run codes of which one hangs; returns the first rank that was named, and the line."""
     ear = Ear()
-    run_code(pool, *codes, recorder=ear, presses=ear.presses)
+    run_code(pool, *codes, recorder=ear, num_interrupts=ear.presses)
     assert ear.lines, "no rank was named"
     assert results(pool) == HEALTHY
     return ear.lines[0]

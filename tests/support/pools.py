@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,9 +27,7 @@ class Recorder:
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         self.text[rank, stream] = self.text.get((rank, stream), b"") + data
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        for descriptor in descriptors:
-            os.close(descriptor)
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         self.notes.append((rank, topic, body))
 
     def measured(self, events: Sequence[Any]) -> None:

@@ -6,24 +6,31 @@ import errno
 import os
 from typing import Any
 
-from accel_nb.pool.local.worker import Handled, Worker
+from accel_nb.pool.local.worker import Worker
+from accel_nb.pool.payload import Payloads
+from accel_nb.pool.program import TaskResult
 
 
 class EvalProgram:
-    """Executes ``body["before"]``, which no interrupt reaches, then ``body["code"]``; answers with its ``result``."""
+    """Executes ``body["before"]``, which no interrupt reaches, then ``body["code"]``; answers with its ``result``.
+
+    The payloads of the request are ``received``; those in ``returned`` go with the reply.
+    """
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.names: dict[str, Any] = {"worker": worker}
 
-    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+    def handle(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
+        self.names["received"] = payloads
+        self.names.pop("returned", None)
         exec(body.get("before", ""), self.names)
         try:
             with self.worker.interruptible():
                 exec(body["code"], self.names)
         except KeyboardInterrupt:
-            return Handled("interrupted", {})
-        return Handled("done", {"result": self.names.get("result")})
+            return TaskResult("interrupted", {})
+        return TaskResult("done", {"result": self.names.get("result")}, self.names.get("returned", {}))
 
     def describe_error(self, error: BaseException) -> dict[str, Any]:
         return {"error": {"type": type(error).__name__, "message": str(error)}}

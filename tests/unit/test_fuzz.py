@@ -27,7 +27,7 @@ from accel_nb.errors import ConfigError, CorruptCheckpoint
 from accel_nb.forecast.header import read_safetensors
 from accel_nb.pool import messages
 from accel_nb.pool.channel import Channel, ChannelError
-from accel_nb.pool.local.arena import Parcel, ReturnArena
+from accel_nb.pool.local.shared_payloads import SharedBuffers, SharedRegion
 from accel_nb.runtime.process import serialization
 from accel_nb.runtime.safetensors_header import encode_header, read_header
 from accel_nb.telemetry.events import (
@@ -75,7 +75,8 @@ RECORDS = [
     messages.Reply(3, "raised", {"error": {"type": "ValueError", "traceback": ["a", "b"]}}),
     messages.Exited(1, 4711, -9),
     messages.Look(7, from_outside=True),
-    messages.Request(1, "run", {"source": "x", "parcel": {"stream_bytes": 3, "buffers": [[0, 3]]}}),
+    messages.StepCount(7, 1, 40),
+    messages.Request(1, "run", {"source": "x", "used": ["a", "b"]}),
     messages.ZygoteReady(1, 0.5, 1),
 ]
 
@@ -163,27 +164,27 @@ def test_a_ring_that_somebody_has_scribbled_on() -> None:
     os.close(descriptor)
 
 
-def test_tables_of_parcels() -> None:
-    parcel = Parcel.write(b"stream", [memoryview(b"x" * 100), memoryview(b"y" * 9)])
-    table = json.loads(json.dumps(parcel.table()))
+def test_tables_of_payloads() -> None:
+    payload = SharedBuffers.write(b"stream", [memoryview(b"x" * 100), memoryview(b"y" * 9)])
+    table = json.loads(json.dumps(payload.table()))
     for chance in rounds(4):
         try:
-            made = Parcel.from_table(parcel.descriptor, changed_value(table, chance))
+            made = SharedBuffers.from_table(payload.descriptor, changed_value(table, chance))
         except ValueError:
             continue
         stream, buffers = made.read()
-        assert len(stream) == made.stream_bytes
+        assert len(stream) == made.header_bytes
         assert [len(buffer) for buffer in buffers] == [size for _, size in made.buffers]
-    parcel.close()
+    payload.close()
 
 
 def test_memory_that_could_shrink_is_refused() -> None:
     descriptor = os.memfd_create("accel_nb_test")
     os.ftruncate(descriptor, 4096)
     with pytest.raises(ValueError, match="not sealed"):
-        Parcel.from_table(descriptor, {"stream_bytes": 1, "buffers": []})
+        SharedBuffers.from_table(descriptor, {"header_bytes": 1, "buffers": []})
     with pytest.raises(ValueError, match="not sealed"):
-        ReturnArena(descriptor)
+        SharedRegion(descriptor)
     os.close(descriptor)
 
 

@@ -7,25 +7,27 @@ from typing import Any
 import pytest
 
 from accel_nb.pool.control.hang_detection import AGAIN_S, HangDoctor
+from accel_nb.pool.messages import RankPosition
 
 
 class Engine:
     """Sends nothing anywhere."""
 
-    def send(self, rank: int, record: Any, descriptors: Any = (), *, urgent: bool = False) -> bool:
+    def send(self, rank: int, record: Any, payloads: Any = (), *, urgent: bool = False) -> bool:
         return True
 
 
-def place(**changes: Any) -> dict[str, Any]:
+def place(**changes: Any) -> RankPosition:
     """Where a rank stands that is inside of a collective of all ranks."""
-    return {
+    values: dict[str, Any] = {
         "file": "the cell", "line": 3, "text": "loss.backward()", "is_waiting": True, "is_open": True,
         "is_of_all": True, "has_ended": False, "group": "0", "sequence": 28, "operation": "all_reduce",
-        "sizes": [[3]], **changes,
+        "sizes": [[3]],
     }  # fmt: skip
+    return RankPosition(**values | changes)
 
 
-def ended(**changes: Any) -> dict[str, Any]:
+def ended(**changes: Any) -> RankPosition:
     return place(**{"has_ended": True, "is_open": False, "is_waiting": False, "sequence": 27, **changes})
 
 
@@ -54,7 +56,7 @@ def test_only_what_cannot_go_on_is_stuck(places, is_stuck, said):
         lambda rank, line: lines.append(line),
         clock=lambda: now[0],
     )
-    waiting = {rank for rank, where in enumerate(places) if not where["has_ended"]}
+    waiting = {rank for rank, where in enumerate(places) if not where.has_ended}
     for _ in range(6):
         now[0] += AGAIN_S + 0.01
         doctor.turn(waiting)

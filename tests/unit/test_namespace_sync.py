@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import threading
 
@@ -11,7 +12,7 @@ import torch
 from torch import nn
 
 from accel_nb.errors import ShippingError
-from accel_nb.pool.local.arena import COPY_BELOW, Parcel
+from accel_nb.pool.local.shared_payloads import COPY_BELOW, SharedBuffers, SharedPayloads
 from accel_nb.pool.sync.namespace_sync import Delivery, Ledger
 from accel_nb.pool.sync.result_transfer import Receiver, Returner, Snapshot
 
@@ -22,16 +23,16 @@ class Sides:
     def __init__(self) -> None:
         self.kernel: dict = {}
         self.worker: dict = {}
-        self.ledger, self.receiver, self.returner = Ledger(), Receiver(), Returner()
+        self.ledger, self.receiver, self.returner = Ledger(), Receiver(), Returner(SharedPayloads())
 
     def ship(self, *names: str) -> list[str]:
         """Send names and return those that were really sent."""
-        prepared = self.ledger.prepare(names, self.kernel)
-        if prepared.parcel is not None:
+        prepared = self.ledger.prepare(names, self.kernel, SharedPayloads())
+        if prepared.payload is not None:
             self.ledger.record(prepared.sent, self.kernel)
-            delivery, errors = Delivery.unpack(prepared.parcel, self.worker)
+            delivery, errors = Delivery.unpack(prepared.payload, self.worker)
             assert not errors | delivery.apply(self.worker)
-            prepared.parcel.close()
+            prepared.payload.close()
         return prepared.sent
 
     def snapshot(self, *used: str, rebound: tuple[str, ...] = ()) -> Snapshot:
@@ -39,11 +40,11 @@ class Sides:
 
     def bring_back(self, before: Snapshot, **options) -> dict[str, str]:
         """Return what the worker changed, and give the names that stayed there with the reasons."""
-        parcels = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
-        received = self.receiver.receive(parcels.body, parcels.descriptors, self.kernel)
+        packed = self.returner.collect(self.worker, before, hidden=lambda name, value: False, **options)
+        received = self.receiver.receive(json.loads(json.dumps(packed.record.to_body())), packed.payloads, self.kernel)
         self.ledger.record(received.paths, self.kernel)
         self.ledger.drop(received.removed)
-        return parcels.body["kept"] | received.failed
+        return received.kept | received.failed
 
     def close(self) -> None:
         self.returner.close()
@@ -192,9 +193,9 @@ def test_shared_memory_of_tensors_survives(sides):
 
 def test_a_small_window_does_not_drag_its_storage_along(sides):
     sides.kernel["window"] = torch.zeros(1_000_000)[:10]
-    parcel = sides.ledger.prepare(["window"], sides.kernel).parcel
-    assert sum(size for _, size in parcel.buffers) == 40
-    parcel.close()
+    payload = sides.ledger.prepare(["window"], sides.kernel, SharedPayloads()).payload
+    assert sum(size for _, size in payload.buffers) == 40
+    payload.close()
 
 
 def test_every_name_that_cannot_be_sent_is_told(sides):
@@ -207,23 +208,23 @@ def test_every_name_that_cannot_be_sent_is_told(sides):
 
 
 @pytest.mark.parametrize("size", [0, 100, COPY_BELOW * 2])
-def test_parcels_give_private_writable_buffers(size):
-    parcel = Parcel.write(b"stream", [memoryview(bytearray(b"a" * size))])
-    stream, [first] = parcel.read()
-    _, [second] = parcel.read()
+def test_payloads_give_private_writable_buffers(size):
+    payload = SharedBuffers.write(b"stream", [memoryview(bytearray(b"a" * size))])
+    stream, [first] = payload.read()
+    _, [second] = payload.read()
     assert bytes(stream) == b"stream"
     if size:
         first[0] = 98
         assert second[0] == 97
-    parcel.close()
+    payload.close()
 
 
 @pytest.mark.parametrize("table", [(10**9, []), (1, [(-1, 5)]), (1, [(0, 10**9)])])
 def test_tables_that_do_not_fit_are_refused(table):
-    parcel = Parcel.write(b"stream", [])
+    payload = SharedBuffers.write(b"stream", [])
     with pytest.raises(ValueError, match="does not fit"):
-        Parcel.from_table(parcel.descriptor, {"stream_bytes": table[0], "buffers": table[1]})
-    parcel.close()
+        SharedBuffers.from_table(payload.descriptor, {"header_bytes": table[0], "buffers": table[1]})
+    payload.close()
 
 
 def _fail(*_: object) -> None:
@@ -328,10 +329,10 @@ def test_functions_share_the_receiving_namespace():
     function.__module__ = "__main__"
     names["read"] = function
     ledger = Ledger()
-    parcel = ledger.prepare(["read"], names).parcel
+    payload = ledger.prepare(["read"], names, SharedPayloads()).payload
     arrived: dict = {}
-    Delivery.unpack(parcel, arrived)[0].apply(arrived)
-    parcel.close()
+    Delivery.unpack(payload, arrived)[0].apply(arrived)
+    payload.close()
     names["_accel_nb_rate"] = 5
     assert arrived["read"]() == 5
     del names["read"], names["_accel_nb_rate"]

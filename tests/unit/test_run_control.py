@@ -18,7 +18,7 @@ from accel_nb.accelerator.training.run_control import Steering, TrainingStopped,
 from accel_nb.notebook.magics import read_settings
 from accel_nb.notebook.session.run_controls import MAX_PER_SECOND, NO_FOLDER, Controls
 from accel_nb.pool.control.coordination import ANSWER_PATIENCE_S, MAX_WAITING, Steersman, Wish, Wishes
-from accel_nb.pool.messages import Decide, Steer
+from accel_nb.pool.messages import ActionDone, Decide, Steer, StepCount
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.actions import (
     Inspect,
@@ -122,7 +122,9 @@ class Rank:
 
     def __init__(self, crew: Crew, rank: int) -> None:
         self.done: list[tuple[int, int]] = []
-        self.steering = Steering(lambda wish, step, text: crew.steersman.done(rank, {"wish": wish, "step": step}), str)
+        self.steering = Steering(
+            lambda wish, step, text: crew.steersman.done(rank, ActionDone(1, wish, step, text)), str
+        )
         self.num_steps = 0
 
     def do(self, action: Any) -> str:
@@ -149,13 +151,13 @@ class Crew:
         self.steersman = Steersman(self, 1, self.wishes)  # type: ignore[arg-type]
         self.ranks = [Rank(self, rank) for rank in range(size)]
         self.silent: set[int] = set()
-        self.answers: list[tuple[int, dict[str, Any]]] = []
+        self.answers: list[tuple[int, StepCount]] = []
 
     def send(self, rank: int, record: Any, *, urgent: bool) -> bool:
         assert urgent
         if isinstance(record, Steer) and rank not in self.silent:
             at = self.ranks[rank].steering.propose(record.wish, read_action(record.action))
-            self.answers.append((rank, {"wish": record.wish, "at": at}))
+            self.answers.append((rank, StepCount(1, record.wish, at)))
         elif isinstance(record, Decide):
             self.ranks[rank].steering.decide(record.wish, record.at)
         return True
@@ -163,8 +165,8 @@ class Crew:
     def turn(self) -> None:
         self.steersman.turn(set(range(len(self.ranks))))
         answers, self.answers = self.answers, []
-        for rank, body in answers:
-            self.steersman.answered(rank, body)
+        for rank, answer in answers:
+            self.steersman.answered(rank, answer)
 
 
 def test_all_ranks_do_it_after_the_same_step_wherever_they_are():
@@ -201,7 +203,7 @@ def test_a_rank_that_does_not_answer_holds_nobody_for_long():
     crew.turn()
     assert not crew.ranks[0].steering.is_pending
     assert wish.text == "not done: rank 1 did not answer within 2 s"
-    crew.steersman.answered(1, {"wish": 1, "at": 5})  # it comes too late
+    crew.steersman.answered(1, StepCount(1, 1, 5))  # it comes too late
     assert not crew.ranks[0].steering.is_pending
 
 
@@ -221,7 +223,7 @@ def test_a_rank_whose_cell_has_not_begun_is_asked_again():
     crew.silent.add(1)
     crew.wishes.ask(wish := Wish(to_message(SetInterval(2))))
     crew.turn()
-    crew.steersman.answered(1, {"wish": 1, "at": None})
+    crew.steersman.answered(1, StepCount(1, 1, None))
     assert not crew.ranks[0].steering.is_pending, "nobody is held meanwhile"
     crew.silent.clear()
     now[0] = 1.0

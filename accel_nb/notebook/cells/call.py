@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.errors import ShippingError
-from accel_nb.pool.local.arena import Parcel
+from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S
 from accel_nb.pool.sync.pickling import SharedId, dump, load
+
+RESULT = "result"
+"""Name of the payload that holds what a call returned."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +53,15 @@ class Call:
         return ""
 
 
-def pack_result(value: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId], rank: int) -> Parcel:
+def pack_result(
+    value: Any, namespace: dict[str, Any], shared: Mapping[int, SharedId], payloads: PayloadFactory, rank: int
+) -> BufferPayload:
     """Serialize the value that a rank's call returned; objects that the notebook shares become references to them.
 
     Raise ShippingError if the value cannot be copied.
     """
     try:
-        return Parcel.write(*dump(value, namespace=namespace, shared=shared))
+        return payloads.write(*dump(value, namespace=namespace, shared=shared))
     except Exception as error:  # a value's own reduction may raise anything
         kind = f"{type(value).__module__}.{type(value).__qualname__}"
         raise ShippingError(
@@ -66,7 +71,7 @@ def pack_result(value: Any, namespace: dict[str, Any], shared: Mapping[int, Shar
         ) from None
 
 
-def read_result(descriptor: int, table: dict[str, Any], namespace: dict[str, Any]) -> Any:
+def read_result(payload: BufferPayload, namespace: dict[str, Any]) -> Any:
     """Deserialize the value that a rank's call returned."""
-    stream, buffers = Parcel.from_table(descriptor, table).read()
+    stream, buffers = payload.read()
     return load(stream, buffers, namespace=namespace)

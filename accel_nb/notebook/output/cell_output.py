@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import time
@@ -88,10 +87,8 @@ class CellOutput:
         if time.monotonic() - self._flushed_at > FLUSH_S:
             self._flush()
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Show a rank's rich output, or process an event."""
-        for descriptor in descriptors:
-            os.close(descriptor)
         if topic == HANG:
             self._ensure_receipt()
             self._flush()

@@ -148,9 +148,9 @@ class PlacedOutput:
         """Forward text that a rank wrote."""
         self._run_in_cell(self._output.printed, rank, stream, data)
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
         """Forward a note."""
-        self._run_in_cell(self._output.noted, rank, topic, body, descriptors)
+        self._run_in_cell(self._output.noted, rank, topic, body)
 
     def measured(self, events: Sequence[Event]) -> None:
         """Forward measurements."""

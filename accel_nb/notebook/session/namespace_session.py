@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,10 +17,11 @@ from accel_nb.notebook.session.environment_sync import Surroundings, compiler_fl
 from accel_nb.notebook.session.module_sync import ImportedModules
 from accel_nb.notebook.session.run_state import Cell, Shipment
 from accel_nb.pool.control.stop_escalation import Answer
+from accel_nb.pool.payload import MemoryPayloads, close_all
 from accel_nb.pool.pool import POLL_S, Pool
 from accel_nb.pool.sync.namespace_sync import Ledger, referred_names
 from accel_nb.pool.sync.object_paths import root_of
-from accel_nb.pool.sync.result_transfer import Receiver
+from accel_nb.pool.sync.result_transfer import CHANGES, Receiver
 
 
 @dataclass(slots=True)
@@ -58,9 +59,7 @@ class Exchange:
 
     def require_sendable(self, names: Iterable[str]) -> None:
         """Raise ShippingError, with the reason, if a value cannot be sent."""
-        parcel = Ledger().prepare(names, self.namespace).parcel
-        if parcel is not None:
-            parcel.close()
+        Ledger().prepare(names, self.namespace, MemoryPayloads())
 
     def send_anew(self, names: Collection[str]) -> None:
         """Mark names to be sent again with the next cell that uses them."""
@@ -97,8 +96,8 @@ class Exchange:
         reloaded = self._modules.changed()
         if reloaded:
             self._ledger.forget(self._ledger.names())  # the workers' objects are of the old versions of the modules
-        prepared = self._ledger.prepare(needed, self.namespace, rng=states, optional=names.spare)
-        parcel, sent = prepared.parcel, prepared.sent
+        prepared = self._ledger.prepare(needed, self.namespace, pool.payloads, rng=states, optional=names.spare)
+        payloads = {} if prepared.payload is None else {CHANGES: prepared.payload}
         settings = self._surroundings.settings()
         chosen = resolved.config.ranks or range(pool.size)
         body = {
@@ -114,7 +113,6 @@ class Exchange:
             "tells_ranks_apart": names.tells_ranks_apart,
             "sources": self._surroundings.sources(notebook_codes(self.namespace[name] for name in needed)),
             "is_empty": names.is_empty,
-            "parcel": None if parcel is None else parcel.table(),
             "config": resolved.to_json(),
             "cwd": os.getcwd(),
             "rng": digest,
@@ -128,15 +126,15 @@ class Exchange:
             "is_partial": len(chosen) < pool.size,
             "has_lost_ranks": self._has_lost_ranks,
         }
-        self._ledger.record(sent, self.namespace)  # nothing raises from here on: what is recorded is sent
+        self._ledger.record(prepared.sent, self.namespace)  # nothing raises from here on: what is recorded is sent
         body["shared"] = self.shared_names
         # Every rank receives the values, even if the cell runs on some only, so that all have the same afterwards.
-        ranks = range(pool.size) if parcel is not None or reloaded or settings else chosen
+        ranks = range(pool.size) if payloads or reloaded or settings else chosen
         bodies = {rank: {**body, "is_idle": rank not in chosen} for rank in ranks}
         poll_s = POLL_S if cell.call is None else min(POLL_S, cell.call.poll_s)
         lines = [f"left out: {problem}" for problem in prepared.left_out.values()]
         unreturned = () if resolved.config.bring_back else names.bound
-        return Shipment(pool, bodies, sent, prepared.removed, unreturned, parcel, poll_s), lines
+        return Shipment(pool, bodies, prepared.sent, prepared.removed, unreturned, payloads, poll_s), lines
 
     def note_delivered(self, shipment: Shipment, answers: Collection[Answer]) -> None:
         """Record that the workers have answered a packed cell."""
@@ -162,11 +160,9 @@ class Exchange:
         for answer in answers:
             returned = answer.body.get("returned")
             if returned is None:
-                for descriptor in answer.descriptors:
-                    with suppress(OSError):
-                        os.close(descriptor)
+                close_all(answer.payloads.values())
                 continue
-            received = self._receiver.receive(returned, answer.descriptors, self.namespace)
+            received = self._receiver.receive(returned, answer.payloads, self.namespace)
             names = received.paths
             self._ledger.record(names, self.namespace)
             self._ledger.drop(received.removed)
@@ -175,7 +171,7 @@ class Exchange:
                 came |= arrived
             self.kept = {name: why for name, why in self.kept.items() if name.partition(".")[0] not in arrived}
             reasons: dict[str, str] = {}
-            for name, reason in (returned["kept"] | received.failed).items():
+            for name, reason in (received.kept | received.failed).items():
                 if name not in names and name.isidentifier():
                     self._ledger.record_only_there(name, self.namespace)
                 if reason:

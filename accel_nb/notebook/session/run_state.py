@@ -14,7 +14,7 @@ from accel_nb.notebook.cells.cell_analysis import CellNames
 from accel_nb.notebook.output.cell_output import CellOutput
 from accel_nb.notebook.session.run_controls import Controls
 from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.local.arena import Parcel
+from accel_nb.pool.payload import Payload
 from accel_nb.pool.pool import POLL_S, Pool
 
 RunStatus = Literal["running", "done", "interrupted", "failed"]
@@ -42,7 +42,7 @@ class Shipment:
     """Names that are deleted on the workers."""
     unreturned: tuple[str, ...]
     """Names that the cell binds and that are not returned to the notebook."""
-    parcel: Parcel | None
+    payloads: Mapping[str, Payload]
     poll_s: float = POLL_S
 
 

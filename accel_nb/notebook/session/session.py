@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 
 from accel_nb.config import Layer, Resolved, resolve
 from accel_nb.errors import PoolError, UnknownNameError
-from accel_nb.notebook.cells.call import read_result
+from accel_nb.notebook.cells.call import RESULT, read_result
 from accel_nb.notebook.cells.cell_analysis import read_cell
 from accel_nb.notebook.output.cell_output import make_output
 from accel_nb.notebook.output.rank_logs import RankLog
@@ -29,17 +28,16 @@ from accel_nb.notebook.session.run_state import Cell, Running, Shipment, status_
 from accel_nb.pool.control.coordination import Wishes
 from accel_nb.pool.control.stop_escalation import Answer, Reason
 from accel_nb.pool.device_assignment import Claims
-from accel_nb.pool.engine import WorkerSpec
-from accel_nb.pool.local.engine import LocalEngine
+from accel_nb.pool.engine import Engine, WorkerSpec
+from accel_nb.pool.payload import NO_PAYLOADS, BufferPayload, Payloads, close_all, find_payload
 from accel_nb.pool.pool import POLL_S, START_PATIENCE_S, Listener, Pool
 from accel_nb.pool.sync.object_paths import root_of
 from accel_nb.telemetry.metrics import Exporters
 from accel_nb.ui.panel import Panel
 from accel_nb.ui.run_comparison import EarlierRuns
 
-PROGRAM = "accel_nb.notebook.worker.program:CellProgram"
-PRELOAD = ("torch._dynamo", "accel_nb.notebook.worker.program:warm")
-"""Modules that the zygote loads before workers are forked; constructing a torch optimizer imports the first."""
+EngineFactory = Callable[[Mapping[str, str]], Engine]
+"""Makes the engine of a session; takes environment variables that its workers have in place of the notebook's."""
 
 
 @dataclass(slots=True)
@@ -59,6 +57,7 @@ class Session:
     """The engine and the pool of one kernel. No process starts before `warm_up` or the first cell."""
 
     namespace: dict[str, Any]
+    make_engine: EngineFactory
     hidden_names: Collection[str] = ()
     logs: dict[int, RankLog] = field(default_factory=dict)
     on_change: Callable[[], None] = lambda: None
@@ -79,7 +78,7 @@ class Session:
     """Exporters of metrics to monitoring systems."""
     earlier: EarlierRuns = field(default_factory=EarlierRuns)
     """Earlier runs, for comparison on the panel."""
-    _engine: LocalEngine | None = None
+    _engine: Engine | None = None
     _pool: Pool | None = None
     _last_cell_s: float | None = None
     _has_pending_sigterm: bool = False
@@ -111,7 +110,7 @@ class Session:
     def warm_up(self) -> None:
         """Start the zygote in the background. Returns at once."""
         if self._engine is None:
-            self._engine = LocalEngine(PROGRAM, preload=PRELOAD, overrides=self.overrides)
+            self._engine = self.make_engine(self.overrides)
 
     def run(
         self,
@@ -298,10 +297,9 @@ class Session:
             try:
                 with counted_interrupts():  # an interrupt here would leave partly copied weights in the notebook
                     running.lines += self.exchange.take_in(answers)
-                    returned = [read_result(*results[rank], self.namespace) for rank in sorted(results)]
+                    returned = [read_result(results[rank], self.namespace) for rank in sorted(results)]
             finally:
-                for descriptor, _ in results.values():
-                    os.close(descriptor)
+                close_all(results.values())
             self._forget_if_died(answers)
             status = status_of(error)
         finally:
@@ -371,13 +369,13 @@ class Session:
 
     def status(self) -> Status:
         """Return the state of the pool at the last poll. Thread-safe."""
-        engine, pool = self._engine, self._pool
-        state = pool.state if pool else "not started" if engine is None else "warm" if engine.is_warm else "warming up"
+        pool, facts = self._pool, None if self._engine is None else self._engine.facts()
+        state = pool.state if pool else "not started" if facts is None else "warm" if facts.is_warm else "warming up"
         return Status(
             state=state,
             specs=pool.specs if pool else (),
-            pids=engine.pids if engine and pool else {},
-            zygote_pid=engine.zygote_pid if engine else None,
+            pids=dict(facts.pids) if facts and pool else {},
+            zygote_pid=facts.zygote_pid if facts else None,
             kept=dict(self.exchange.kept),
             last_cell_s=self._last_cell_s,
         )
@@ -419,16 +417,16 @@ class Session:
         lines = running.lines
         pool = self._pool_for(specs, START_PATIENCE_S if cell.call is None else cell.call.patience_s)
         assert self._engine is not None
-        started_with = self._engine.variables
-        if self._engine.num_threads > 1:
+        facts = self._engine.facts()
+        if facts.num_threads > 1:
             lines.append(
-                f"the process that workers are forked from runs {self._engine.num_threads} threads, so workers may "
-                "hang: a module that Python imports at start-up (sitecustomize, a .pth file) starts threads"
+                f"the process that workers are forked from runs {facts.num_threads} threads: workers may hang; "
+                "something that Python loads at its start makes threads"
             )
-        if sees_other_gpus(started_with):
+        if sees_other_gpus(facts.variables):
             lines.append(f"{GPU_VARIABLE} was changed after the workers started: `%accelerate restart` applies it")
         resolved.check_world(pool.size)
-        shipment, left_out = self.exchange.pack(cell, running.names, resolved, pool, started_with)
+        shipment, left_out = self.exchange.pack(cell, running.names, resolved, pool, facts.variables)
         lines += left_out
         return shipment
 
@@ -436,14 +434,13 @@ class Session:
         self, shipment: Shipment, running: Running, listener: Listener, *, saves: bool
     ) -> tuple[list[Answer], Reason | None]:
         """Run a packed cell on the workers. Reads and changes none of the notebook's names."""
-        parcel = shipment.parcel
         try:
             answers, reason = self._request(
                 shipment.pool,
                 "run",
                 shipment.bodies,
                 listener,
-                descriptors=[] if parcel is None else [parcel.descriptor],
+                payloads=shipment.payloads,
                 timeout_s=running.config.timeout,
                 finishes=saves,
                 wishes=running.controls.wishes,
@@ -455,8 +452,7 @@ class Session:
             self.exchange.note_lost(shipment)
             raise
         finally:
-            if parcel is not None:
-                parcel.close()
+            close_all(shipment.payloads.values())
 
     def _request(
         self,
@@ -465,7 +461,7 @@ class Session:
         bodies: Mapping[int, dict[str, Any]],
         listener: Listener,
         *,
-        descriptors: Sequence[int] = (),
+        payloads: Payloads = NO_PAYLOADS,
         timeout_s: float | None = None,
         finishes: bool = False,
         wishes: Wishes | None = None,
@@ -477,8 +473,8 @@ class Session:
                 task,
                 bodies,
                 listener,
-                descriptors=descriptors,
-                presses=lambda: interrupts.count + asked.num_interrupts,
+                payloads=payloads,
+                num_interrupts=lambda: interrupts.count + asked.num_interrupts,
                 timeout_s=timeout_s,
                 finishes=finishes,
                 wishes=asked,
@@ -507,7 +503,7 @@ class Session:
                 self._pool = None
                 self.exchange.forget()
         if self._pool is None:
-            if self._engine is not None and sees_other_gpus(self._engine.variables):
+            if self._engine is not None and sees_other_gpus(self._engine.facts().variables):
                 self.stop()
             self.warm_up()
             assert self._engine is not None
@@ -548,17 +544,14 @@ def _describe_busy(background: BackgroundRun) -> str:
     )
 
 
-def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, tuple[int, dict[str, Any]]]]:
-    """Split the results of a call off the answers: a file descriptor and a table by rank.
-
-    The caller closes the descriptors.
-    """
-    results: dict[int, tuple[int, dict[str, Any]]] = {}
+def _split_results(answers: list[Answer]) -> tuple[list[Answer], dict[int, BufferPayload]]:
+    """Split the results of a call off the answers, by rank; the caller closes them."""
+    results: dict[int, BufferPayload] = {}
     for index, answer in enumerate(answers):
-        if (table := answer.body.get("result")) is not None:
-            *others, descriptor = answer.descriptors
-            results[answer.rank] = descriptor, table
-            answers[index] = replace(answer, descriptors=tuple(others))
+        if (payload := find_payload(answer.payloads, RESULT, BufferPayload)) is not None:
+            results[answer.rank] = payload
+            others = {name: other for name, other in answer.payloads.items() if name != RESULT}
+            answers[index] = replace(answer, payloads=others)
     return answers, results
 
 
@@ -566,10 +559,9 @@ def _without_returns(answers: Iterable[Answer]) -> list[Answer]:
     """Return the answers without the values that ranks sent, so that the notebook keeps its own."""
     kept: list[Answer] = []
     for answer in answers:
-        for descriptor in answer.descriptors:
-            os.close(descriptor)
+        close_all(answer.payloads.values())
         body = {name: value for name, value in answer.body.items() if name != "returned"}
-        kept.append(replace(answer, body=body, descriptors=()))
+        kept.append(replace(answer, body=body, payloads={}))
     return kept
 
 
@@ -579,10 +571,8 @@ class _SilentListener:
     def printed(self, rank: int, stream: str, data: bytes) -> None:
         """Ignore it."""
 
-    def noted(self, rank: int, topic: str, body: dict[str, Any], descriptors: tuple[int, ...]) -> None:
-        """Close the descriptors that came with the note."""
-        for descriptor in descriptors:
-            os.close(descriptor)
+    def noted(self, rank: int, topic: str, body: dict[str, Any]) -> None:
+        """Ignore it."""
 
     def measured(self, events: Sequence[Any]) -> None:
         """Ignore it."""

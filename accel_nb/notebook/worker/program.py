@@ -30,17 +30,18 @@ from accel_nb.accelerator.training.run_control import (
 )
 from accel_nb.config import Resolved, resolve, using_layers
 from accel_nb.errors import AccelNbError, ShippingError, UnknownNameError
-from accel_nb.notebook.cells.call import pack_result
+from accel_nb.notebook.cells.call import RESULT, pack_result
 from accel_nb.notebook.session.environment_sync import FUTURE_FLAGS
 from accel_nb.notebook.session.module_sync import LoadedModules, Reload
 from accel_nb.notebook.session.process_settings import apply_settings
 from accel_nb.notebook.worker.shell import OWN, make_shell, note_left_out, short_tracebacks, without_frames
-from accel_nb.pool.local.arena import Parcel
-from accel_nb.pool.local.worker import Handled, Worker
+from accel_nb.pool.local.worker import Worker
+from accel_nb.pool.payload import BufferPayload, MemoryPayloads, Payload, Payloads, find_payload
+from accel_nb.pool.program import TaskResult
 from accel_nb.pool.sync import pickling
 from accel_nb.pool.sync.namespace_sync import Delivery, describe_failures
 from accel_nb.pool.sync.object_paths import root_of
-from accel_nb.pool.sync.result_transfer import Parcels, Returner, Snapshot
+from accel_nb.pool.sync.result_transfer import CHANGES, PackedReturn, Returner, Snapshot
 from accel_nb.runtime.devices.registry import device_type
 from accel_nb.runtime.distributed import sharded
 from accel_nb.runtime.distributed.communicator import LocalComm, TorchComm
@@ -63,7 +64,7 @@ class CellProgram:
         self._shell = make_shell(self._show)
         self._namespace: dict[str, Any] = self._shell.user_ns
         self._ignored = frozenset(self._namespace)
-        self._returner = Returner()
+        self._returner = Returner(worker.payloads)
         self._steering = Steering(worker.tell_steered, self._describe_name, self._map_memory)
         self._accelerators: dict[str, tuple[Resolved, Accelerator]] = {}
         self._options: tuple[str, Resolved] | None = None
@@ -80,11 +81,11 @@ class CellProgram:
         self._lines: list[str] = []
         self._result: Any = None
 
-    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
+    def handle(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
         """Execute one task: ``run`` a cell or a call, or ``pull`` names."""
         if task == "run":
             try:
-                return self._run(body, descriptors)
+                return self._run(body, payloads)
             finally:
                 if body["call"] is not None:
                     self._namespace.pop(body["call"]["bound_to"], None)
@@ -123,7 +124,7 @@ class CellProgram:
         """Execute the proposed action at the end of step ``at``, or drop it if ``at`` is None."""
         self._steering.decide(wish, at)
 
-    def _run(self, body: dict[str, Any], descriptors: list[int]) -> Handled:
+    def _run(self, body: dict[str, Any], payloads: Payloads) -> TaskResult:
         os.chdir(body["cwd"])
         sys.path[:] = body["sys_path"]
         self._modules.begin_run()
@@ -134,9 +135,8 @@ class CellProgram:
         suspended, self._suspended = self._suspended, []
         for accelerator in suspended if not body["has_lost_ranks"] else ():
             accelerator.close(is_alone=True)
-        if body["parcel"] is not None:
-            parcel = Parcel.from_table(descriptors[0], body["parcel"])
-            delivery, errors = Delivery.unpack(parcel, self._namespace)
+        if (changes := find_payload(payloads, CHANGES, BufferPayload)) is not None:
+            delivery, errors = Delivery.unpack(changes, self._namespace)
             errors |= delivery.apply(self._namespace)
             if errors:
                 raise ShippingError("\n".join(_describe_unbuilt(errors)))
@@ -144,7 +144,7 @@ class CellProgram:
             self._orphans = ()
             self._torn.update(suspended)
         if body["is_idle"]:
-            return Handled("done", {"returned": None, "was_idle": True, "modules": self._modules.report()})
+            return TaskResult("done", {"returned": None, "was_idle": True, "modules": self._modules.report()})
         self._shell.know_sources(body["sources"])
         resolved = self._read_options(body["config"])
         returns = self._worker.world.is_main and resolved.config.bring_back
@@ -174,18 +174,18 @@ class CellProgram:
         if self._worker.world.is_main:
             reply["lines"] = [*body["lines"], *self._lines]
         reply["modules"] = self._modules.report()
-        result: list[int] = []
+        result: dict[str, Payload] = {}
         if body["call"] is not None and error is None:
             held = before or Snapshot.take(self._namespace, (), shared=body["shared"])
             try:
-                packed = pack_result(self._result, self._namespace, held.shared_ids(), self._worker.world.rank)
-                result.append(packed.descriptor)
-                reply["result"] = packed.table()
+                result[RESULT] = pack_result(
+                    self._result, self._namespace, held.shared_ids(), self._worker.payloads, self._worker.world.rank
+                )
             except ShippingError as problem:
                 outcome, reply["error"] = "raised", self._describe(problem, [f"ShippingError: {problem}"])
         self._result = None
 
-        def collect(before: Snapshot) -> Parcels:
+        def collect(before: Snapshot) -> PackedReturn:
             states = None if body["rng"] is None else rng.present()
             digest = None if states is None else rng.digest(states)
             return self._returner.collect(
@@ -197,14 +197,14 @@ class CellProgram:
                 rng_digest=digest,
             )
 
-        parcels = None
+        packed = None
         if outcome == "done" and resolved.config.bring_back and not body["is_partial"]:
-            parcels = self._read_together(lambda: None if before is None else collect(before))
-        if parcels is None and before is not None:
-            parcels = collect(before)
-        if parcels is None:
-            return Handled(outcome, {**reply, "returned": None}, tuple(result))
-        return Handled(outcome, {**reply, "returned": parcels.body}, (*parcels.descriptors, *result))
+            packed = self._read_together(lambda: None if before is None else collect(before))
+        if packed is None and before is not None:
+            packed = collect(before)
+        if packed is None:
+            return TaskResult(outcome, {**reply, "returned": None}, result)
+        return TaskResult(outcome, {**reply, "returned": packed.record.to_body()}, {**packed.payloads, **result})
 
     def _read_options(self, document: str) -> Resolved:
         if self._options is None or self._options[0] != document:
@@ -226,7 +226,7 @@ class CellProgram:
             if is_out_of_memory(error):
                 post_mortem.let_go(error, self._namespace, body["bound"])
 
-    def _read_together(self, collect: Callable[[], Parcels | None]) -> Parcels | None:
+    def _read_together(self, collect: Callable[[], PackedReturn | None]) -> PackedReturn | None:
         """Collect values on rank 0 while the other ranks send their shards; return None if nothing is sharded.
 
         All ranks must call it. It is interruptible, since it waits for ranks that may have died.
@@ -357,12 +357,12 @@ class CellProgram:
         self._shell.structured_traceback = self._traceback(error)
         return error
 
-    def _pull(self, body: dict[str, Any]) -> Handled:
+    def _pull(self, body: dict[str, Any]) -> TaskResult:
         missing = [name for name in body["names"] if name not in self._namespace]
         if missing:
             raise UnknownNameError(f"rank {self._worker.world.rank} has no name {', '.join(map(repr, missing))}")
 
-        def collect() -> Parcels | None:
+        def collect() -> PackedReturn | None:
             if not self._worker.world.is_main:
                 return None
             before = Snapshot.take(self._namespace, [], shared=body["shared"])
@@ -373,10 +373,10 @@ class CellProgram:
                 wanted=body["names"],
             )
 
-        parcels = self._read_together(collect) or collect()
-        if parcels is None:
-            return Handled("done", {"returned": None})
-        return Handled("done", {"returned": parcels.body}, tuple(parcels.descriptors))
+        packed = self._read_together(collect) or collect()
+        if packed is None:
+            return TaskResult("done", {"returned": None})
+        return TaskResult("done", {"returned": packed.record.to_body()}, packed.payloads)
 
     def _accelerator(self, kind: str, resolved: Resolved, *, is_partial: bool) -> Accelerator:
         """Return the accelerator for ``plain`` or ``explicit`` cells, a new one if the options changed."""
@@ -514,6 +514,7 @@ class _WarmUpWorker:
 
     world = World()
     group = None
+    payloads = MemoryPayloads()
     was_interrupted = False
     interruptible = staticmethod(nullcontext)
 
@@ -540,7 +541,6 @@ def warm() -> None:
         "is_plain": True,
         "observes": True,
         "is_empty": False,
-        "parcel": None,
         "config": resolve([]).to_json(),
         "cwd": os.getcwd(),
         "rng": None,
@@ -559,7 +559,7 @@ def warm() -> None:
         "tells_ranks_apart": False,
         "sources": {},
     }
-    program.handle("run", body, [])
+    program.handle("run", body, {})
     program.reopened()
     program._namespace.pop("accelerator", None)
     if (rules := sys.modules.get("torch._dynamo.trace_rules")) is not None:

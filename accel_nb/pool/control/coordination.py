@@ -1,7 +1,8 @@
-"""Has all ranks of a running request do something after the same step, without a message between them.
+"""Makes all ranks of a running request perform an action after the same step, without messages between ranks.
 
-Each rank is asked how many ends of steps it has come to, and holds at its next one; when all have answered they are
-told to do it at the count after the highest, which none of them can have passed. One wish is settled at a time.
+Each rank reports how many ends of steps it has counted, and holds at its next one. When all have reported, they get
+the decision to act at the count after the highest, which none of them can have passed. One request for an action is
+coordinated at a time.
 """
 
 from __future__ import annotations
@@ -14,42 +15,42 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from accel_nb.pool.engine import Engine
-from accel_nb.pool.messages import Decide, Steer
+from accel_nb.pool.messages import ActionDone, Decide, Steer, StepCount
 
 ANSWER_PATIENCE_S = 2.0
-"""How long ranks may take to answer; they hold meanwhile."""
+"""How long ranks may take to report; the others hold meanwhile."""
 AGAIN_S = 0.2
-"""How long after a rank said that it is in no cell it is asked again: its cell may be about to begin."""
+"""How long after a rank reported that it runs no cell the proposal is repeated: its cell may be about to begin."""
 MAX_WAITING = 8
-"""How many wishes may wait for their turn."""
+"""How many requested actions may be queued."""
 
 
 class Wish:
-    """Something that was asked of a running request; any thread may wait for what became of it."""
+    """An action requested of a running cell; any thread may wait for its outcome."""
 
     def __init__(self, action: dict[str, Any], on_settled: Callable[[Wish], object] = lambda wish: None) -> None:
         self.action = action
         self.text = ""
-        # The step after which it was done, and the rank that says so; None if it was not done.
+        # The step after which it was done, None if it was not, and the rank that reported it.
         self.step: int | None = None
         self.rank = 0
         self._on_settled = on_settled
         self._is_settled = threading.Event()
 
     def settle(self, text: str, step: int | None = None, rank: int = 0) -> None:
-        """Say what became of it; the first word counts."""
+        """Record the outcome; only the first call counts."""
         if not self._is_settled.is_set():
             self.text, self.step, self.rank = text, step, rank
             self._is_settled.set()
             self._on_settled(self)
 
     def wait(self, timeout_s: float) -> bool:
-        """Wait until it is settled; returns whether it is."""
+        """Wait for the outcome; return whether it is known."""
         return self._is_settled.wait(timeout_s)
 
 
 class Wishes:
-    """What is asked of one request, by any thread; the thread that runs the request takes it."""
+    """The queue of actions requested of one running request: any thread adds, the thread that runs it takes."""
 
     def __init__(self) -> None:
         self.num_interrupts = 0
@@ -58,7 +59,7 @@ class Wishes:
         self._lock = threading.Lock()
 
     def ask(self, wish: Wish) -> None:
-        """Add a wish; it is settled at once if there is no room for it, or the request has ended."""
+        """Queue an action; it is settled at once, as not done, if the queue is full or the request has ended."""
         with self._lock:
             problem = _ENDED if self._is_closed else _TOO_MANY if len(self._waiting) >= MAX_WAITING else None
             if problem is None:
@@ -76,12 +77,12 @@ class Wishes:
         self.num_interrupts = max(self.num_interrupts, 1)
 
     def take(self) -> Wish | None:
-        """Return the next wish, if there is one."""
+        """Return the next action, if there is one."""
         with self._lock:
             return self._waiting.popleft() if self._waiting else None
 
     def close(self) -> None:
-        """Take no more."""
+        """Refuse further actions and settle those that are queued."""
         with self._lock:
             self._is_closed = True
             left, self._waiting = list(self._waiting), deque()
@@ -97,7 +98,7 @@ _NO_STEP = "not done: no step has ended since"
 
 @dataclass(slots=True)
 class Steersman:
-    """Settles the wishes of one request; `turn` is called in each turn of the waiting loop."""
+    """Coordinates the actions requested of one request; `turn` is called in each turn of the waiting loop."""
 
     engine: Engine
     number: int
@@ -111,7 +112,7 @@ class Steersman:
     _agreed: dict[int, tuple[int, Wish]] = field(default_factory=dict)
 
     def turn(self, waiting: set[int]) -> None:
-        """Propose the next wish to the ranks that run, or withdraw one that not all have answered."""
+        """Propose the next action to the ranks that run, or withdraw one that not all have answered in time."""
         now = self.clock()
         if self._asked:
             missing = self._asked - set(self._counts)
@@ -130,34 +131,33 @@ class Steersman:
             for rank in self._asked:
                 self.engine.send(rank, Steer(self.number, self._numbers, self._proposed.action), urgent=True)
 
-    def answered(self, rank: int, body: dict[str, Any]) -> None:
-        """Hear how many ends of steps a rank has come to; one whose cell has not begun, or is over, is asked again."""
-        if not self._asked or self._proposed is None or body.get("wish") != self._numbers:
+    def answered(self, rank: int, answer: StepCount) -> None:
+        """Record how many ends of steps a rank has counted; a rank that runs no cell gets the proposal again later."""
+        if not self._asked or self._proposed is None or answer.wish != self._numbers:
             return
-        count = body.get("at")
-        if not isinstance(count, int):
+        if answer.at is None:
             self._decide(None)
             return
-        self._counts[rank] = count
+        self._counts[rank] = answer.at
         if self._asked <= set(self._counts):
             self._agreed[self._numbers] = min(self._asked), self._proposed
             self._proposed = None
             self._decide(max(self._counts.values()) + 1)
 
-    def done(self, rank: int, body: dict[str, Any]) -> None:
-        """Hear after which step a rank did what was agreed on."""
-        teller, wish = self._agreed.get(body.get("wish", 0), (None, None))
-        if wish is not None and rank == teller:
-            del self._agreed[body["wish"]]
-            wish.settle(str(body.get("text")), int(body.get("step", 0)), rank)
+    def done(self, rank: int, report: ActionDone) -> None:
+        """Record after which step a rank performed the action."""
+        reporter, wish = self._agreed.get(report.wish, (None, None))
+        if wish is not None and rank == reporter:
+            del self._agreed[report.wish]
+            wish.settle(report.text, report.step, rank)
 
     def give_up(self) -> None:
-        """Hear that the request is being stopped: nobody may be held."""
+        """Release all ranks that hold: the request is being stopped."""
         self._settle(_STOPPING)
         self._decide(None)
 
     def close(self) -> None:
-        """Hear that the request has ended: what was not done will not be."""
+        """Settle what is open, as not done: the request has ended."""
         self.wishes.close()
         self._settle(_ENDED)
         for _, wish in self._agreed.values():

@@ -1,4 +1,4 @@
-"""Where a rank stands, told by another thread of it: the user's line, and the last collective that it entered."""
+"""Reads the position of a rank from another thread of it: the user's line and the last collective."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import os
 import sys
 import sysconfig
 import traceback
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from accel_nb.pool.messages import RankPosition
 
 if TYPE_CHECKING:
     from accel_nb.runtime.distributed.process_group import Group
@@ -22,10 +24,10 @@ _LIBRARIES = tuple(
 _WAITS = (os.path.join("torch", "distributed", ""), os.path.join("torch", "autograd", ""))
 
 
-def where_is(thread: int, group: Group, *, has_ended: bool = False) -> dict[str, Any]:
-    """Describe a thread of this process, JSON-ready: file, line and text, and the collective that it came to last.
+def where_is(thread: int, group: Group, *, has_ended: bool = False) -> RankPosition:
+    """Return the position of a thread of this process: the user's line, and the last collective that it entered.
 
-    ``has_ended`` says that the request whose place was asked for is over here.
+    ``has_ended`` states that the request in question is over on this rank.
     """
     frame = sys._current_frames().get(thread)
     stack = traceback.extract_stack(frame) if frame is not None else traceback.StackSummary()
@@ -33,16 +35,16 @@ def where_is(thread: int, group: Group, *, has_ended: bool = False) -> dict[str,
     here = (mine or list(stack) or [traceback.FrameSummary("?", 0, "?")])[-1]
     last = group.last_collective()
     is_open = last is not None and last["is_open"]
-    return {
-        "file": "the cell" if here.filename.startswith("<ipython") else here.filename,
-        "line": here.lineno,
-        "text": (here.line or here.name)[:200],
-        "is_waiting": is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITS),
-        "group": None if last is None else last["group"],
-        "sequence": None if last is None else last["sequence"],
-        "operation": None if last is None else last["operation"],
-        "sizes": None if last is None else last["sizes"],
-        "is_open": is_open,
-        "is_of_all": last is not None and last["is_of_all"],
-        "has_ended": has_ended,
-    }
+    return RankPosition(
+        file="the cell" if here.filename.startswith("<ipython") else here.filename,
+        line=here.lineno,
+        text=(here.line or here.name)[:200],
+        is_waiting=is_open or any(part in entry.filename for entry in stack[-6:] for part in _WAITS),
+        group=None if last is None else last["group"],
+        sequence=None if last is None else last["sequence"],
+        operation=None if last is None else last["operation"],
+        sizes=None if last is None else last["sizes"],
+        is_open=is_open,
+        is_of_all=last is not None and last["is_of_all"],
+        has_ended=has_ended,
+    )

@@ -1,17 +1,18 @@
-"""What stops a request early, and how far a pool goes to stop it: ask, cut, kill.
+"""Stops a request early by escalation: interrupt, cut connections, kill.
 
-The ladder has three rungs. First every rank that still runs gets a KeyboardInterrupt. A rank that goes on because it
-waits in a collective, which no signal ends, has the connections of its process group cut. Python state survives
-both. A rank that has not answered after the grace time, or when the user interrupts again, is killed and replaced;
-its state is lost.
+1. Every rank that still runs gets a KeyboardInterrupt.
+2. A rank that continues because it waits in a collective, which no signal ends, has the connections of its process
+   group cut. Python state survives both.
+3. A rank that has not stopped after the grace time, or when the user interrupts again, is killed and replaced; its
+   state is lost.
 
-A request that saves checkpoints has one more rung below these: its ranks are told to finish the step and save, and
-stop at the same place, with their process group whole. That is given up, for the first rung above, when a rank
-says that no end of a step is near, when ranks stop at different places, or when the user interrupts again.
+A request that saves checkpoints has a stage before these: its ranks finish the step, save, and stop at the same step,
+with an intact process group. Stage 1 follows when a rank reports that no end of a step is near, when ranks stop at
+different steps, or when the user interrupts again.
 
-Connections are cut when the ranks stand still, not at once: gloo forgets a send that meets a closed connection, and
-whoever waits for it waits on. Once one rank has stopped, the others come to the first collective without it and
-wait there with nothing left to send.
+Connections are cut when no rank makes progress, not at once: gloo drops a send over a closed connection, and the
+receiver would wait for ever. Once one rank has stopped, the others reach the first collective without it and wait
+there with nothing left to send.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ from typing import Any, Literal
 
 from accel_nb.pool.engine import Engine
 from accel_nb.pool.messages import Cut, Finish, Interrupt
+from accel_nb.pool.payload import Payloads
 from accel_nb.runtime.process.oom_detection import Verdict
 
 GRACE_S = 2.0
 FINISH_PATIENCE_S = 30.0
-"""How long ranks that are about to end a step may take to come there."""
+"""How long ranks that have promised to end their step may take for it."""
 QUIET_S = 0.05
-"""How long after one rank has stopped the others may still finish what they were sending."""
+"""How long after one rank has stopped the others may take to complete their sends."""
 CUT_PATIENCE_S = 0.5
-"""How long no rank at all may stop before the connections are cut all the same."""
+"""How long after the interrupt connections are cut even if no rank has stopped."""
 PEER_PATIENCE_S = 0.2
-"""How long the other ranks may take to fail by themselves after one rank raised: often all raise the same."""
+"""How long the other ranks may take to fail on their own after one raised: often all raise the same error."""
 
 Outcome = Literal["done", "raised", "interrupted", "died"]
 Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
@@ -42,23 +44,23 @@ Reason = Literal["interrupt", "failure", "death", "timeout", "deadlock"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """How a request ended on one rank; descriptors belong to the receiver."""
+    """How a request ended on one rank; the payloads are the receiver's to close."""
 
     rank: int
     outcome: Outcome
     body: dict[str, Any]
-    descriptors: tuple[int, ...] = ()
+    payloads: Payloads = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class Ladder:
-    """Decides, at each turn of the waiting loop, whether to ask, cut or kill the ranks that still run."""
+    """Decides, in each turn of the waiting loop, whether to interrupt, cut or kill the ranks that still run."""
 
     engine: Engine
     number: int
     size: int
     finishes: bool = False
-    """Whether ranks are told to finish before they are interrupted."""
+    """Whether ranks may finish their step before they are interrupted."""
     clock: Callable[[], float] = time.monotonic
     reason: Reason | None = None
     killed: set[int] = field(default_factory=set)
@@ -68,87 +70,87 @@ class Ladder:
     _has_cut: bool = False
     _finishing_at: float | None = None
     _promised: set[int] = field(default_factory=set)
-    _asked_at: float | None = None
+    _interrupted_at: float | None = None
     _failed_at: float | None = None
-    _presses_seen: int = 0
+    _interrupts_seen: int = 0
     _is_torn: bool = False
 
     @property
     def left_the_group(self) -> bool:
-        """Whether ranks were stopped anywhere in their collectives, so that the process group is of no more use."""
-        return (self._asked_at is not None or self._is_torn) and self.size > 1
+        """Whether ranks were stopped at different collectives, so that the process group is unusable."""
+        return (self._interrupted_at is not None or self._is_torn) and self.size > 1
 
     def failed(self, *, is_torn: bool = False) -> None:
-        """Note that a rank raised: the others get a moment, then are asked to stop.
+        """Record that a rank raised: after a short wait the others are interrupted.
 
-        ``is_torn`` says that it was in the middle of an exchange with them.
+        ``is_torn``: it raised in the middle of an exchange with them.
         """
         self._is_torn |= is_torn
         if self._failed_at is None:
             self._failed_at = self.clock()
 
     def died(self) -> None:
-        """Note that a rank ended: nothing that waits for it can finish."""
+        """Record that a rank ended: no rank that waits for it can finish."""
         self._failed_at = self.clock() - PEER_PATIENCE_S
         self.reason = self.reason or "death"
 
     def stuck(self) -> None:
-        """Note that the ranks that still run wait for one that has ended the request: they never finish."""
+        """Record that the running ranks wait in collectives that never complete."""
         self._failed_at = self.clock() - PEER_PATIENCE_S
         self.reason = self.reason or "deadlock"
 
     def stopped(self, rank: int) -> None:
-        """Note that a rank's user code has ended; it packs what was trained, which may take longer than the grace."""
+        """Record that a rank's user code has ended; packing its results may take longer than the grace time."""
         self._stopped.add(rank)
 
     def answered_finish(self, rank: int, will: bool) -> None:
-        """Note whether a rank that was told to finish is about to; one that is not ends the wait of all."""
+        """Record whether a rank will finish its step; one that will not ends this stage for all."""
         if will:
             self._promised.add(rank)
         else:
             self.finishes = False
 
-    def climb(self, waiting: set[int], presses: int, *, timed_out: bool = False) -> None:
-        """Take the next step, if one is due."""
-        new_press = presses > self._presses_seen
-        self._presses_seen = presses
+    def climb(self, waiting: set[int], num_interrupts: int, *, timed_out: bool = False) -> None:
+        """Escalate, if it is due."""
+        is_interrupted = num_interrupts > self._interrupts_seen
+        self._interrupts_seen = num_interrupts
         now = self.clock()
         running = waiting - self._stopped
         if running != self._running:
             self._running, self._quiet_since = running, now
-        if self._asked_at is None:
+        if self._interrupted_at is None:
             peers_late = self._failed_at is not None and now - self._failed_at >= PEER_PATIENCE_S
-            if new_press or timed_out or peers_late:
-                self.reason = self.reason or ("interrupt" if new_press else "timeout" if timed_out else "failure")
+            if is_interrupted or timed_out or peers_late:
+                self.reason = self.reason or ("interrupt" if is_interrupted else "timeout" if timed_out else "failure")
             if self.reason is None:
                 return
             if self.finishes and self._finishing_at is None and not peers_late:
                 self._finishing_at = now
-                self._tell(waiting, Finish(self.number))
-            elif new_press or peers_late or (running and not self._is_finishing(running, now)):
-                self._asked_at = now
-                self._tell(waiting, Interrupt(self.number))
-        elif new_press or now - self._asked_at > GRACE_S:
-            for rank in waiting - self.killed - (set() if new_press else self._stopped):
+                self._send(waiting, Finish(self.number))
+            elif is_interrupted or peers_late or (running and not self._is_finishing(running, now)):
+                self._interrupted_at = now
+                self._send(waiting, Interrupt(self.number))
+        elif is_interrupted or now - self._interrupted_at > GRACE_S:
+            for rank in waiting - self.killed - (set() if is_interrupted else self._stopped):
                 self.engine.kill(rank)
                 self.killed.add(rank)
-        elif not self._has_cut and self._stand_still(now - self._asked_at, now - self._quiet_since):
+        elif not self._has_cut and self._are_blocked(now - self._interrupted_at, now - self._quiet_since):
             self._has_cut = True
-            self._tell(running, Cut(self.number))
+            self._send(running, Cut(self.number))
 
     def _is_finishing(self, running: set[int], now: float) -> bool:
-        """Whether ranks that were told to finish may still come to the end of their step."""
+        """Return whether ranks may still reach the end of their step."""
         if self._finishing_at is None or not self.finishes:
             return False
         is_torn = len(running) < self.size and now - self._quiet_since > GRACE_S
         patience_s = FINISH_PATIENCE_S if running <= self._promised else GRACE_S
         return not is_torn and now - self._finishing_at <= patience_s
 
-    def _stand_still(self, asked_s: float, quiet_s: float) -> bool:
+    def _are_blocked(self, elapsed_s: float, quiet_s: float) -> bool:
         some_stopped = 0 < len(self._running) < self.size
-        return (some_stopped and min(asked_s, quiet_s) > QUIET_S) or (self.size > 1 and asked_s > CUT_PATIENCE_S)
+        return (some_stopped and min(elapsed_s, quiet_s) > QUIET_S) or (self.size > 1 and elapsed_s > CUT_PATIENCE_S)
 
-    def _tell(self, ranks: set[int], record: Finish | Interrupt | Cut) -> None:
+    def _send(self, ranks: set[int], record: Finish | Interrupt | Cut) -> None:
         for rank in ranks:
             self.engine.send(rank, record, urgent=True)
 
@@ -162,7 +164,7 @@ _KILLED_FOR: Mapping[Verdict, str] = {
 
 
 def describe_exit(code: int, killed_for: Verdict = "unknown") -> str:
-    """Say in words how a process ended: by which signal and why, or with which exit code."""
+    """Return in words how a process ended: by which signal and why, or with which exit code."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -1,4 +1,4 @@
-"""The engine for this machine: one zygote, workers forked from it, nothing with a name or a port."""
+"""The engine for this machine: one zygote, and workers forked from it; no named files and no ports."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from accel_nb.errors import PoolError
 from accel_nb.pool.channel import Channel, ChannelError
-from accel_nb.pool.engine import Arrival, Arrived, Ended, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.engine import Arrival, Arrived, Ended, EngineFacts, Measured, Printed, Seen, WorkerSpec
+from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
     Exited,
     Fork,
@@ -30,9 +31,9 @@ from accel_nb.pool.messages import (
     Trace,
     Traced,
     ZygoteReady,
-    decode,
     encode,
 )
+from accel_nb.pool.payload import NO_PAYLOADS, Payload, Payloads
 from accel_nb.runtime.process.environment import notebook_variables, zygote_environment
 from accel_nb.runtime.process.oom_detection import KillCounters
 from accel_nb.telemetry.ring import RingReader, create_ring
@@ -60,7 +61,7 @@ class _Link:
     _num_read: int = 0
 
     def read_trace(self) -> str:
-        """Return what the worker's last resort, a handler without the interpreter, has written since the last call."""
+        """Return the stack that faulthandler has written in the worker since the last call."""
         data = os.pread(self.trace, TRACE_BYTES, self._num_read)
         self._num_read += len(data)
         return data.decode(errors="replace")
@@ -74,7 +75,7 @@ class _Link:
 
 
 class LocalEngine:
-    """Runs workers on this machine. The zygote starts when the engine is built, in the background."""
+    """Runs workers on this machine. The constructor starts the zygote, which imports in the background."""
 
     def __init__(
         self,
@@ -96,23 +97,23 @@ class LocalEngine:
         self._store: int | None = None
         self._ready: ZygoteReady | None = None
         self.num_refused = 0
-        """How much arrived from workers that was no message."""
-        self.variables: dict[str, str] = {}
-        """The notebook's environment variables as fresh workers have them."""
+        """How many packets from workers were not valid messages."""
+        self.payloads = SharedPayloads()
+        self._variables: dict[str, str] = {}
         self._launch()
 
     @property
     def is_warm(self) -> bool:
-        """Whether the zygote is known to be able to fork; may be read in any thread."""
+        """Whether the zygote has reported that it can fork; may be read in any thread."""
         return self._ready is not None
 
-    @property
-    def num_threads(self) -> int:
-        """How many threads the zygote runs, as far as known: forking is safe with one."""
-        return 1 if self._ready is None else self._ready.num_threads
+    def facts(self) -> EngineFacts:
+        """Return what is known of zygote and workers; forking is safe where the zygote runs one thread."""
+        num_threads = 1 if self._ready is None else self._ready.num_threads
+        return EngineFacts(self.is_warm, num_threads, self._variables, self.pids, self.zygote_pid)
 
     def look(self) -> None:
-        """Take in what the zygote has said, without waiting."""
+        """Read what the zygote has reported, without waiting."""
         if self._ready is None and not self._links:
             self.poll(0)
 
@@ -127,7 +128,7 @@ class LocalEngine:
         return {rank: link.pid for rank, link in dict(self._links).items() if link.pid is not None}
 
     def start(self, specs: Sequence[WorkerSpec]) -> None:
-        """Fork one worker for each spec, in place of those that run; waits for the zygote's imports if need be."""
+        """Fork one worker for each spec, in place of those that run; wait for the zygote's imports if needed."""
         if self._zygote.poll() is not None:
             self._relaunch()
         self._end_workers()
@@ -137,24 +138,24 @@ class LocalEngine:
         for rank in range(len(specs)):
             self._fork(rank)
 
-    def send(self, rank: int, record: object, descriptors: Sequence[int] = (), *, urgent: bool = False) -> bool:
-        """Send a record to a rank; False when it is gone."""
+    def send(self, rank: int, record: object, payloads: Payloads = NO_PAYLOADS, *, urgent: bool = False) -> bool:
+        """Send a record to a rank; return False when it is gone."""
         link = self._links.get(rank)
         if link is None:
             return False
         try:
-            (link.monitor if urgent else link.control).send(encode(record), descriptors)
+            send_record(link.monitor if urgent else link.control, record, payloads)
             if isinstance(record, Look) and record.from_outside:
-                self._tell_zygote(Trace(rank))
+                self._send_to_zygote(Trace(rank))
         except (OSError, PoolError):
             return False
         return True
 
     def poll(self, timeout_s: float) -> list[Arrival]:
-        """Return what arrived; waits at most ``timeout_s`` seconds for the first of it."""
+        """Return what arrived; wait at most ``timeout_s`` seconds for the first item."""
         arrivals: list[Arrival] = []
         ready = self._selector.select(timeout_s)
-        # Output goes before the record that may end the request which printed it, and that before an exit notice.
+        # Output comes before the record that ends the request which printed it, and that before an exit notice.
         for key, _ in sorted(ready, key=lambda item: _READ_ORDER.index(item[0].data[0])):
             kind, rank = key.data
             if kind == "zygote":
@@ -169,19 +170,19 @@ class LocalEngine:
         return arrivals
 
     def kill(self, rank: int) -> None:
-        """SIGKILL a rank and the processes it started; the zygote does it, by the pid that it forked."""
-        self._tell_zygote(Kill(rank))
+        """Have the zygote SIGKILL a rank, which it forked, and the processes that the rank started."""
+        self._send_to_zygote(Kill(rank))
 
-    def replace(self, ranks: Sequence[int]) -> int:
-        """Fork fresh workers for ended ranks; returns the descriptor of the new store."""
+    def replace(self, ranks: Sequence[int]) -> Payloads:
+        """Fork fresh workers for ended ranks; return the file of the new store."""
         self._renew_store()
         for rank in ranks:
             self._fork(rank)
         assert self._store is not None
-        return self._store
+        return {"store": StoreFile(self._store)}
 
     def stop(self) -> None:
-        """End the zygote and with it every worker; frees pipes, rings and the store."""
+        """End the zygote and with it every worker; close pipes, rings and the store."""
         self._selector.close()
         self._control.close()
         for rank in list(self._links):
@@ -199,7 +200,7 @@ class LocalEngine:
             self._errors = None
 
     def _launch(self) -> None:
-        self.variables = notebook_variables()
+        self._variables = notebook_variables()
         self._control, theirs = Channel.pair()
         self._errors: int | None = os.memfd_create("accel_nb_zygote_errors", os.MFD_CLOEXEC)
         try:
@@ -217,7 +218,7 @@ class LocalEngine:
         self._selector.register(self._control, selectors.EVENT_READ, ("zygote", -1))
 
     def _relaunch(self) -> None:
-        """Start a new zygote in place of one that died, taking its workers along."""
+        """Start a new zygote in place of one that died; its workers died with it."""
         for rank in list(self._links):
             self._drop(rank, -9)
         with suppress(KeyError):
@@ -249,7 +250,7 @@ class LocalEngine:
         size = os.fstat(self._errors).st_size
         return os.pread(self._errors, 8192, max(0, size - 8192)).decode(errors="replace") or "(it printed nothing)"
 
-    def _tell_zygote(self, record: object, descriptors: Sequence[int] = ()) -> None:
+    def _send_to_zygote(self, record: object, descriptors: Sequence[int] = ()) -> None:
         try:
             self._control.send(encode(record), descriptors)
         except OSError as error:
@@ -276,7 +277,7 @@ class LocalEngine:
         self._selector.register(link.stderr, selectors.EVENT_READ, ("stderr", rank))
 
     def _connect(self, rank: int, on_failure: ExitStack) -> _Link:
-        """Make a worker's connections and have it forked; ``on_failure`` closes our ends of them."""
+        """Make a worker's connections and have it forked; ``on_failure`` closes this process's ends."""
         with ExitStack() as after:
             control, their_control = Channel.pair()
             on_failure.callback(control.close)
@@ -313,7 +314,7 @@ class LocalEngine:
             (stdout, their_stdout), (stderr, their_stderr) = ends
             channels = their_control.fileno(), their_monitor.fileno()
             theirs = (*channels, their_stdout, their_stderr, ring, self._store, trace)
-            self._tell_zygote(Fork(rank, asdict(start)), theirs)
+            self._send_to_zygote(Fork(rank, start), theirs)
             return _Link(control, monitor, stdout, stderr, reader, trace)
 
     def _read_zygote(self) -> list[Arrival]:
@@ -338,37 +339,33 @@ class LocalEngine:
             return self._drop(record.rank, record.code)
         return []
 
-    def _receive(self, channel: Channel) -> tuple[Any, list[int]]:
-        """Return the next record; what is none is counted and dropped (ChannelError): packets after it are whole."""
-        descriptors: list[int] = []
+    def _receive(self, channel: Channel) -> tuple[Any, dict[str, Payload]]:
+        """Return the next record; count and drop (ChannelError) an invalid one: packets after it are whole."""
         try:
-            message, descriptors = channel.receive()
-            return decode(message), descriptors
+            return receive_record(channel)
         except ChannelError:
-            for descriptor in descriptors:
-                os.close(descriptor)
             self.num_refused += 1
             if self.num_refused == 1:
-                logger.warning("a worker sent something that is no message; such things are dropped")
+                logger.warning("a worker sent data that is not a valid message; such data is dropped")
             raise
 
     def _read_control(self, rank: int) -> list[Arrival]:
         if rank not in self._links:
             return []
         try:
-            record, descriptors = self._receive(self._links[rank].control)
+            record, payloads = self._receive(self._links[rank].control)
         except ChannelError:
             return []
         except (EOFError, OSError):
             with suppress(KeyError):
                 self._selector.unregister(self._links[rank].control)
             return []  # the zygote's exit notice follows and says why
-        # What the rank printed before it sent this is in its pipes already: take it along first.
+        # What the rank printed before it sent this record is in its pipes already: it comes first.
         arrivals = self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         link = self._links[rank]
         if events := link.ring.read():
             arrivals.append(Measured(rank, tuple(events)))
-        return [*arrivals, Arrived(rank, record, tuple(descriptors))]
+        return [*arrivals, Arrived(rank, record, payloads)]
 
     def _read_output(self, rank: int, stream: str) -> list[Arrival]:
         link = self._links.get(rank)
@@ -390,15 +387,15 @@ class LocalEngine:
                 return chunks  # the rest waits, so that one rank cannot starve the others
 
     def _drop(self, rank: int, code: int, reason: str = "") -> list[Arrival]:
-        """Take in the last words of an ended rank, free its ends and report it."""
+        """Read what an ended rank sent last, close its connections and report its end."""
         link = self._links.get(rank)
         if link is None:
             return []
         arrivals: list[Arrival] = []
         poller = select.poll()
         poller.register(link.control, select.POLLIN)
-        while poller.poll(0) and (last_words := self._read_control(rank)):
-            arrivals += last_words
+        while poller.poll(0) and (rest := self._read_control(rank)):
+            arrivals += rest
         arrivals += self._read_output(rank, "stdout") + self._read_output(rank, "stderr")
         if events := link.ring.read():
             arrivals.append(Measured(rank, tuple(events)))

@@ -1,7 +1,7 @@
-"""The main loop of a worker process: take a request, let the program do it, answer.
+"""The main loop of a worker process: read a request, run it in the program, reply.
 
-A worker has two channels. Requests and replies use the first, in the main thread. The second is read by a monitor
-thread, which can interrupt the main thread and cut the process group's connections while a collective blocks it.
+A worker has two channels. Requests and replies use the first, in the main thread. A monitor thread reads the second;
+it can interrupt the main thread, and cut the process group's connections while a collective blocks the main thread.
 """
 
 from __future__ import annotations
@@ -17,90 +17,48 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from accel_nb.pool.channel import Channel
 from accel_nb.pool.control.stack_report import where_is
+from accel_nb.pool.local.shared_payloads import SharedPayloads, StoreFile, receive_record, send_record
 from accel_nb.pool.messages import (
-    FINISHING,
-    PLACE,
-    STEERED,
-    STEERING,
-    STOPPED,
+    ActionDone,
     Cut,
     Decide,
     Finish,
+    FinishAnswer,
     Interrupt,
     Look,
     Note,
-    Outcome,
+    PositionReport,
     Reply,
     Request,
     Start,
     Steer,
+    StepCount,
+    Stopped,
     WorkerReady,
     decode,
     encode,
 )
+from accel_nb.pool.payload import Payloads, close_all, find_payload
+from accel_nb.pool.program import Program, TaskResult
 from accel_nb.runtime.process.environment import become_rank, restore_threads
 from accel_nb.runtime.world import World
 from accel_nb.telemetry.events import Event, MetricLogged, to_message
 from accel_nb.telemetry.ring import RingWriter
 
 TRACE_SIGNAL = signal.SIGRTMAX - 5
-"""At this signal a worker writes its Python stack without asking the interpreter; a number that nobody uses."""
+"""At this signal a worker writes its Python stack without the interpreter; no library is known to use the number."""
 
 _PR_SET_PDEATHSIG = 1
 _STORE_NUMBERS = 128
 _END_OF_STORE_NUMBERS = 4096  # the system keeps a table up to the highest number in use
 
 
-@dataclass(frozen=True, slots=True)
-class Handled:
-    """How a task ended; the descriptors go with the reply and are closed after it."""
-
-    outcome: Outcome
-    body: dict[str, Any]
-    descriptors: tuple[int, ...] = ()
-
-
-class Program(Protocol):
-    """What a pool's workers run; named in `Start` as ``module:attribute`` and built as ``program(worker)``."""
-
-    def handle(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        """Do one task in the main thread; user code only inside of `Worker.interruptible`."""
-        ...
-
-    def describe_error(self, error: BaseException) -> dict[str, Any]:
-        """Return what the kernel needs to show and raise an error that `handle` let through, JSON-ready."""
-        ...
-
-    def reopened(self) -> None:
-        """Hear that the process group is a new one."""
-        ...
-
-    def finish(self) -> bool:
-        """End the running task at the next place where nothing is lost, with KeyboardInterrupt, on every rank at once.
-
-        Called in the monitor thread: it only leaves a note. Returns False if no such place is near.
-        """
-        ...
-
-    def steer(self, wish: int, action: dict[str, Any]) -> int | None:
-        """Hold at the next end of a step until `decide` is called; called in the monitor thread.
-
-        Returns how many ends of steps were counted, or None if the task has none, and holds nothing then.
-        """
-        ...
-
-    def decide(self, wish: int, at: int | None) -> None:
-        """Do what was proposed when so many ends of steps are counted, or never; called in the monitor thread."""
-        ...
-
-
 class Worker:
-    """One rank: its world, its process group, its way to the kernel."""
+    """One rank: its world, its process group and its channels to the kernel."""
 
     def __init__(self, start: Start, control: Channel, monitor: Channel, ring: RingWriter, store: int) -> None:
         from accel_nb.runtime.distributed.process_group import Group
@@ -114,18 +72,19 @@ class Worker:
             device=start.device,
         )
         become_rank(self.world)
+        self.payloads = SharedPayloads()
         self._control = control
         self._monitor = monitor
         self._ring = ring
         self._cutting = threading.Lock()
         self._running: int | None = None
         self._interrupted: int | None = None
-        # The request whose interrupt came while none of its user code ran, and the newest whose user code has ended.
+        # The request that was interrupted while none of its user code ran, and the newest whose user code has ended.
         self._pending: int | None = None
         self._through = 0
         self._number = 0
         self._num_stores = 0
-        self._store = self._keep(store)
+        self._store = self._copy_store(store)
         os.close(store)
         self.group = Group.open(self.world, _path(self._store), timeout_s=start.timeout_s)
         lend_default_group()
@@ -133,52 +92,51 @@ class Worker:
         self._program: Program = getattr(importlib.import_module(module), attribute)(self)
 
     def emit(self, event: Event) -> None:
-        """Send an event: numbers through the ring, the rest as a note."""
+        """Send an event: measurements through the ring, others as a note."""
         if RingWriter.takes(event):
             self._ring.write(event)  # type: ignore[arg-type]
         else:
             self.note("event", to_message(event))
 
     def emit_step(self, *values: Any) -> None:
-        """Take the fields of a `StepDone`."""
+        """Write the fields of a `StepDone` to the ring."""
         self._ring.write_step(*values)
 
     def emit_metric(self, rank: int, step: int, time: float, name: str, value: float) -> None:
-        """Take the fields of a `MetricLogged`."""
+        """Write the fields of a `MetricLogged` to the ring, or send them as a note where they do not fit."""
         if not self._ring.write_metric(rank, step, time, name, value):
             self.emit(MetricLogged(rank, step, time, name, value))
 
-    def note(self, topic: str, body: dict[str, Any], descriptors: list[int] | None = None) -> None:
-        """Tell the kernel something about the running request."""
-        self._control.send(encode(Note(self._number, topic, body)), descriptors or ())
+    def note(self, topic: str, body: dict[str, Any]) -> None:
+        """Report something about the running request to the kernel."""
+        self._control.send(encode(Note(self._number, topic, body)))
 
     def tell_steered(self, wish: int, step: int, text: str) -> None:
-        """Tell the kernel that something it had asked for was done after a step."""
-        self.note(STEERED, {"wish": wish, "step": step, "text": text})
+        """Report that a requested action was done after a step."""
+        self._control.send(encode(ActionDone(self._number, wish, step, text)))
 
     def serve(self) -> None:
-        """Answer requests until the kernel closes the channel."""
+        """Run requests until the kernel closes the channel."""
         threading.Thread(target=self._watch, name="accel_nb monitor", daemon=True).start()
         self._control.send(encode(WorkerReady(self.world.rank, os.getpid())))
         while True:
             try:
-                message, descriptors = self._control.receive()
+                request, payloads = receive_record(self._control)
             except EOFError:
                 return
-            request = decode(message)
             if isinstance(request, Request):
-                self._answer(request, descriptors)
+                self._answer(request, payloads)
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether the user, or another rank's failure, interrupted the running request."""
+        """Whether the running request was interrupted, by the user or because another rank failed."""
         return self._interrupted == self._number
 
     @contextmanager
     def interruptible(self) -> Iterator[None]:
-        """Let interrupts of the running request raise KeyboardInterrupt inside of the block, and only there.
+        """Return a block inside of which, and only there, interrupts of the running request raise KeyboardInterrupt.
 
-        One that has come before the block raises as it begins.
+        An interrupt that came before the block raises at its begin.
         """
         try:
             try:
@@ -193,42 +151,42 @@ class Worker:
                 self._running = None
         finally:
             self._running = None
-            with self._cutting:  # a cut that has begun belongs to this block: let it end before anything else starts
+            with self._cutting:  # a cut that has begun is meant for this block: wait for its end
                 self._through = self._number
                 if self.was_interrupted:
-                    self._tell_stopped(self._number)
+                    self._send_stopped(self._number)
 
-    def _answer(self, request: Request, descriptors: list[int]) -> None:
+    def _answer(self, request: Request, payloads: Payloads) -> None:
         self._number = request.number
-        signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set its own
+        signal.signal(signal.SIGINT, self._on_interrupt)  # an earlier cell may have set another handler
         action = self._reopen if request.task == "reopen" else self._program.handle
         try:
-            handled = action(request.task, request.body, descriptors)
+            result = action(request.task, request.body, payloads)
         except BaseException as error:
-            handled = Handled("raised", self._program.describe_error(error))
+            result = TaskResult("raised", self._program.describe_error(error))
         finally:
-            for descriptor in descriptors:
-                os.close(descriptor)
+            close_all(payloads.values())
         with self._cutting:
             self._through = request.number
         for stream in (sys.stdout, sys.stderr):
             with suppress(ValueError, OSError):  # the cell may have closed it
                 stream.flush()
-        self._control.send(encode(Reply(request.number, handled.outcome, handled.body)), handled.descriptors)
-        for descriptor in handled.descriptors:
-            os.close(descriptor)
+        send_record(self._control, Reply(request.number, result.outcome, result.body), result.payloads)
+        close_all(result.payloads.values())
 
-    def _reopen(self, task: str, body: dict[str, Any], descriptors: list[int]) -> Handled:
-        store, self._store = self._store, self._keep(descriptors[0])
+    def _reopen(self, task: str, body: dict[str, Any], payloads: Payloads) -> TaskResult:
+        new = find_payload(payloads, "store", StoreFile)
+        assert new is not None, "the kernel sends the new store with this request"
+        store, self._store = self._store, self._copy_store(new.descriptor)
         self.group.reopen(_path(self._store))
         os.close(store)
         self._program.reopened()
-        return Handled("done", {})
+        return TaskResult("done", {})
 
-    def _keep(self, store: int) -> int:
-        """Copy a store's descriptor to a number that no earlier store had, and that no other file is given.
+    def _copy_store(self, store: int) -> int:
+        """Copy a store's descriptor to a number that no earlier store had, and that no other file gets.
 
-        A process group lives as long as anything refers to it, and its store opens the path once more as it goes.
+        A process group lives as long as it is referenced, and its store opens the path once more when it is destroyed.
         """
         end = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _END_OF_STORE_NUMBERS)
         place = end - _STORE_NUMBERS + self._num_stores % _STORE_NUMBERS
@@ -251,12 +209,12 @@ class Worker:
             record = decode(message)
             with self._cutting:
                 if self._running != record.number:
-                    self._hear_outside(record)
+                    self._handle_outside(record)
                 elif isinstance(record, Finish):
                     self._interrupted = record.number
-                    self._tell_finishing(record.number, will=self._program.finish())
+                    self._send_finish_answer(record.number, will=self._program.finish())
                 elif isinstance(record, Steer):
-                    self._answer_wish(record, self._program.steer(record.wish, record.action))
+                    self._send_step_count(record, self._program.steer(record.wish, record.action))
                 elif isinstance(record, Decide):
                     self._program.decide(record.wish, record.at)
                 elif isinstance(record, Interrupt):
@@ -265,50 +223,50 @@ class Worker:
                 elif isinstance(record, Cut):
                     self.group.cut()
                 elif isinstance(record, Look):
-                    self._tell_place(record.number)
+                    self._send_position(record.number)
 
-    def _hear_outside(self, record: Interrupt | Cut | Finish | Look | Steer | Decide) -> None:
-        """Hear what is meant for a request whose user code does not run: not yet, not any more, or not just now."""
+    def _handle_outside(self, record: Interrupt | Cut | Finish | Look | Steer | Decide) -> None:
+        """Handle a record for a request whose user code does not run: not yet, not any more, or not at this moment."""
         if isinstance(record, Steer):
-            self._answer_wish(record, None)
+            self._send_step_count(record, None)
         elif isinstance(record, Look):
             if record.number <= self._through:
-                self._tell_place(record.number, has_ended=True)
+                self._send_position(record.number, has_ended=True)
         elif isinstance(record, Decide):
             pass
         elif record.number <= self._through:
             self._pending = record.number
-            self._tell_stopped(record.number)
+            self._send_stopped(record.number)
         elif isinstance(record, Cut):
-            self.group.cut()  # what makes a request ready may wait for other ranks too
+            self.group.cut()  # the preparation of a request may wait for other ranks too
         else:
             self._pending = record.number
             if isinstance(record, Finish):
-                self._tell_finishing(record.number, will=False)
+                self._send_finish_answer(record.number, will=False)
 
-    def _tell_place(self, number: int, *, has_ended: bool = False) -> None:
+    def _send_position(self, number: int, *, has_ended: bool = False) -> None:
         main = threading.main_thread().ident
         assert main is not None
-        self._control.send(encode(Note(number, PLACE, where_is(main, self.group, has_ended=has_ended))))
+        self._control.send(encode(PositionReport(number, where_is(main, self.group, has_ended=has_ended))))
 
-    def _tell_finishing(self, number: int, *, will: bool) -> None:
-        self._control.send(encode(Note(number, FINISHING, {"will": will})))
+    def _send_finish_answer(self, number: int, *, will: bool) -> None:
+        self._control.send(encode(FinishAnswer(number, will)))
 
-    def _answer_wish(self, record: Steer, at: int | None) -> None:
-        self._control.send(encode(Note(record.number, STEERING, {"wish": record.wish, "at": at})))
+    def _send_step_count(self, record: Steer, at: int | None) -> None:
+        self._control.send(encode(StepCount(record.number, record.wish, at)))
 
-    def _tell_stopped(self, number: int) -> None:
-        """Say that user code has ended and only the packing of results goes on: no reason to kill this rank."""
-        self._control.send(encode(Note(number, STOPPED, {})))
+    def _send_stopped(self, number: int) -> None:
+        """Report that user code has ended and only the packing of results remains, so that this rank is not killed."""
+        self._control.send(encode(Stopped(number)))
 
 
 def _path(descriptor: int) -> str:
-    """Return a path that opens an inherited anonymous file: a store that leaves nothing on disk."""
+    """Return a path that opens an inherited anonymous file: a store that leaves no file on disk."""
     return f"/proc/self/fd/{descriptor}"
 
 
 def run_worker(start: Start, descriptors: list[int], *, parent: int) -> int:
-    """Turn a freshly forked process into a worker and serve; returns the exit code."""
+    """Turn a freshly forked process into a worker and serve; return the exit code."""
     os.setsid()
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:

@@ -1,7 +1,7 @@
 """The clean process from which workers are forked: torch imported, one thread, no device context.
 
 Run as ``python -m accel_nb.pool.local.zygote DESCRIPTOR PRELOAD...``. It lives as long as its control channel: when the
-kernel goes, however it goes, the channel closes, and the zygote takes every worker with it.
+kernel ends, in whatever way, the channel closes, and the zygote kills every worker and exits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ from accel_nb.pool.messages import (
     Forked,
     ForkFailed,
     Kill,
-    Start,
     Trace,
     Traced,
     ZygoteReady,
@@ -37,7 +36,7 @@ ORPHAN_CHECK_S = 1.0
 
 
 class Zygote:
-    """Forks, reaps and ends workers on request."""
+    """Forks, reaps and kills workers on request."""
 
     def __init__(self, control: Channel) -> None:
         self._control = control
@@ -45,9 +44,9 @@ class Zygote:
         self._wakeup_read, self._wakeup_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self, preload: list[str]) -> None:
-        """Import ``preload``, then serve until the kernel is gone."""
+        """Import ``preload``, then serve until the kernel has ended."""
         started, kernel = time.monotonic(), os.getppid()
-        for number in (signal.SIGINT, signal.SIGTERM):  # where all processes are told to end, workers may still save
+        for number in (signal.SIGINT, signal.SIGTERM):  # a signal to all processes must leave workers time to save
             signal.signal(number, signal.SIG_IGN)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         signal.set_wakeup_fd(self._wakeup_write, warn_on_full_buffer=False)
@@ -67,7 +66,7 @@ class Zygote:
             while True:
                 readable, _, _ = select.select([self._control, self._wakeup_read], [], [], ORPHAN_CHECK_S)
                 if os.getppid() != kernel:
-                    break  # a child of the kernel may hold the channel open after it
+                    break  # a child of the kernel may keep the channel open after the kernel's end
                 if self._wakeup_read in readable:
                     with suppress(BlockingIOError):
                         os.read(self._wakeup_read, 512)
@@ -111,7 +110,7 @@ class Zygote:
                 self._control.close()
                 os.close(self._wakeup_read)
                 os.close(self._wakeup_write)
-                code = run_worker(Start(**record.start), descriptors, parent=parent)
+                code = run_worker(record.start, descriptors, parent=parent)
             except BaseException as error:
                 sys.excepthook(type(error), error, error.__traceback__)
             finally:
@@ -126,7 +125,7 @@ class Zygote:
 
     def _reap(self) -> None:
         for pid in list(self._ranks):
-            # Look first, reap later: until it is reaped the number cannot be another process's.
+            # Peek first, reap after the kill: until it is reaped its process id is not reused.
             ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if ended is None:
                 continue
@@ -142,7 +141,7 @@ class Zygote:
 
 
 def _kill_group(pid: int) -> None:
-    """SIGKILL a worker and the processes it started; each worker leads a process group of its own."""
+    """SIGKILL a worker and the processes that it started; each worker leads a process group of its own."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
     with suppress(ProcessLookupError):

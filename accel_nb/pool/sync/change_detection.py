@@ -1,4 +1,4 @@
-"""What models, optimizers and other values hold: marks that tell a change, and states that carry it across."""
+"""Fingerprints of models, optimizers and other values, and the states that transfer a change."""
 
 from __future__ import annotations
 
@@ -28,37 +28,37 @@ _TORCHS_OWN = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a value held: ``kind`` changes when it cannot be brought up to date in place, ``content`` with the rest."""
+    """A fingerprint of a value: ``kind`` differs when the value cannot be updated in place, ``content`` otherwise."""
 
     kind: Any
     content: Any
 
     def can_follow(self, before: Mark) -> bool:
-        """Whether what had the mark ``before`` can be given this content in place."""
+        """Return whether a value with the fingerprint ``before`` can be updated to this content in place."""
         return self.kind is not None and self.kind == before.kind
 
 
 @dataclass(frozen=True, slots=True)
 class ModuleContent:
-    """The changeable parts of a module, told apart because they travel apart."""
+    """The fingerprints of a module's parts that are sent separately."""
 
     weights: tuple[tuple[Any, ...], tuple[bool, ...]]
-    """Of the tensors and of the flags for training and gradients."""
+    """The fingerprint of the tensors and of the flags for training and gradients."""
     attributes: Any
 
 
 @dataclass(frozen=True, slots=True)
 class OptimizerContent:
-    """The changeable parts of an optimizer."""
+    """The fingerprints of an optimizer's parts that are sent separately."""
 
     tensors: tuple[Any, ...]
     groups: bytes
 
 
 def mark_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) -> Mark | None:
-    """Return what compares equal as long as the value has not changed; None for what is never looked into.
+    """Return a fingerprint that is equal as long as the value has not changed; None for values that are not tracked.
 
-    ``refs`` are objects with marks of their own: of these only the identity counts. Raises what pickling raises.
+    ``refs`` are objects with fingerprints of their own: of these only the identity counts. Raise errors of pickling.
     """
     if is_module(value):
         tensors = module_tensors(value)
@@ -87,7 +87,7 @@ def mark_of(value: Any, namespace: dict[str, Any], refs: dict[int, SharedId]) ->
 
 
 def is_fixed(value: Any) -> bool:
-    """Whether identity says it all: numbers and text, imported modules, functions that hold nothing, and the like."""
+    """Return whether identity implies equal content: numbers, text, imported modules, functions without state, etc."""
     if isinstance(value, type):
         return value.__module__ != "__main__"
     if isinstance(value, types.FunctionType):
@@ -108,10 +108,10 @@ def is_fixed(value: Any) -> bool:
 
 
 def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, ...]:
-    """Return what changes with the content of tensors.
+    """Return a fingerprint of the content of tensors.
 
-    Version counters alone do not tell: fused optimizers, ``.data`` and NumPy views change a tensor without counting.
-    A sum of the bits costs little beside that; it misses a permutation, so ``exact`` takes a checksum.
+    Version counters are not enough: fused optimizers, ``.data`` and NumPy views change a tensor without counting. A
+    sum of the bits is cheap; it misses a permutation, so ``exact`` computes a checksum.
     """
     import torch
 
@@ -136,7 +136,7 @@ def tensor_marks(tensors: Iterable[Any], *, exact: bool = False) -> tuple[Any, .
 
 
 def module_structure(module: Any) -> tuple[Any, ...]:
-    """Return what a module is made of, its numbers and attributes aside: classes, names and shapes."""
+    """Return the structure of a module: classes, names and shapes, without values and attributes."""
     parts = tuple((path, f"{type(part).__module__}.{type(part).__qualname__}") for path, part in module.named_modules())
     tensors = tuple((path, shape_of(tensor), str(tensor.dtype)) for path, tensor in module_tensors(module).items())
     return parts + tensors
@@ -150,15 +150,15 @@ def module_tensors(module: Any) -> dict[str, Any]:
 
 
 def own_attributes(module: Any) -> dict[str, dict[str, Any]]:
-    """Return by path the attributes that the user's code keeps on a module and on its parts.
+    """Return by path the attributes that the user's code has set on a module and on its submodules.
 
     Tensors, parts, hooks and flags are not among them, nor what torch's own layers keep for themselves.
     """
     found: dict[str, dict[str, Any]] = {}
     for path, part in module.named_modules():
         kinds = [kind for kind in type(part).__mro__ if kind.__module__.startswith("torch.")]
-        hides_private = len(kinds) > 1  # a layer of torch's, or made from one
-        hidden = vars(part).get("_accel_nb_hidden", ())  # what an engine keeps on it
+        hides_private = len(kinds) > 1  # a layer of torch, or a subclass of one
+        hidden = vars(part).get("_accel_nb_hidden", ())  # attributes that a training engine has set
         own = {
             name: value
             for name, value in vars(part).items()
@@ -187,18 +187,18 @@ def _attributes_mark(module: Any, namespace: dict[str, Any], refs: Mapping[int, 
         return tuple(plain), None
     try:
         return tuple(plain), digest(other, namespace=namespace, shared=refs)
-    except Exception:  # something in them cannot be copied: the others still count
+    except Exception:  # an attribute that cannot be copied: the others still count
         copied = copyable(other, namespace, refs)
         return tuple(plain), digest(copied, namespace=namespace, shared=refs)
 
 
 def copyable(values: Mapping[Any, Any], namespace: dict[str, Any], refs: Mapping[int, SharedId]) -> dict[Any, Any]:
-    """Return those of the values that can be copied."""
+    """Return the values that can be copied."""
     fine: dict[Any, Any] = {}
     for key, value in values.items():
         try:
             dump(value, namespace=namespace, shared=refs)
-        except Exception:  # a lock, a file, a generator: it stays where it is
+        except Exception:  # a lock, a file or a generator is not sent
             continue
         fine[key] = value
     return fine
@@ -212,7 +212,7 @@ def module_attributes(
 
 
 def set_module_attributes(module: Any, attributes: Mapping[str, Mapping[str, Any]]) -> None:
-    """Set attributes in place: containers and tensors that are there are filled, so that who holds them sees it."""
+    """Set attributes in place: containers and tensors that exist are filled, so that references stay valid."""
     weights = {_storage(tensor) for tensor in module_tensors(module).values()}
     for path, own in attributes.items():
         part = module.get_submodule(path)
@@ -246,13 +246,13 @@ def _storage(tensor: Any) -> int | None:
 
 
 def module_state(module: Any) -> dict[str, Any]:
-    """Return what `set_module_state` needs to make another copy of a module equal to this one."""
+    """Return the state with which `set_module_state` makes another copy of a module equal to this one."""
     tensors = module_tensors(module)
     return {"tensors": {path: tensor.detach() for path, tensor in tensors.items()}, **module_flags(module)}
 
 
 def module_flags(module: Any) -> dict[str, Any]:
-    """Return which tensors of a module get no gradient and which parts are in evaluation mode."""
+    """Return which tensors of a module require no gradient and which submodules are in evaluation mode."""
     return {
         "frozen": [path for path, tensor in module_tensors(module).items() if not tensor.requires_grad],
         "evaluating": [path for path, part in module.named_modules() if not part.training],
@@ -275,7 +275,7 @@ def set_module_state(module: Any, state: Mapping[str, Any]) -> None:
 
 
 def is_divided(value: Any) -> bool:
-    """Whether this rank holds only a part of a module's weights, or of what an optimizer keeps."""
+    """Return whether this rank holds only a shard of a module's weights, or of an optimizer's state."""
     tensors = module_tensors(value).values() if is_module(value) else state_tensors(value)
     return any(is_sharded(tensor) for tensor in tensors)
 
@@ -319,5 +319,5 @@ def set_optimizer_state(optimizer: Any, state: Mapping[str, Any]) -> None:
 
 
 def is_unwatched(value: Any) -> bool:
-    """Whether changes inside of a value are not looked for in a worker: loaders read what others hold."""
+    """Return whether changes inside of a value are ignored in a worker: the dataset of a loader has its own path."""
     return is_loader(value) or is_fixed(value)

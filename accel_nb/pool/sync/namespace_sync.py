@@ -1,8 +1,8 @@
-"""What travels with a cell: new names by value, names that both sides hold by what changed in them.
+"""The data that is sent with a cell: new names by value, names that both sides hold as changes.
 
-A `Delivery` is written on one side and applied on the other, in either direction. What the receiver already holds is
-changed in place, so that whatever refers to it there stays valid: modules, optimizers, schedulers, containers, and
-what functions, bound methods and objects of the notebook hold (`accel_nb.pool.sync.object_paths`).
+A `NamespaceDelta` is serialized on one side and applied on the other, in either direction. Objects that the receiver
+holds are changed in place, so that references to them stay valid: modules, optimizers, schedulers, containers, and
+what functions, bound methods and objects of the notebook contain (`accel_nb.pool.sync.object_paths`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from accel_nb.errors import ShippingError
-from accel_nb.pool.local.arena import Parcel
+from accel_nb.pool.payload import BufferPayload, PayloadFactory
 from accel_nb.pool.sync.change_detection import (
     Mark,
     is_fixed,
@@ -48,9 +48,9 @@ from accel_nb.pool.sync.pickling import (
 Namespace = dict[str, Any]
 
 _ABSENT = object()
-"""Stands for the value of a name that a namespace does not have."""
+"""The recorded value of a name that the namespace did not have."""
 _SUPERSEDED = object()
-"""Stands for a value that no name has: the workers' binding is out of date, whatever this side's name stands for."""
+"""A recorded value that equals no other: the workers' binding is out of date, whatever the notebook binds."""
 _BUILT_IN = (list, tuple, dict, set, frozenset, str, bytes, int, float, complex, bool, type(None))
 
 
@@ -63,20 +63,20 @@ class Delivery:
     """The new content of values that were changed in place."""
     modules: dict[str, dict[str, Any]] = field(default_factory=dict)
     attributes: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
-    """Of modules, the attributes that are neither tensors nor flags."""
+    """The attributes of modules that are neither tensors nor flags."""
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
     schedulers: dict[str, dict[str, Any]] = field(default_factory=dict)
     rng: Any = None
-    """Generator states, as `accel_nb.runtime.process.rng.present` gives them."""
+    """Generator states, as returned by `accel_nb.runtime.process.rng.present`."""
     removed: tuple[str, ...] = ()
-    """Names that the receiver must not use the old values of."""
+    """Names whose old values the receiver must delete."""
 
     def __bool__(self) -> bool:
         return any(getattr(self, item.name) for item in fields(self))
 
     @property
     def paths(self) -> list[str]:
-        """What the receiver holds as the sender does afterwards."""
+        """The paths at which the receiver's objects equal the sender's afterwards."""
         return list(
             dict.fromkeys(
                 [*self.values, *self.changed, *self.modules, *self.attributes, *self.optimizers, *self.schedulers]
@@ -84,44 +84,48 @@ class Delivery:
         )
 
     def add(self, other: Delivery) -> None:
-        """Take the changes of another delivery along."""
+        """Add the changes of another delta."""
         for item in fields(self):
             if isinstance(held := getattr(self, item.name), dict):
                 held.update(getattr(other, item.name))
 
     def become(self, other: Delivery) -> None:
-        """Hold what another delivery holds."""
+        """Replace the content by that of another delta."""
         for item in fields(self):
             setattr(self, item.name, getattr(other, item.name))
 
     def drop(self, path: str) -> None:
-        """Leave out what is at a path."""
+        """Remove the changes at a path."""
         for item in fields(self):
             if isinstance(held := getattr(self, item.name), dict) and item.name != "rng":
                 held.pop(path, None)
 
     def pack(
-        self, namespace: Namespace, shared: Mapping[int, SharedId], kept_names: Collection[str] | None = None
-    ) -> Parcel:
-        """Write into an arena; raises SectionError whose key ends in the path that cannot be copied.
+        self,
+        namespace: Namespace,
+        shared: Mapping[int, SharedId],
+        payloads: PayloadFactory,
+        kept_names: Collection[str] | None = None,
+    ) -> BufferPayload:
+        """Serialize into a payload; raises SectionError whose key ends in the path that cannot be copied.
 
         ``kept_names`` is as in `dump_sections`.
         """
         sections: dict[tuple[str, str], Any] = {("head", ""): (self.rng, self.removed)}
         for field_name in ("modules", "optimizers", "schedulers", "values", "changed", "attributes"):
             held = getattr(self, field_name)
-            # What may fail on arrival comes last: a section is lost with one before it that shares an object with it.
+            # What may fail on arrival comes last: a section fails with an earlier one that shares an object with it.
             for path, value in sorted(held.items(), key=lambda item: _packing_order(item[1])):
                 sections[field_name, path] = value
-        return Parcel.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
+        return payloads.write(*dump_sections(sections, namespace=namespace, shared=shared, kept_names=kept_names))
 
     @classmethod
-    def unpack(cls, parcel: Parcel, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
-        """Read from an arena; references to shared objects are looked up in ``namespace``.
+    def unpack(cls, payload: BufferPayload, namespace: Namespace) -> tuple[Delivery, dict[str, Exception]]:
+        """Read from a payload; references to shared objects are looked up in ``namespace``.
 
-        Returns the delivery, and by path why something of it could not be rebuilt.
+        Return the delta, and by path the error of each part that could not be rebuilt.
         """
-        stream, buffers = parcel.read()
+        stream, buffers = payload.read()
         sections, errors = load_sections(stream, buffers, namespace=namespace)
         rng, removed = sections.pop(("head", ""))
         delivery = cls(rng=rng, removed=removed)
@@ -130,9 +134,9 @@ class Delivery:
         return delivery, {path: error for (_, path), error in errors.items()}
 
     def apply(self, namespace: Namespace) -> dict[str, Exception]:
-        """Make the changes and return by path why one could not be made, which leaves the others as they are.
+        """Make the changes; return by path the error of each that failed, which does not affect the others.
 
-        Paths are those of before: all are followed first.
+        Paths are resolved before the first change.
         """
         found: dict[str, Any] = {}
         errors: dict[str, Exception] = {}
@@ -153,7 +157,7 @@ class Delivery:
             for path in [path for path in contents if path in found]:
                 try:
                     set_content(found[path], contents[path])
-                except Exception as error:  # whatever the user's own classes raise
+                except Exception as error:  # classes of the user may raise anything
                     errors[path] = error
         namespace.update(self.values)
         for name in self.removed:
@@ -166,12 +170,12 @@ class Delivery:
 
 
 def describe_failures(errors: Mapping[str, Exception], where: str) -> dict[str, str]:
-    """Return by path one line that says why something that was sent could not be rebuilt."""
+    """Return by path one line that tells why a value could not be rebuilt."""
     return {path: f"cannot be rebuilt {where}: {type(error).__name__}: {error}" for path, error in errors.items()}
 
 
 def _packing_order(value: Any) -> int:
-    """Sort values by what others refer to, and by how surely they can be rebuilt."""
+    """Return a sort key: values that others refer to first, values that may fail to be rebuilt last."""
     if isinstance(value, type):
         return 0
     if is_trained(value):
@@ -181,7 +185,7 @@ def _packing_order(value: Any) -> int:
 
 @dataclass(slots=True)
 class _Entry:
-    """What the kernel knows of an object that the workers hold."""
+    """The kernel's record of an object that the workers hold."""
 
     value: Any
     mark: Mark | None
@@ -190,38 +194,38 @@ class _Entry:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """What goes out with a cell: the parcel, if anything does, what is in it, and the names that were left out."""
+    """What is sent with a cell: the payload, if there is any, what is in it, and the names that were left out."""
 
-    parcel: Parcel | None
+    payload: BufferPayload | None
     sent: list[str]
     left_out: dict[str, str]
-    """Names that cannot be sent and that the cell may do without, each with a line that says so."""
+    """Names that cannot be sent and that the cell does not need, each with the reason."""
     removed: tuple[str, ...] = ()
-    """Names that the workers are to have no more."""
+    """Names that the workers delete."""
 
 
 class _Unsendable(Exception):
-    """Some names cannot be sent; ``problems`` says why."""
+    """Some names cannot be sent; ``problems`` has the reasons."""
 
     def __init__(self, problems: dict[str, str]) -> None:
         self.problems = problems
 
 
 class Ledger:
-    """The kernel's record of what the workers hold, by path, and in which version.
+    """The kernel's registry of what the workers hold, by path, and in which version.
 
-    A name that is bound to another object here, or deleted, since the workers got or sent its value is out of date on
-    the workers. Where the next delivery does not bring its new value it removes the name: a cell finds there what the
-    notebook has or nothing, and whatever a cell binds there is told from what was there before.
+    A name that the notebook has bound to another object, or deleted, since the workers received or sent its value is
+    out of date on the workers. Where the next delta does not contain its new value, the delta removes the name: a cell
+    finds the notebook's value or none, and what the cell binds can be told apart from what was there before.
     """
 
     def __init__(self) -> None:
         self._entries: dict[str, _Entry] = {}
         self._parts: dict[str, list[str]] = {}
-        # By the path of an entry, the other paths that lead to the same object: one of them takes the entry over when
-        # the name of the first is bound to something else.
+        # By the path of an entry, the other paths to the same object: one of them gets the entry when the name of the
+        # first is bound to another object.
         self._aliases: dict[str, dict[str, None]] = {}
-        # What this side's names stood for when the workers' names of the same spelling were bound.
+        # The notebook's value of a name at the time when the workers' name was bound.
         self._bindings: dict[str, Any] = {}
 
     def shared(self) -> dict[int, SharedId]:
@@ -229,7 +233,7 @@ class Ledger:
         return shared_ids({path: entry.value for path, entry in self._entries.items() if not entry.only_there})
 
     def names(self, namespace: Mapping[str, Any] | None = None) -> list[str]:
-        """Return the names that both sides hold; with ``namespace`` those that still stand for what was sent."""
+        """Return the names that both sides hold; with ``namespace`` those whose value is still the one sent."""
         names = [path for path, entry in self._entries.items() if "@" not in path and not entry.only_there]
         if namespace is None:
             return names
@@ -244,15 +248,16 @@ class Ledger:
         self,
         names: Iterable[str],
         namespace: Namespace,
+        payloads: PayloadFactory,
         *,
         rng: Any = None,
         optional: Collection[str] = (),
     ) -> Prepared:
-        """Write what the workers lack of ``names``, and which of their names are out of date.
+        """Serialize what the workers lack of ``names``, and the list of tsuccessor names that are out of date.
 
-        ``rng`` are generator states to go along; ``optional`` names are left out where they cannot be copied, and what
-        the workers held by them is removed. Raises ShippingError naming each other name that cannot be copied, why,
-        and what to do. Call `record` with what was sent once it is on its way.
+        ``rng`` are generator states to send along. ``optional`` names are left out, and removed on the workers, where
+        they cannot be copied. Raise ShippingError with each other name that cannot be copied, the reason, and what to
+        do. The caller owns the payload, and calls `record` with the paths that it sends.
         """
         names = list(dict.fromkeys(names))
         outdated = self._outdated(namespace)
@@ -269,7 +274,7 @@ class Ledger:
                 rng=rng, removed=tuple(name for name in removed if name in left_out or name not in names)
             )
             try:
-                parcel = self._write([name for name in names if name not in left_out], namespace, delivery)
+                payload = self._write([name for name in names if name not in left_out], namespace, delivery, payloads)
             except _Unsendable as error:
                 needed = [problem for name, problem in error.problems.items() if name not in optional]
                 if needed or not error.problems.keys() - left_out.keys():
@@ -277,9 +282,11 @@ class Ledger:
                 left_out |= error.problems
                 continue
             self.drop(delivery.removed)
-            return Prepared(parcel, delivery.paths, left_out, delivery.removed)
+            return Prepared(payload, delivery.paths, left_out, delivery.removed)
 
-    def _write(self, names: list[str], namespace: Namespace, delivery: Delivery) -> Parcel | None:
+    def _write(
+        self, names: list[str], namespace: Namespace, delivery: Delivery, payloads: PayloadFactory
+    ) -> BufferPayload | None:
         watch = Watch(self.shared() if names else {})
         problems: dict[str, str] = {}
         waiting, seen, has_lost_state = list(names), set(names), False
@@ -289,7 +296,7 @@ class Ledger:
                 has_lost_state |= self._add(name, namespace, watch, delivery)
             except Exception as error:
                 problems[name] = _describe_problem(name, namespace[name], error)
-            # A change of what a value refers to is a change of the value.
+            # A change of an object that a value refers to is a change of the value.
             further = {root_of(path) for path in watch.met} - seen
             waiting += sorted(name for name in further if name in namespace)
             seen |= further
@@ -297,12 +304,12 @@ class Ledger:
         if problems:
             raise _Unsendable(problems)
         if has_lost_state:
-            # The workers' optimizer refers to the model that is replaced: what refers to it goes along, in one stream.
+            # The workers' optimizer refers to the model that is replaced: both are sent, in one stream.
             self.forget(self.names())
             again = Delivery(rng=delivery.rng, removed=delivery.removed)
-            parcel = self._write(names, namespace, again)
+            payload = self._write(names, namespace, again, payloads)
             delivery.become(again)
-            return parcel
+            return payload
         delivery.removed = tuple(name for name in delivery.removed if name not in delivery.values)
         if not delivery:
             return None
@@ -315,18 +322,18 @@ class Ledger:
         )
         try:
             only_there = {name for name, entry in self._entries.items() if entry.only_there}
-            parcel = delivery.pack(namespace, still_shared, only_there)
+            payload = delivery.pack(namespace, still_shared, payloads, only_there)
         except SectionError as error:
             raise _Unsendable(_find_problems(delivery.values, namespace, still_shared, error)) from None
         further = {root_of(path) for path in still_shared.met} - seen
         if further := sorted(name for name in further if name in namespace):
-            parcel.close()
+            payload.close()
             delivery.become(Delivery(rng=delivery.rng, removed=delivery.removed))
-            return self._write([*names, *further], namespace, delivery)
-        return parcel
+            return self._write([*names, *further], namespace, delivery, payloads)
+        return payload
 
     def record(self, paths: Iterable[str], namespace: Namespace) -> None:
-        """Note that the workers now hold the names of ``paths`` as they are here."""
+        """Record that the workers now hold the names of ``paths`` as the notebook does."""
         names = list(dict.fromkeys(root_of(path) for path in paths))
         self.forget(names)
         known = {id(entry.value): path for path, entry in self._entries.items()}
@@ -353,7 +360,7 @@ class Ledger:
                 entry.mark = _mark(path, entry.value, namespace, shared)
 
     def record_only_there(self, name: str, namespace: Namespace) -> None:
-        """Note that the workers' value of a name is not this side's; it is not overwritten until rebound here."""
+        """Record that the workers' value of a name differs; it stays until the notebook rebinds the name."""
         self.forget([name])
         self._bindings[name] = namespace.get(name, _ABSENT)
         self._entries[name] = _Entry(namespace.get(name), None, only_there=True)
@@ -377,31 +384,31 @@ class Ledger:
                     lost[path] = entry
         for path, entry in lost.items():
             others = self._aliases.pop(path, {})
-            heir = next((other for other in others if root_of(other) in self._entries), None)
-            if heir is not None and not entry.only_there:
-                self._entries[heir] = entry
-                self._parts.setdefault(root_of(heir), []).append(heir)
-                self._aliases[heir] = {other: None for other in others if other != heir}
+            successor = next((other for other in others if root_of(other) in self._entries), None)
+            if successor is not None and not entry.only_there:
+                self._entries[successor] = entry
+                self._parts.setdefault(root_of(successor), []).append(successor)
+                self._aliases[successor] = {other: None for other in others if other != successor}
 
     def drop(self, names: Iterable[str]) -> None:
-        """Record that the workers do not have some names any more."""
+        """Record that the workers have deleted some names."""
         names = list(names)
         self.forget(names)
         for name in names:
             self._bindings.pop(name, None)
 
     def supersede(self, names: Iterable[str]) -> None:
-        """Record that the workers' values of some names are out of date, whatever the names stand for here."""
+        """Record that the workers' values of some names are out of date, whatever the notebook binds."""
         self._bindings.update(dict.fromkeys(names, _SUPERSEDED))
 
     def _outdated(self, namespace: Mapping[str, Any]) -> list[str]:
-        """Return the names of the workers that are bound to another object here, or deleted, since they were bound."""
+        """Return the workers' names that the notebook has since bound to another object, or deleted."""
         return [name for name, value in self._bindings.items() if namespace.get(name, _ABSENT) is not value]
 
     def _renamed(self, outdated: Iterable[str], names: Iterable[str], namespace: Namespace) -> list[str]:
-        """Return other names that this side's objects of ``outdated`` names have by now.
+        """Return other names that the notebook now has for objects of ``outdated`` names.
 
-        They are sent while the workers still have the old names: the object is then the same one there.
+        They are sent while the workers still have the old names, so that the workers keep the same object.
         """
         entries = (self._entries.get(name) for name in outdated)
         lost = {id(entry.value) for entry in entries if entry is not None and is_trained(entry.value)}
@@ -424,7 +431,7 @@ class Ledger:
             return False
 
     def _add(self, name: str, namespace: Namespace, shared: dict[int, SharedId], delivery: Delivery) -> bool:
-        """Add what the workers lack of a name; returns whether something that others refer to has to be replaced."""
+        """Add what the workers lack of a name; return whether an object that others refer to has to be replaced."""
         value, entry = namespace[name], self._entries.get(name)
         if entry is None or entry.value is not value:
             delivery.values[name] = value
@@ -432,7 +439,7 @@ class Ledger:
         if entry.only_there:
             return False
         for generator in generators_of(value):
-            shared.get(id(generator))  # the watch adds the name that it has
+            shared.get(id(generator))  # records the reference
         changes = Delivery()
         parts = self._parts.get(name, [])
         for path in (name, *parts):
@@ -457,7 +464,7 @@ def _add_change(
     namespace: Namespace,
     shared: Mapping[int, SharedId],
 ) -> None:
-    """Add to a delivery what brings the receiver's object at ``path``, of the same kind, up to date."""
+    """Add to a delta what makes the receiver's object at ``path``, of the same kind, equal to this one."""
     if is_module(value):
         if mark.content.weights != before.content.weights:
             delivery.modules[path] = module_state(value)
@@ -476,24 +483,24 @@ def _add_change(
 
 def _mark(path: str, value: Any, namespace: Namespace, shared: dict[int, SharedId]) -> Mark | None:
     if "@" in path and is_loader(value):
-        return None  # what it reads belongs to others
+        return None  # its dataset is recorded under other paths
     mark = mark_of(value, namespace, shared)
     if mark is None or not is_module(value):
         return mark
-    # Hooks cannot be registered anew on what the workers hold: the model is sent whole.
+    # Hooks cannot be registered again on the workers' model: it is sent whole.
     hooks = tuple(id(hook) for tensor in value.parameters() for _, hook in gradient_hooks(tensor))
     return Mark((mark.kind, hooks), mark.content) if hooks else mark
 
 
 class Watch(dict[int, SharedId]):
-    """Notes which of the objects named in it a pickler meets."""
+    """A table of shared objects that records which of them a pickler looks up."""
 
     def __init__(self, ids: Mapping[int, SharedId]) -> None:
         super().__init__(ids)
         self.met: dict[str, None] = {}
 
     def get(self, key: int, default: Any = None) -> Any:
-        """Return the name of an object, and remember that it was asked for."""
+        """Return the id of an object, and record the lookup."""
         found = super().get(key, default)
         if found is not None:
             self.met[found[1]] = None
@@ -503,11 +510,11 @@ class Watch(dict[int, SharedId]):
 def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: Namespace) -> list[str]:
     """Return further names of modules, optimizers and schedulers that the values of ``names`` refer to.
 
-    ``visible`` are the names to choose from, ``namespace`` is the one that functions have as globals. A trainer that
-    holds the notebook's ``model`` trains that model: both go, in one stream that keeps them one.
+    ``visible`` are the names to choose from, ``namespace`` is the one that functions have as globals. A trainer object
+    that refers to the notebook's ``model`` trains that model: both are sent in one stream that keeps the reference.
     """
     chosen, kinds = set(names), trained_kinds()
-    # Kinds first: a long session has thousands of names of the shell's own.
+    # Filter by kind first: a long session has thousands of names of the shell's own.
     trained = [(name, value) for name, value in namespace.items() if isinstance(value, kinds)]
     others = {name: value for name, value in trained if name not in chosen and name in visible}
     watch = Watch(shared_ids(others))
@@ -518,7 +525,7 @@ def referred_names(names: Iterable[str], visible: Mapping[str, Any], namespace: 
         content = content_of(value) if isinstance(value, types.FunctionType) else None
         try:
             dump(value if content is None else content, namespace=namespace, shared=watch)
-        except Exception:  # told by `Ledger.prepare`, with the way out
+        except Exception:  # `SharedObjectRegistry.serialize_changes` raises it, with the way out
             continue
     return list(dict.fromkeys(root_of(path) for path in watch.met))
 

@@ -1,7 +1,7 @@
-"""What a value holds that other things may hold too: objects by path, and how each is brought up to date in place.
+"""Paths to the objects that a value refers to, and how such an object is updated in place.
 
-A path is a name with the steps below it, as in ``step@closure:model``. Both sides find the same object by it, so that
-a model which only a closure, a bound method or a trainer leads to is treated as one that has a name.
+A path is a name with the steps below it, as in ``step@closure:model``. It identifies the same object on both sides, so
+that a model which only a closure, a bound method or a trainer refers to is treated like one that has a name.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from accel_nb.pool.sync.object_kinds import (
 from accel_nb.runtime.tensors.overlap import overwrite
 
 MAX_ITEMS = 64
-"""Containers of more items are not looked into for parts: they are content as a whole."""
+"""Containers of more items are not searched for parts: they are compared and sent whole."""
 MAX_PARTS = 512
 
 _MISSING = object()
@@ -36,19 +36,19 @@ _ATOMS = (str, int, float, complex, bytes, type(None), type, types.ModuleType, t
 
 @dataclass(frozen=True, slots=True)
 class Attributes:
-    """What an object holds; not ``is_whole`` without those that cannot be copied, which stay as they are."""
+    """The attributes of an object; ``is_whole`` is False if some cannot be copied, which stay unchanged."""
 
     values: dict[str, Any]
     is_whole: bool = True
 
 
 def root_of(path: str) -> str:
-    """Return the name that a path begins with."""
+    """Return the name at the start of a path."""
     return path.partition("@")[0]
 
 
 def find(namespace: Mapping[str, Any], path: str) -> Any:
-    """Return the object at a path; raises LookupError when nothing is there."""
+    """Return the object at a path; raise LookupError if there is none."""
     name, *steps = path.split("@")
     value = namespace[name]
     for step in steps:
@@ -59,7 +59,7 @@ def find(namespace: Mapping[str, Any], path: str) -> Any:
 
 
 def parts_of(name: str, value: Any) -> dict[str, Any]:
-    """Return what a named value holds and can be changed apart from it, by path, each object once; not itself."""
+    """Return by path the mutable objects that a named value refers to, each once, without the value itself."""
     found: dict[str, Any] = {}
     if type(value) in (list, tuple, dict, set) and (len(value) > MAX_ITEMS or _holds_atoms(value)):
         return found
@@ -73,7 +73,7 @@ def _holds_atoms(value: Any) -> bool:
 
 
 def generators_of(value: Any) -> Iterator[Any]:
-    """Yield the generators of random numbers that a value leads to: using the value draws from them."""
+    """Yield the random number generators reachable from a value: using the value may draw from them."""
     return (part for part in parts_of("", value).values() if is_generator(part))
 
 
@@ -92,7 +92,7 @@ def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
         elif isinstance(child, list | tuple | dict | set | deque | bytearray):
             inside: dict[str, Any] = {}
             _walk(below, child, seen, inside)
-            # The numbers of a table are the table's content; only what leads to an object is followed further.
+            # Numbers in a container are its content; only entries that are objects are followed.
             if (inside or not is_container) and not isinstance(child, tuple):
                 found[below] = child
             found.update(inside)
@@ -102,7 +102,7 @@ def _walk(path: str, value: Any, seen: set[int], found: dict[str, Any]) -> None:
 
 
 def _steps(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield what a value holds directly, with the step that leads there."""
+    """Yield the objects that a value refers to directly, each with its path step."""
     if isinstance(value, types.FunctionType):
         if not _travels_by_value(value):
             return
@@ -131,7 +131,7 @@ def _steps(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _loader_generators(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the generators that a data loader and its samplers draw from; all else that it reads belongs to others."""
+    """Yield the generators of a data loader and its samplers; its dataset has its own path."""
     batch_sampler = loader.batch_sampler
     holders = {"": loader, "sampler.": loader.sampler, "batch_sampler.": batch_sampler}
     holders["batch_sampler.sampler."] = getattr(batch_sampler, "sampler", None)
@@ -148,7 +148,7 @@ def _attributes(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def holds_parts(value: Any) -> bool:
-    """Whether the value is a function with a closure, a bound method, a partial, or an object of plain attributes."""
+    """Return whether the value is a function with a closure, a bound method, a partial or a plain object."""
     if isinstance(value, types.FunctionType):
         return _travels_by_value(value) and bool(
             value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value)
@@ -157,7 +157,7 @@ def holds_parts(value: Any) -> bool:
 
 
 def is_plain_object(value: Any) -> bool:
-    """Whether the attributes say everything about a value: its class has no way of its own of being copied."""
+    """Return whether a value is defined by its attributes: its class has no copy protocol of its own."""
     kind = type(value)
     return (
         hasattr(value, "__dict__")
@@ -183,7 +183,7 @@ def _travels_by_value(function: types.FunctionType) -> bool:
 def _cell_content(cell: Any) -> Any:
     try:
         return cell.cell_contents
-    except ValueError:  # nothing has been put in yet
+    except ValueError:  # the cell is empty
         return _MISSING
 
 
@@ -196,7 +196,7 @@ def _is_array(value: Any) -> bool:
 
 
 def content_of(value: Any) -> tuple[Any, Any] | None:
-    """Return ``(kind, content)`` of a value that `fill` can bring up to date; None for any other.
+    """Return ``(kind, content)`` of a value that `fill` can update in place; None for any other.
 
     The content is a fresh shallow copy: pickled, it refers to what both sides hold and never to the value itself. An
     object of the same kind on the other side can be filled with it.
@@ -235,7 +235,7 @@ def content_of(value: Any) -> tuple[Any, Any] | None:
 
 
 def fill(value: Any, content: Any) -> None:
-    """Give a value the content that `content_of` took from its counterpart of the same kind."""
+    """Set the content of a value to that which `content_of` returned for another value of the same kind."""
     if isinstance(value, types.FunctionType):
         inside, value.__defaults__, value.__kwdefaults__, own = content
         for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):

@@ -1,13 +1,13 @@
-"""Values to bytes and back, on either side of the pool, by cloudpickle with four additions.
+"""Serialization of values between kernel and workers, by cloudpickle with four additions.
 
-* The data of tensors and arrays travels out of band, into an arena.
-* A function defined in a cell shares the receiving namespace as its globals, so that later rebinding is seen.
-* What both sides already hold (a named model, its parameters and submodules) travels as a reference, so that an
-  optimizer that arrives steps the parameters that are already there.
-* Several values travel in one stream as sections: objects that they share stay shared, and a section that cannot be
-  rebuilt costs only itself and what shares an object with it.
+* The data of tensors and arrays is sent out of band, in the buffers of a payload.
+* A function defined in a cell gets the receiving namespace as its globals, so that it uses later bindings.
+* Objects that both sides hold (a named model, its parameters and submodules) are sent as references, so that an
+  optimizer that is sent later updates the parameters of the receiver's model.
+* Several values are sent in one stream as sections: objects that they share stay shared, and a section that cannot be
+  rebuilt affects only sections that share an object with it.
 
-Both ends run the user's own code and the channel between them is anonymous: nothing here reads a file or a network.
+Both ends run the user's own code, and only the engine connects them: nothing here reads a file or a network.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ _WITH_OWN_HOOKS = frozenset({"accel_nb", "deepspeed", "torch"})
 """Packages whose hooks on gradients belong to one process."""
 
 SharedId = tuple[str, str, str]
-"""How both sides name an object that they both hold: (kind, path from a name, path below it in a module)."""
+"""The id of an object that both sides hold: (kind, path from a name, path below it in a module)."""
 
 
 def dump(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, SharedId]) -> tuple[bytes, list[memoryview]]:
     """Return the pickle stream of a value and its out-of-band buffers.
 
-    Raises whatever the value's own reduction raises when it cannot be copied.
+    Raise the error of the value's own reduction when it cannot be copied.
     """
     stream, buffers = io.BytesIO(), []
     _Pickler(stream, buffers.append, namespace, shared).dump(value)
@@ -57,7 +57,7 @@ def load(stream: bytes, buffers: Iterable[memoryview], *, namespace: dict[str, A
 
 
 _SUPPRESS: SharedId = ("constant", "argparse.SUPPRESS", "")
-"""Stands for a text that argparse tells by its identity from others that are equal."""
+"""The id of a string that argparse distinguishes by identity from equal strings."""
 
 
 class SectionError(Exception):
@@ -78,8 +78,8 @@ def dump_sections(
     """Return one stream with a section for each value, and the out-of-band buffers; read by `load_sections`.
 
     A later section refers to an object of an earlier one instead of repeating it. With ``kept_names``, loading the
-    stream also binds the functions and classes of ``namespace`` that a value leads to, under their names there, so that
-    the receiver can pickle them by reference; the names in ``kept_names`` are left as they are. Raises SectionError.
+    stream also binds the functions and classes of ``namespace`` that a value refers to, under their names, so that the
+    receiver can pickle them by reference; names in ``kept_names`` are not rebound. Raise SectionError.
     """
     stream, buffers = io.BytesIO(), []
     pickler = _Pickler(stream, buffers.append, namespace, shared, kept_names=kept_names)
@@ -88,7 +88,7 @@ def dump_sections(
         start, num_buffers = stream.tell(), len(buffers)
         try:
             pickler.dump(value)
-        except Exception as error:  # whatever the value's own reduction raises
+        except Exception as error:  # a value's own reduction may raise anything
             raise SectionError(key) from error
         table.append((key, stream.tell() - start, len(buffers) - num_buffers))
     num_bytes = stream.tell()
@@ -100,7 +100,7 @@ def dump_sections(
 def load_sections(
     stream: bytes, buffers: Sequence[memoryview], *, namespace: dict[str, Any]
 ) -> tuple[dict[Any, Any], dict[Any, Exception]]:
-    """Rebuild the values of `dump_sections`; returns them, and by key why the others could not be rebuilt."""
+    """Rebuild the values of `dump_sections`; return them, and by key the errors of those that failed."""
     table: list[tuple[Any, int, int]] = pickle.loads(stream[int.from_bytes(stream[-8:], "little") : -8])
     places = [0, *itertools.accumulate(num_bytes for _, num_bytes, _ in table)]
     values: dict[Any, Any] = {}
@@ -113,10 +113,10 @@ def load_sections(
                 raise pickle.UnpicklingError(f"it shares an object with {', '.join(map(_shown, errors))}")
             values[key] = unpickler.load()
             continue
-        except Exception as error:  # whatever a class's own way of being rebuilt raises
+        except Exception as error:  # a class may raise anything when it is rebuilt
             errors[key] = error
-        # An unpickler that has failed is in the middle of a section: another one reads the rest, with what this one
-        # has rebuilt before the section. What the section had begun to build must not become part of other values.
+        # A failed unpickler has stopped inside of a section: a new one reads the rest, with the objects that were
+        # rebuilt before the section. Objects of the failed section must not become part of other values.
         size = sum(_num_memoized(stream[places[i] : places[i + 1]]) for i in range(index))
         rebuilt = unpickler.memo.copy()
         memo: list[Any] = [rebuilt[i] for i in range(size)]
@@ -129,7 +129,7 @@ def load_sections(
 
 
 _LOST = object()
-"""Stands in a memo for an object of a section that could not be rebuilt."""
+"""Placeholder in a memo for an object of a section that could not be rebuilt."""
 
 
 def _shown(key: Any) -> str:
@@ -137,7 +137,7 @@ def _shown(key: Any) -> str:
 
 
 def _references(section: bytes) -> set[Any]:
-    """Return the places in the memo that a section reads."""
+    """Return the memo indices that a section reads."""
     return {argument for step, argument, _ in pickletools.genops(section) if step.name.endswith("GET")}
 
 
@@ -146,13 +146,13 @@ def _num_memoized(section: bytes) -> int:
 
 
 def _fill_memo(size: int) -> bytes:
-    """Return a stream that fills an empty memo with the objects that an unpickler has the references 0 to size for."""
+    """Return a stream that fills an empty memo with an unpickler's objects of the persistent ids 0 to size - 1."""
     steps = b"".join(b"J" + place.to_bytes(4, "little") + b"Q\x940" for place in range(size))  # BINPERSID MEMOIZE POP
     return b"\x80\x05" + steps + b"N."
 
 
 def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, str], Any]) -> list[Any]:
-    """Return what a section puts into the memo: texts, bytes and what is imported; `_LOST` in place of all else.
+    """Return what a section adds to the memo: strings, bytes and imported objects; `_LOST` in place of all else.
 
     Names of attributes and classes are in the memo too: without them most sections would be lost together.
     """
@@ -167,7 +167,7 @@ def _constants(section: bytes, memo: Sequence[Any], find_class: Callable[[str, s
         elif step.name == "STACK_GLOBAL":
             try:
                 pushed.append(find_class(*pushed[-2:]))
-            except Exception:  # what cannot be imported is lost
+            except Exception:  # an object that cannot be imported is lost
                 pushed.append(_LOST)
         elif step.name != "FRAME":
             pushed.append(argument if isinstance(argument, str | bytes) else _LOST)
@@ -188,7 +188,7 @@ def digest(value: Any, *, namespace: dict[str, Any], shared: Mapping[int, Shared
 
 
 def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
-    """Name everything reachable by both sides below ``objects`` (name to object): modules with all their parts."""
+    """Return ids for ``objects`` (by name) and their parts: the submodules, parameters and buffers of modules."""
     ids: dict[int, SharedId] = {}
     for name, value in objects.items():
         if not has_identity(value):
@@ -205,7 +205,7 @@ def shared_ids(objects: Mapping[str, Any]) -> dict[int, SharedId]:
 
 
 def has_identity(value: Any) -> bool:
-    """Whether it matters which object this is. Python shares equal numbers, strings and tuples as it likes: not these.
+    """Return whether the identity of a value matters; Python may share equal numbers, strings and tuples.
 
     What can be imported is the same on both sides already.
     """
@@ -260,14 +260,14 @@ def _main_namespace() -> dict[str, Any]:
 
 
 class _NamespaceReference(dict[str, Any]):
-    """Stands for the namespace of cells while a function's globals are pickled."""
+    """Placeholder for the namespace of cells while a function's globals are pickled."""
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _main_namespace, ()
 
 
 class _Storage:
-    """One tensor storage in a stream; tensors that share memory share it after the journey too."""
+    """One tensor storage in a stream; tensors that share memory share it on the receiving side too."""
 
     def __init__(self, data: Any) -> None:
         self.data = data
@@ -336,7 +336,7 @@ class _Pickler(cloudpickle.Pickler):
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         make, arguments, state, listed, mapped, _ = super()._dynamic_function_reduce(func)
-        # The cells themselves go along: functions that share a variable share it after the journey too.
+        # The closure cells are sent: functions that share a variable share it on the receiving side too.
         code, names, *_ = arguments
         plain, slots = state
         state = plain, {**slots, "__closure__": None}
@@ -350,7 +350,7 @@ class _Pickler(cloudpickle.Pickler):
         if not data.is_cpu:
             data = data.cpu()
         if data.numel() * data.element_size() * 2 < data.untyped_storage().nbytes():
-            data = data.clone()  # a small window of something large: send the window
+            data = data.clone()  # a small view of a large storage: send the view only
         storage = data.untyped_storage()
         key = (storage.data_ptr(), storage.nbytes())
         if key not in self._storages:
@@ -368,7 +368,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def gradient_hooks(tensor: Any) -> list[tuple[str, Any]]:
-    """Return the hooks that the user's code has registered on the gradient of a leaf, each with how to register it."""
+    """Return the user's hooks on the gradient of a leaf, each with the name of the method that registers it."""
     if not tensor.is_leaf:
         return []
     kinds = {"register_hook": "_backward_hooks", "register_post_accumulate_grad_hook": "_post_accumulate_grad_hooks"}

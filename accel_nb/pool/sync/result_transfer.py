@@ -1,28 +1,35 @@
-"""What comes back from a cell: on rank 0, find and pack what changed; in the kernel, apply it.
+"""Returns the results of a cell: rank 0 finds and packs what changed, the kernel applies it.
 
-A name comes back whole if the cell has bound it: it stands for another object than before the cell, or it was not
-there before. The delivery of a cell removes names that the notebook has bound anew or deleted (`Ledger`), so this finds
-every way of writing to the namespace. Python keeps one object for equal numbers, strings and the like: of those, one
-that the cell's code binds comes back too, unless the notebook is known to hold it. A name that the notebook
-holds and that stands for the same object as before comes back by what changed in the object, in place. A name that the
-notebook holds and that is not there after the cell is deleted in the notebook. All other names stay on the workers.
+A name is returned whole if the cell has bound it: its value is another object than before the cell, or it is new. The
+delta of a cell removes names that the notebook has rebound or deleted (`SharedObjectRegistry`), so this covers every
+way of writing to the namespace. Python shares one object among equal numbers, strings and the like: of those, one
+that the cell's code binds is returned too, unless the notebook holds it already. A name that the notebook holds and
+whose object is the same as before is returned as the changes of that object, applied in place. A name that the
+notebook holds and that the cell deleted is deleted in the notebook. All other names stay on the workers.
 
-Weights of modules go through an arena that is kept, each tensor copied in place on either side; everything else is a
-`Delivery`. What is large or cannot be copied stays on the workers and is named with the reason.
+Weights of modules are copied through a region that is kept between cells; everything else is a `NamespaceDelta`.
+What is large or cannot be copied stays on the workers and is reported with the reason.
 """
 
 from __future__ import annotations
 
 import io
 import math
-import os
 import types
 import weakref
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from accel_nb.pool.local.arena import Parcel, ReturnArena
+from accel_nb.pool.payload import (
+    BufferPayload,
+    Payload,
+    PayloadFactory,
+    Payloads,
+    RegionPayload,
+    close_all,
+    find_payload,
+)
 from accel_nb.pool.sync.change_detection import (
     Mark,
     copyable,
@@ -41,16 +48,17 @@ from accel_nb.pool.sync.object_kinds import is_module, is_optimizer, is_schedule
 from accel_nb.pool.sync.object_paths import Attributes, content_of, find, generators_of, parts_of, root_of
 from accel_nb.pool.sync.pickling import SectionError, SharedId, digest, dump, has_identity, shared_ids
 from accel_nb.runtime.distributed.sharded import is_reading, shape_of, whole
+from accel_nb.runtime.process.typed_records import build
 
 LARGE_BYTES = 64 * 1024 * 1024
-"""A value of more bytes stays on the workers unless it is asked for; the weights of modules always come back."""
+"""A value of more bytes stays on the workers unless requested; the weights of modules are always returned."""
 
 _ALIGN = 64
 
 
 @dataclass(slots=True)
 class _Held:
-    """An object as it was before a cell ran; ``mark`` only where the cell may change it."""
+    """An object before a cell ran; with a fingerprint only where the cell may change it."""
 
     reference: Any
     """The object, or a weak reference to it."""
@@ -60,11 +68,11 @@ class _Held:
 
 @dataclass(slots=True)
 class Snapshot:
-    """What a namespace held before a cell ran, so that changes can be told afterwards."""
+    """The state of a namespace before a cell runs, to detect changes afterwards."""
 
     bound: dict[str, Any]
     held: dict[str, _Held]
-    """By path: the names that the cell uses, and what the names that both sides hold lead to."""
+    """By path: the names that the cell uses, and the objects reachable from names that both sides hold."""
     shared: dict[str, None]
     rebound: frozenset[str] = frozenset()
     """The names that the cell's code binds."""
@@ -78,9 +86,9 @@ class Snapshot:
         shared: Collection[str] = (),
         rebound: Collection[str] = (),
     ) -> Snapshot:
-        """Remember every binding, and the content of the names that the cell uses.
+        """Record every binding, and the fingerprint of the names that the cell uses.
 
-        ``shared`` are the names that the kernel holds too. What ``rebound`` names stand for is not kept alive: a cell
+        ``shared`` are the names that the kernel holds too. Objects of ``rebound`` names are referenced weakly: a cell
         that makes a new model needs the memory of the old one.
         """
         shared = dict.fromkeys(name for name in shared if name in namespace)
@@ -102,7 +110,7 @@ class Snapshot:
             for path, value in ((name, namespace[name]), *parts.get(name, {}).items()):
                 marks[path] = _watched_mark(value, namespace, watch)
             for generator in generators_of(namespace[name]):
-                watch.get(id(generator))  # it is watched by the name that it has
+                watch.get(id(generator))  # records the reference
             further = {root_of(path) for path in watch.met} - seen
             waiting += further
             seen |= further
@@ -118,24 +126,24 @@ class Snapshot:
         return cls(bound, held, shared, rebound)
 
     def is_bound(self, name: str, value: Any) -> bool:
-        """Whether a name stands for the same object as before."""
+        """Return whether a name has the same object as before."""
         if name not in self.bound:
             return False
         return _strongly(self.bound[name]) is value or self.bound[name] is value
 
     def is_new(self, name: str, value: Any) -> bool:
-        """Whether the cell has bound a name, as far as that can be told, to what the notebook may not hold."""
+        """Return whether the cell has bound a name, as far as detectable, to a value that the notebook may not hold."""
         if not self.is_bound(name, value):
             return True
         return name in self.rebound and name not in self.shared and not has_identity(value)
 
     def living(self) -> dict[str, Any]:
-        """Return by path what is held and still alive."""
+        """Return the recorded objects that are still alive, by path."""
         found = {path: _strongly(held.reference) for path, held in self.held.items()}
         return {path: value for path, value in found.items() if value is not None}
 
     def shared_ids(self) -> dict[int, SharedId]:
-        """Return the ids of what both sides hold, as far as it is still alive."""
+        """Return the ids of objects that both sides hold and that are still alive."""
         names = {name: _strongly(self.bound[name]) for name in self.shared}
         return shared_ids(
             names | {path: value for path, value in self.living().items() if root_of(path) in self.shared}
@@ -161,20 +169,80 @@ def _strongly(reference: Any) -> Any:
     return reference() if type(reference) is weakref.ref else reference
 
 
-@dataclass(slots=True)
-class Parcels:
-    """A reply's share of the return: the JSON part, and the descriptors that go with it."""
+CHANGES = "changes"
+"""Name of the payload that holds the changes of a namespace, in either direction."""
+WEIGHTS = "weights"
+"""Name of the region that holds returned weights."""
 
-    body: dict[str, Any]
-    descriptors: list[int] = field(default_factory=list)
+
+@dataclass(frozen=True, slots=True)
+class TensorEntry:
+    """One returned tensor: its path in the module, and where in the region its bytes start."""
+
+    path: str
+    offset: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WeightTable:
+    """The returned state of one module."""
+
+    entries: tuple[TensorEntry, ...]
+    frozen: list[str]
+    """Parameters that require no gradient."""
+    evaluating: list[str]
+    """Submodules in evaluation mode."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReturnRecord:
+    """What rank 0 returns after a cell, beside the payloads."""
+
+    kept: dict[str, str]
+    """What stayed on the workers, by path, with the reason; an empty reason is not shown."""
+    rng: str | None
+    """The digest of rank 0's generator states."""
+    weights: dict[str, WeightTable]
+    """The modules in the region, by path."""
+
+    def to_body(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
+        weights = {
+            path: {
+                "entries": [
+                    {"path": entry.path, "offset": entry.offset, "dtype": entry.dtype, "shape": entry.shape}
+                    for entry in table.entries
+                ],
+                "frozen": table.frozen,
+                "evaluating": table.evaluating,
+            }
+            for path, table in self.weights.items()
+        }
+        return {"kept": self.kept, "rng": self.rng, "weights": weights}
+
+    @classmethod
+    def from_body(cls, body: Mapping[str, Any]) -> ReturnRecord:
+        """Read it from a message; raises ValueError for other fields or other types."""
+        return build(cls, body)
+
+
+@dataclass(slots=True)
+class PackedReturn:
+    """What rank 0 returns after a cell, ready to be sent."""
+
+    record: ReturnRecord
+    payloads: dict[str, Payload] = field(default_factory=dict)
 
 
 class Returner:
-    """Rank 0's side; keeps the arena between cells."""
+    """Rank 0's side; keeps the region for weights between cells."""
 
-    def __init__(self) -> None:
-        self._arena: ReturnArena | None = None
-        # Names whose weights could not be read whole when they should have gone back.
+    def __init__(self, payloads: PayloadFactory) -> None:
+        self._payloads = payloads
+        self._region: RegionPayload | None = None
+        # Names whose sharded weights could not be gathered when they were due.
         self._owed: set[str] = set()
 
     def collect(
@@ -186,12 +254,11 @@ class Returner:
         wanted: Collection[str] = (),
         rng: Any = None,
         rng_digest: str | None = None,
-    ) -> Parcels:
-        """Pack what the cell bound or changed. ``wanted`` names come back however large they are.
+    ) -> PackedReturn:
+        """Pack what the cell bound or changed; ``wanted`` names are returned whatever their size.
 
-        What ``hidden`` says yes to is never returned. ``kept`` in the result gives what stays here with the reason,
-        which is empty where it is not worth a word. ``rng`` are generator states to go along, and ``rng_digest`` tells
-        those that this side has, also where they need not go.
+        Names for which ``hidden`` returns True are never returned. ``rng`` are generator states to return, and
+        ``rng_digest`` identifies this side's states, also where they need not be returned.
         """
         removed = tuple(name for name in before.shared if name not in namespace)
         delivery, weights, kept = Delivery(rng=rng, removed=removed), {}, {}
@@ -220,7 +287,7 @@ class Returner:
                 self._add_change(path, value, mark, known, namespace, shared, delivery, weights, kept)
             elif before.is_bound(root, namespace.get(root)) and not (mark is None and "@" in path):
                 self._add_whole(root, namespace[root], namespace, shared, delivery, kept, is_wanted=is_wanted)
-        # Of an object that was changed and goes back whole, the kernel's parts are not those that it has here.
+        # The parts of a changed object that is returned whole are new objects in the kernel.
         whole = {name for name, value in delivery.values.items() if before.is_bound(name, value)}
         for changes in (delivery.changed, delivery.attributes, delivery.optimizers, delivery.schedulers, weights):
             for path in [path for path in changes if root_of(path) in whole]:
@@ -229,10 +296,10 @@ class Returner:
         return self._pack(delivery, weights, kept, rng_digest, namespace, outside)
 
     def close(self) -> None:
-        """Free the arena."""
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = None
+        """Free the region."""
+        if self._region is not None:
+            self._region.close()
+            self._region = None
 
     @staticmethod
     def _add_whole(
@@ -248,7 +315,7 @@ class Returner:
         own = shared.get(id(value))
         others = {key: item for key, item in shared.items() if root_of(item[1]) != name} if own else shared
         if own and own[1] != name:
-            others = shared  # another name for what the kernel holds
+            others = shared  # another name of an object that the kernel holds
         reason = _try_value(value, namespace, others, None if is_wanted else LARGE_BYTES)
         if reason is None:
             delivery.values[name] = value
@@ -267,7 +334,7 @@ class Returner:
         weights: dict[str, Any],
         kept: dict[str, str],
     ) -> None:
-        """Add what changed since ``known``; all of it, however large, when that is None."""
+        """Add what changed since ``known``; everything, whatever its size, when that is None."""
         is_wanted = known is None
         if is_module(value):
             if known is None or mark.content.weights != known.content.weights:
@@ -311,165 +378,156 @@ class Returner:
         rng_digest: str | None,
         namespace: Namespace,
         shared: Mapping[int, SharedId],
-    ) -> Parcels:
-        parcels = Parcels({"kept": kept, "rng": rng_digest, "weights": {}, "parcel": None, "arena": None})
+    ) -> PackedReturn:
+        payloads: dict[str, Payload] = {}
         while delivery:
             try:
-                parcel = delivery.pack(namespace, shared)
-            except SectionError as error:  # without it all else can go
+                payloads[CHANGES] = delivery.pack(namespace, shared, self._payloads)
+            except SectionError as error:  # all else can be returned without it
                 path, cause = error.key[1], error.__cause__
                 kept[path] = f"cannot be copied ({type(cause).__name__}: {cause})"
                 delivery.drop(path)
                 continue
-            parcels.body["parcel"] = parcel.table()
-            parcels.descriptors.append(parcel.descriptor)
             break
+        weights: dict[str, WeightTable] = {}
         if modules:
-            parcels.body["weights"] = self._write_weights(modules)
-            assert self._arena is not None
-            parcels.body["arena"] = self._arena.num_bytes
-            parcels.descriptors.append(os.dup(self._arena.descriptor))
-        return parcels
+            weights = self._write_weights(modules)
+            assert self._region is not None
+            payloads[WEIGHTS] = self._region.share()
+        return PackedReturn(ReturnRecord(kept, rng_digest, weights), payloads)
 
-    def _write_weights(self, modules: Mapping[str, Any]) -> dict[str, Any]:
-        """Copy each tensor once into the arena and return where it lies."""
+    def _write_weights(self, modules: Mapping[str, Any]) -> dict[str, WeightTable]:
+        """Copy each tensor once into the region and return the tables of the modules."""
         import torch
 
-        places: dict[int, int] = {}
+        offsets: dict[int, int] = {}
         offset = 0
         for module in modules.values():
             for tensor in module_tensors(module).values():
-                if id(tensor) not in places:
-                    places[id(tensor)] = offset
+                if id(tensor) not in offsets:
+                    offsets[id(tensor)] = offset
                     offset += (_whole_bytes(tensor) + _ALIGN - 1) // _ALIGN * _ALIGN
-        if self._arena is None or self._arena.num_bytes < offset:
+        if self._region is None or self._region.num_bytes < offset:
             self.close()
-            self._arena = ReturnArena.create(offset)
-        tables: dict[str, Any] = {}
+            self._region = self._payloads.reserve(offset)
+        tables: dict[str, WeightTable] = {}
         with torch.no_grad():
             for name, module in modules.items():
                 entries = []
                 for path, tensor in module_tensors(module).items():
-                    place = places[id(tensor)]
                     dtype = str(tensor.dtype).removeprefix("torch.")
-                    shape = list(shape_of(tensor))
-                    view_tensor(self._arena, place, _whole_bytes(tensor), dtype, shape).copy_(whole(tensor))
-                    entries.append([path, place, dtype, shape])
-                tables[name] = {
-                    "entries": entries,
-                    **module_flags(module),
-                }
+                    entry = TensorEntry(path, offsets[id(tensor)], dtype, tuple(shape_of(tensor)))
+                    view_tensor(self._region, entry, _whole_bytes(tensor)).copy_(whole(tensor))
+                    entries.append(entry)
+                tables[name] = WeightTable(tuple(entries), **module_flags(module))
         return tables
 
 
 @dataclass(frozen=True, slots=True)
 class Received:
-    """What has become of what came back."""
+    """The outcome of applying what a worker returned."""
+
+    kept: dict[str, str]
+    """What stayed on the workers, by path, with the reason."""
 
     paths: list[str]
-    """What now holds the workers' values."""
+    """The paths that now have the workers' values."""
     removed: tuple[str, ...]
-    """Names that the cell has deleted, and that the namespace has no more."""
+    """Names that the cell has deleted, and that were deleted from the namespace."""
     failed: dict[str, str]
     """By path why something could not be rebuilt."""
 
 
 class Receiver:
-    """The kernel's side; keeps its mapping of the worker's arena between cells."""
+    """The kernel's side; keeps the worker's region for weights between cells."""
 
     def __init__(self) -> None:
-        self._arena: ReturnArena | None = None
-        self._identity: tuple[int, int] | None = None
+        self._region: RegionPayload | None = None
         self.rng: str | None = None
-        """The digest of rank 0's generator states: as long as the kernel's are these, they need not be sent."""
+        """The digest of rank 0's generator states; while the kernel's are equal they need not be sent."""
 
-    def receive(self, body: Mapping[str, Any], descriptors: Iterable[int], namespace: Namespace) -> Received:
-        """Apply what came back, weights first. What cannot be applied costs nothing else. Closes the descriptors."""
-        remaining = list(descriptors)
+    def receive(self, body: Mapping[str, Any], payloads: Payloads, namespace: Namespace) -> Received:
+        """Apply what was returned, weights first; a part that fails does not affect others. Close the payloads."""
+        unused = dict(payloads)
         try:
-            return self._receive(body, remaining, namespace)
+            record = ReturnRecord.from_body(body)
+            if (region := find_payload(payloads, WEIGHTS, RegionPayload)) is not None:
+                del unused[WEIGHTS]
+                self._use_region(region)
+            return self._apply(record, find_payload(payloads, CHANGES, BufferPayload), namespace)
         finally:
-            for descriptor in remaining:
-                os.close(descriptor)
+            close_all(unused.values())
 
-    def _receive(self, body: Mapping[str, Any], remaining: list[int], namespace: Namespace) -> Received:
+    def _apply(self, record: ReturnRecord, changes: BufferPayload | None, namespace: Namespace) -> Received:
         paths: dict[str, None] = {}
         removed: tuple[str, ...] = ()
         errors: dict[str, Exception] = {}
-        parcel = None if body["parcel"] is None else Parcel.from_table(remaining.pop(0), body["parcel"])
-        try:
-            if body["arena"] is not None:
-                self._map(remaining.pop(0))
-            for path, table in body["weights"].items():
-                try:
-                    self._copy_weights(find(namespace, path), table)
-                    paths[path] = None
-                except Exception as error:  # whatever a module of the user's raises, or nothing is at the path
-                    errors[path] = error
-            if parcel is not None:
-                delivery, lost = Delivery.unpack(parcel, namespace)
-                errors |= lost
-                errors |= delivery.apply(namespace)
-                paths |= dict.fromkeys(delivery.paths)
-                removed = delivery.removed
-        finally:
-            if parcel is not None:
-                parcel.close()
-        self.rng = body["rng"]
+        for path, table in record.weights.items():
+            try:
+                self._copy_weights(find(namespace, path), table)
+                paths[path] = None
+            except Exception as error:  # a module of the user may raise anything, or the path may be gone
+                errors[path] = error
+        if changes is not None:
+            delivery, lost = Delivery.unpack(changes, namespace)
+            errors |= lost
+            errors |= delivery.apply(namespace)
+            paths |= dict.fromkeys(delivery.paths)
+            removed = delivery.removed
+        self.rng = record.rng
         arrived = [path for path in paths if path not in errors]
-        return Received(arrived, removed, describe_failures(errors, "in the notebook"))
+        return Received(record.kept, arrived, removed, describe_failures(errors, "in the notebook"))
 
     def close(self) -> None:
-        """Unmap the arena, and forget which random numbers the workers were at."""
+        """Release the region and the digest of the workers' generator states."""
         self.rng = None
-        if self._arena is not None:
-            self._arena.close()
-            self._arena = self._identity = None
+        if self._region is not None:
+            self._region.close()
+            self._region = None
 
-    def _map(self, descriptor: int) -> None:
-        status = os.fstat(descriptor)
-        if self._identity == (status.st_dev, status.st_ino):
-            os.close(descriptor)
+    def _use_region(self, region: RegionPayload) -> None:
+        """Keep a region that arrived, or the one that is mapped already where both are the same memory."""
+        if self._region is not None and self._region.identity == region.identity:
+            region.close()
             return
         self.close()
-        self._arena, self._identity = ReturnArena(descriptor), (status.st_dev, status.st_ino)
+        self._region = region
 
-    def _copy_weights(self, module: Any, table: Mapping[str, Any]) -> None:
+    def _copy_weights(self, module: Any, table: WeightTable) -> None:
         import torch
 
-        assert self._arena is not None
+        assert self._region is not None
         tensors = {}
-        for path, place, dtype, shape in table["entries"]:
-            num_bytes = getattr(torch, dtype).itemsize
-            for size in shape:
-                num_bytes *= size
-            if place < 0 or place + num_bytes > self._arena.num_bytes:
-                raise ValueError(f"the weights of {path!r} lie outside of the arena")
-            tensors[path] = view_tensor(self._arena, place, num_bytes, dtype, shape)
-        set_module_state(module, {"tensors": tensors, "frozen": table["frozen"], "evaluating": table["evaluating"]})
+        for entry in table.entries:
+            num_bytes = math.prod(entry.shape) * getattr(torch, entry.dtype).itemsize
+            if entry.offset < 0 or entry.offset + num_bytes > self._region.num_bytes:
+                raise ValueError(f"the weights of {entry.path!r} are outside of the region")
+            tensors[entry.path] = view_tensor(self._region, entry, num_bytes)
+        set_module_state(module, {"tensors": tensors, "frozen": table.frozen, "evaluating": table.evaluating})
 
 
 def _whole_bytes(tensor: Any) -> int:
     return math.prod(shape_of(tensor)) * tensor.element_size()
 
 
-def view_tensor(arena: ReturnArena, place: int, num_bytes: int, dtype: str, shape: list[int]) -> Any:
-    """Return a tensor over a part of the arena; no copy."""
+def view_tensor(region: RegionPayload, entry: TensorEntry, num_bytes: int) -> Any:
+    """Return a tensor over the bytes of an entry in a region; no copy."""
     import torch
 
-    kind = getattr(torch, dtype)
+    kind = getattr(torch, entry.dtype)
     if num_bytes == 0:
-        return torch.empty(shape, dtype=kind)
-    return torch.frombuffer(arena.memory, dtype=torch.uint8, count=num_bytes, offset=place).view(kind).view(shape)
+        return torch.empty(entry.shape, dtype=kind)
+    flat = torch.frombuffer(region.memory, dtype=torch.uint8, count=num_bytes, offset=entry.offset)
+    return flat.view(kind).view(entry.shape)
 
 
 def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -> Mark | None:
-    """Return the mark of a value; None for what is not looked into."""
+    """Return the fingerprint of a value; None if its content is not watched."""
     if is_unwatched(value):
         return None
     try:
         return mark_of(value, namespace, refs)
-    except Exception:  # what cannot be copied cannot come back: it is not watched
+    except Exception:  # what cannot be copied cannot be returned: it is not watched
         found = content_of(value)
     if found is None or not isinstance(found[1], Attributes):
         return None
@@ -478,10 +536,10 @@ def _watched_mark(value: Any, namespace: Namespace, refs: dict[int, SharedId]) -
 
 
 def _is_used_up(value: Any) -> bool:
-    """Whether a value that cannot be copied is the leftover of a loop or a block, which nobody misses.
+    """Return whether a value that cannot be copied is the remainder of a loop or a block, not worth a report.
 
-    These are closed files, generators that have ended, other iterators, and what wraps an iterable to show its
-    progress; unless they hold a tensor or a model.
+    These are closed files, generators that have ended, other iterators, and progress bars; unless they refer to a
+    tensor or a model.
     """
     own = vars(value).values() if hasattr(value, "__dict__") else ()
     if any(is_trained(item) or is_tensor(item) for item in own):
@@ -495,7 +553,7 @@ def _is_used_up(value: Any) -> bool:
 
 
 def _try_value(value: Any, namespace: Namespace, shared: Mapping[int, SharedId], limit: int | None) -> str | None:
-    """Return None if a value can come back, else the reason why not."""
+    """Return None if a value can be returned, else the reason why not."""
     try:
         stream, buffers = dump(value, namespace=namespace, shared=shared)
     except Exception as error:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
@@ -14,14 +14,16 @@ T = TypeVar("T")
 def build(record: type[T], values: Mapping[str, Any]) -> T:
     """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError with the wrong field.
 
-    Only the outermost level of a list, tuple or dict is checked, and the items of tuples. An int counts as a float.
-    The message contains no values.
+    Mappings become records where a field, an item of a tuple or a value of a dict is a dataclass. Of other lists and
+    dicts only the outermost level is checked. An int counts as a float. The message contains no values.
     """
+    if not isinstance(values, Mapping):
+        raise ValueError(f"{record.__name__} is not a mapping, but of type {type(values).__name__}")
     hints = hints_of(record)
     if values.keys() != hints.keys():
         wrong = ", ".join(sorted(str(name)[:40] for name in values.keys() ^ hints.keys()))
         raise ValueError(f"{record.__name__} lacks, or has no such fields: {wrong}")
-    made = {name: _as_tuple(value, hints[name]) for name, value in values.items()}
+    made = {name: _read(value, hints[name]) for name, value in values.items()}
     for name, value in made.items():
         if not _fits(value, hints[name]):
             raise ValueError(f"{name} of {record.__name__} is no {hints[name]}, but of type {type(value).__name__}")
@@ -35,8 +37,20 @@ def hints_of(record: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in fields(record)}
 
 
-def _as_tuple(value: Any, hint: Any) -> Any:
-    return tuple(value) if get_origin(hint) is tuple and type(value) is list else value
+def _is_record(hint: Any) -> TypeGuard[type[Any]]:
+    return isinstance(hint, type) and is_dataclass(hint)
+
+
+def _read(value: Any, hint: Any) -> Any:
+    """Return a value with tuples for lists and records for mappings, where its type has these."""
+    kind, parts = get_origin(hint), get_args(hint)
+    if kind is tuple and type(value) in (list, tuple):
+        if len(parts) == 2 and _is_record(parts[0]):
+            return tuple(build(parts[0], item) for item in value)
+        return tuple(value)
+    if kind is dict and type(value) is dict and _is_record(parts[1]):
+        return {name: build(parts[1], item) for name, item in value.items()}
+    return build(hint, value) if _is_record(hint) and not isinstance(value, hint) else value
 
 
 def _fits(value: Any, hint: Any) -> bool:

@@ -1,0 +1,145 @@
+"""Bulk data that travels beside a record: serialized values and weights, opaque to pool and session.
+
+An engine decides where the bytes of a payload are stored and how they reach the other side. Its `PayloadFactory`
+allocates them there from the start, so that a payload is written once. A record carries payloads by name.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, Protocol, TypeVar
+
+
+class Payload(ABC):
+    """Data in the storage of an engine; its owner closes it once."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the storage; memory that `BufferPayload.read` returned stays valid."""
+
+
+class BufferPayload(Payload):
+    """A header and buffers, written once: a pickle stream with its out-of-band buffers."""
+
+    @abstractmethod
+    def read(self) -> tuple[bytes, list[memoryview]]:
+        """Return the header and writable buffers that no other reader sees."""
+
+
+class RegionPayload(Payload):
+    """Memory that a worker fills in place, cell after cell, and the kernel reads after each.
+
+    Touching fresh pages costs several times more than copying, so a region is kept and replaced only by a larger one.
+    """
+
+    @property
+    @abstractmethod
+    def identity(self) -> Hashable:
+        """A value that payloads over the same memory have in common."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> Any:
+        """The writable buffer."""
+
+    @property
+    @abstractmethod
+    def num_bytes(self) -> int:
+        """The size of the memory."""
+
+    @abstractmethod
+    def share(self) -> RegionPayload:
+        """Return another payload over the same memory, to be sent and closed on its own."""
+
+
+Payloads = Mapping[str, Payload]
+"""The payloads of one record, by name."""
+NO_PAYLOADS: Payloads = MappingProxyType({})
+
+
+class PayloadFactory(Protocol):
+    """Allocates payloads where an engine can send them from."""
+
+    def write(self, header: bytes, buffers: Sequence[memoryview]) -> BufferPayload:
+        """Return a payload of these bytes; each is copied at most once."""
+        ...
+
+    def reserve(self, num_bytes: int) -> RegionPayload:
+        """Return a region of at least ``num_bytes`` bytes."""
+        ...
+
+
+class MemoryBuffers(BufferPayload):
+    """A header and buffers in this process's memory; reading copies them."""
+
+    def __init__(self, header: bytes, buffers: Sequence[memoryview]) -> None:
+        self._header = header
+        self._buffers = tuple(buffers)
+
+    def read(self) -> tuple[bytes, list[memoryview]]:
+        """Return the header and copies of the buffers."""
+        return self._header, [memoryview(bytearray(buffer)) for buffer in self._buffers]
+
+    def close(self) -> None:
+        """Drop the buffers."""
+        self._buffers = ()
+
+
+class MemoryRegion(RegionPayload):
+    """A region in this process's memory."""
+
+    def __init__(self, memory: bytearray) -> None:
+        self._memory = memory
+
+    @property
+    def identity(self) -> Hashable:
+        """The identity of the byte array."""
+        return id(self._memory)
+
+    @property
+    def memory(self) -> bytearray:
+        """The byte array."""
+        return self._memory
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the byte array."""
+        return len(self._memory)
+
+    def share(self) -> MemoryRegion:
+        """Return another payload over the byte array."""
+        return MemoryRegion(self._memory)
+
+    def close(self) -> None:
+        """Do nothing: the memory is freed with its last reference."""
+
+
+class MemoryPayloads:
+    """A factory of payloads that never leave this process, or leave it through a stream of bytes."""
+
+    def write(self, header: bytes, buffers: Sequence[memoryview]) -> MemoryBuffers:
+        """Return a payload that refers to the buffers."""
+        return MemoryBuffers(header, buffers)
+
+    def reserve(self, num_bytes: int) -> MemoryRegion:
+        """Return a region of at least one byte."""
+        return MemoryRegion(bytearray(max(num_bytes, 1)))
+
+
+Kind = TypeVar("Kind", bound=Payload)
+
+
+def find_payload(payloads: Payloads, name: str, kind: type[Kind]) -> Kind | None:
+    """Return the payload of a name, None if there is none; raises ValueError if it is of another kind."""
+    payload = payloads.get(name)
+    if payload is not None and not isinstance(payload, kind):
+        raise ValueError(f"the payload {name!r} is a {type(payload).__name__}, not a {kind.__name__}")
+    return payload
+
+
+def close_all(payloads: Iterable[Payload]) -> None:
+    """Close each payload."""
+    for payload in payloads:
+        payload.close()
