@@ -39,18 +39,28 @@ def hints_of(record: type) -> dict[str, Any]:
 
 def _read(value: Any, hint: Any) -> Any:
     """Return a value with tuples for lists and records for mappings, where its type has these."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind, _, item_record = _kind_of(hint)
     if kind is tuple and type(value) in (list, tuple):
-        if len(parts) == 2 and is_dataclass(parts[0]):
-            return tuple(build(parts[0], item) for item in value)
-        return tuple(value)
-    if kind is dict and type(value) is dict and is_dataclass(parts[1]):
-        return {name: build(parts[1], item) for name, item in value.items()}
-    return build(hint, value) if is_dataclass(hint) and not isinstance(value, hint) else value
+        return tuple(value) if item_record is None else tuple(build(item_record, item) for item in value)
+    if item_record is None:
+        return value
+    if kind is dict and type(value) is dict:
+        return {name: build(item_record, item) for name, item in value.items()}
+    return build(item_record, value) if kind is item_record and not isinstance(value, item_record) else value
+
+
+@cache
+def _kind_of(hint: Any) -> tuple[Any, tuple[Any, ...], type | None]:
+    """Return the class of a type, its arguments, and the dataclass that it is or whose records it contains."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    item = parts[0] if kind is tuple and parts[1:] == (...,) else parts[1] if kind is dict and parts else hint
+    return kind, parts, item if isinstance(item, type) and is_dataclass(item) else None
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind, parts, _ = _kind_of(hint)
+    if type(value) is kind and not parts:
+        return True
     if kind is Any:
         return True
     if kind is Literal:
