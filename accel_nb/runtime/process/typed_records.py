@@ -1,4 +1,4 @@
-"""Construction of dataclasses from plain values of another process, with checks of fields and types."""
+"""Records out of plain values that another process has sent: the right fields, each of the right type, or nothing."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
 from functools import cache
 from types import UnionType
-from typing import Any, Literal, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 T = TypeVar("T")
 
 
 def build(record: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError with the wrong field.
+    """Return a dataclass of these values, lists as tuples where it has tuples; raises ValueError that names the field.
 
     Mappings become records where a field, an item of a tuple or a value of a dict is a dataclass. Of other lists and
-    dicts only the outermost level is checked. An int counts as a float. The message contains no values.
+    dicts only the outermost level is checked. A whole number counts as a float. Values are not shown.
     """
     if not isinstance(values, Mapping):
         raise ValueError(f"{record.__name__} is not a mapping, but of type {type(values).__name__}")
@@ -37,24 +37,30 @@ def hints_of(record: type) -> dict[str, Any]:
     return {item.name: hints[item.name] for item in fields(record)}
 
 
-def _is_record(hint: Any) -> TypeGuard[type[Any]]:
-    return isinstance(hint, type) and is_dataclass(hint)
-
-
 def _read(value: Any, hint: Any) -> Any:
     """Return a value with tuples for lists and records for mappings, where its type has these."""
-    kind, parts = get_origin(hint), get_args(hint)
+    kind, _, item_record = _kind_of(hint)
     if kind is tuple and type(value) in (list, tuple):
-        if len(parts) == 2 and _is_record(parts[0]):
-            return tuple(build(parts[0], item) for item in value)
-        return tuple(value)
-    if kind is dict and type(value) is dict and _is_record(parts[1]):
-        return {name: build(parts[1], item) for name, item in value.items()}
-    return build(hint, value) if _is_record(hint) and not isinstance(value, hint) else value
+        return tuple(value) if item_record is None else tuple(build(item_record, item) for item in value)
+    if item_record is None:
+        return value
+    if kind is dict and type(value) is dict:
+        return {name: build(item_record, item) for name, item in value.items()}
+    return build(item_record, value) if kind is item_record and not isinstance(value, item_record) else value
+
+
+@cache
+def _kind_of(hint: Any) -> tuple[Any, tuple[Any, ...], type | None]:
+    """Return the class of a type, its arguments, and the dataclass that it is or whose records it contains."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    item = parts[0] if kind is tuple and parts[1:] == (...,) else parts[1] if kind is dict and parts else hint
+    return kind, parts, item if isinstance(item, type) and is_dataclass(item) else None
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind, parts, _ = _kind_of(hint)
+    if type(value) is kind and not parts:
+        return True
     if kind is Any:
         return True
     if kind is Literal:
